@@ -1,0 +1,8 @@
+"""`python -m rlsync` is the `rlsync` command."""
+
+import sys
+
+from rlsync.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

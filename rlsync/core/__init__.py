@@ -1,0 +1,1 @@
+"""Floor 1, the words as types: imports the standard library only."""

@@ -1,0 +1,103 @@
+"""Everything rlsync raises, on one screen.
+
+    RlsyncError
+    ├── SyncMapError             the map cannot be carried out; found before anything runs
+    │   ├── PathSyntaxError          a path is not written in the grammar
+    │   ├── SourceNotFound           a path leads nowhere on the trainer
+    │   ├── DestinationNotFound      a path leads nowhere on the collector
+    │   ├── LayoutMismatch           names, shapes or dtypes of the leaves do not fit
+    │   ├── AmbiguousSource          a path leads to weights that are not the trained ones
+    │   └── NothingToSync            no byte would move and nothing is aliased
+    ├── PublishError             weights did not get out, or did not arrive
+    │   ├── WorkerLost               a worker died
+    │   ├── AdoptionTimeout          a worker lives but did not adopt in time
+    │   └── BoardClosed              the learner closed the board or died
+    ├── StalenessExceeded        a frame was older than the bound
+    └── ConfigError              a configuration or an argument is wrong
+
+Every error prints three lines: what happened, where, and the cure.
+"""
+
+from __future__ import annotations
+
+
+class RlsyncError(Exception):
+    """Base of all errors raised by rlsync.
+
+    Args:
+        what: what is wrong, one sentence.
+        where: the place in the user's map, config or code.
+        cure: what to do about it.
+
+    Example:
+        >>> print(RlsyncError("no destination 'polcy'", "sync map, entry 1", "did you mean 'policy'?"))
+        no destination 'polcy'
+          where  sync map, entry 1
+          cure   did you mean 'policy'?
+    """
+
+    def __init__(self, what: str, where: str = "", cure: str = "") -> None:
+        super().__init__(what, where, cure)
+        self.what = what
+        self.where = where
+        self.cure = cure
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.where:
+            lines.append(f"  where  {self.where}")
+        if self.cure:
+            lines.append(f"  cure   {self.cure}")
+        return "\n".join(lines)
+
+
+class SyncMapError(RlsyncError):
+    """The sync map cannot be carried out."""
+
+
+class PathSyntaxError(SyncMapError):
+    """A path is not written in the grammar."""
+
+
+class SourceNotFound(SyncMapError):
+    """A source path leads nowhere on the trainer."""
+
+
+class DestinationNotFound(SyncMapError):
+    """A destination path leads nowhere on the collector."""
+
+
+class LayoutMismatch(SyncMapError):
+    """Names, shapes or dtypes of source and destination leaves do not fit."""
+
+
+class AmbiguousSource(SyncMapError):
+    """A source path leads to weights that are not the trained ones."""
+
+
+class NothingToSync(SyncMapError):
+    """No byte would move and nothing is aliased."""
+
+
+class PublishError(RlsyncError):
+    """Weights did not get out, or did not arrive."""
+
+
+class WorkerLost(PublishError):
+    """A worker died."""
+
+
+class AdoptionTimeout(PublishError):
+    """A live worker did not adopt a version in time."""
+
+
+class BoardClosed(PublishError):
+    """The learner closed the board or died."""
+
+
+class StalenessExceeded(RlsyncError):
+    """A consumed frame was older than the declared bound."""
+
+
+class ConfigError(RlsyncError):
+    """A configuration or an argument is wrong."""

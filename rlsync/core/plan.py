@@ -1,0 +1,245 @@
+"""Decisions as frozen data: routes, rows, verdicts, plans and receipts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from rlsync.core.errors import (
+    DestinationNotFound,
+    LayoutMismatch,
+    NothingToSync,
+    SyncMapError,
+)
+
+
+class Verdict(str, Enum):
+    """What happens to one leaf at a publish."""
+
+    ALIASED = "aliased"  #: source and destination are the same memory: nothing moves
+    COPIED = "copied"  #: the bytes are copied
+    CAST = "cast"  #: the bytes are copied into another, declared, dtype
+    MISSING = "missing"  #: the destination has it, the source does not
+    UNEXPECTED = "unexpected"  #: the source has it, the destination does not
+    MISMATCH = "mismatch"  #: shapes or dtypes differ
+
+    def __str__(self) -> str:
+        return self.value
+
+
+REFUSED = frozenset({Verdict.MISSING, Verdict.UNEXPECTED, Verdict.MISMATCH})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A source that is more than a path; stands where a sync map has a string.
+
+    Args:
+        path: where the weights come from, a path on the trainer.
+        dtype: the dtype they are cast to at publish, for example ``"bfloat16"`` or ``torch.bfloat16``;
+            ``None`` keeps each leaf's own.
+        exclude: glob patterns of leaf names, relative to the route, that are left alone.
+
+    Example:
+        >>> Source("loss_module.actor_network", exclude=("*.running_mean",)).path
+        'loss_module.actor_network'
+    """
+
+    path: str
+    dtype: object = None
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One entry of a sync map, in canonical spelling.
+
+    Args:
+        destination: where the weights go, a path on the collector.
+        source: where they come from, a path on the trainer.
+        dtype: the declared dtype, for example ``"bfloat16"``; empty when none is declared.
+        exclude: glob patterns of leaf names, relative to the route, that are left alone.
+    """
+
+    destination: str
+    source: str
+    dtype: str = ""
+    exclude: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.destination} <- {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The decision for one leaf.
+
+    Args:
+        destination: full name of the destination leaf, or of the place it should have.
+        source: full name of the source leaf, or of the place it should have.
+        verdict: what a publish does with it.
+        kind: ``"parameter"``, ``"buffer"`` or ``"extra_state"``.
+        shape: shape of the destination leaf (of the source leaf when unexpected).
+        dtype: its dtype, for example ``"float32"``.
+        payload_bytes: bytes that one publish moves for it; 0 when aliased.
+        note: why, where it needs saying.
+    """
+
+    destination: str
+    source: str
+    verdict: Verdict
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    payload_bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPlan:
+    """A sync map resolved leaf by leaf.
+
+    Args:
+        routes: the map.
+        rows: one decision for every leaf of every destination.
+        transport: how the weights travel, for example ``"board: 2 workers, alias"``.
+        trigger: when, in words; empty when the plan stands alone.
+        notes: what a reader should know.
+    """
+
+    routes: tuple[Route, ...]
+    rows: tuple[Row, ...]
+    transport: str
+    trigger: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes moved by one publish."""
+        return sum(row.payload_bytes for row in self.rows)
+
+    def count(self, verdict: Verdict) -> int:
+        """How many leaves have this verdict."""
+        return sum(row.verdict is verdict for row in self.rows)
+
+    def refused(self) -> tuple[Row, ...]:
+        """The rows that keep the plan from being carried out."""
+        return tuple(row for row in self.rows if row.verdict in REFUSED)
+
+    def check(self) -> SyncPlan:
+        """Return this plan if it can be carried out.
+
+        Raises:
+            LayoutMismatch: a leaf is missing, unexpected or does not fit.
+            NothingToSync: the routes cover no leaf at all.
+        """
+        bad = self.refused()
+        if bad:
+            raise self._layout_error(bad)
+        if not self.rows:
+            raise NothingToSync(
+                "the sync map covers no tensor",
+                "; ".join(str(r) for r in self.routes) or "an empty sync map",
+                "name a module that has parameters or buffers",
+            )
+        return self
+
+    def _layout_error(self, bad: tuple[Row, ...]) -> SyncMapError:
+        first = bad[0]
+        said = {
+            Verdict.MISSING: f"{first.destination} has no source leaf {first.source}",
+            Verdict.UNEXPECTED: f"{first.source} has no destination leaf {first.destination}",
+            Verdict.MISMATCH: f"{first.destination} and {first.source} do not fit: {first.note}",
+        }[first.verdict]
+        more = Counter(str(row.verdict) for row in bad)
+        total = ", ".join(f"{n} {verdict}" for verdict, n in sorted(more.items()))
+        cure = {
+            Verdict.MISSING: "name the source that has it, or exclude the leaf in the route",
+            Verdict.UNEXPECTED: "name the source that fits, or exclude the leaf in the route",
+            Verdict.MISMATCH: "build both sides from the same constructor, or fix the source path",
+        }[first.verdict]
+        return LayoutMismatch(said, f"sync map ({total} of {len(self.rows)} leaves)", cure)
+
+    def to_json(self) -> str:
+        """The plan as JSON, stable for machines."""
+        payload = asdict(self) | {"payload_bytes": self.payload_bytes}
+        return json.dumps(payload, indent=2)
+
+    def table(self) -> str:
+        """The plan as text; source stacked under destination, no path ever cut."""
+        lines = [f"{'verdict':<10}  {'bytes':>12}  {'dtype':<10}  {'shape':<16}  leaf"]
+        for row in self.rows:
+            shape = "x".join(map(str, row.shape)) or "scalar"
+            head = f"{row.verdict!s:<10}  {row.payload_bytes:>12,}  {row.dtype:<10}  {shape:<16}  "
+            note = f"  ({row.note})" if row.note else ""
+            lines.append(f"{head}{row.destination}{note}")
+            lines.append(f"{'':<{len(head)}}<- {row.source}")
+        lines.append("")
+        lines.append(self.summary())
+        lines.extend(f"note       {note}" for note in self.notes)
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """Transport, trigger and totals, one line each."""
+        tally = Counter(str(row.verdict) for row in self.rows)
+        leaves = ", ".join(f"{n} {verdict}" for verdict, n in sorted(tally.items()))
+        lines = [f"route      {route}" for route in self.routes]
+        lines.append(f"transport  {self.transport}")
+        if self.trigger:
+            lines.append(f"trigger    {self.trigger}")
+        lines.append(f"leaves     {leaves}, {self.payload_bytes:,} bytes a publish")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The record of one publish.
+
+    Args:
+        version: the version it made; the newest one before it when it was coalesced.
+        reason: ``"start"``, ``"resume"``, ``"trigger"`` or ``"call"``.
+        copied_leaves: leaves whose bytes were copied, casts included.
+        aliased_leaves: leaves that share memory with their destination.
+        cast_leaves: leaves copied into another dtype.
+        copied_bytes: bytes copied.
+        aliased_bytes: bytes that did not have to be.
+        duration_s: seconds for which the publish held the learner.
+        coalesced: no slot was free, nothing was written, and the next publish carries the weights.
+        repaired: leaves whose tie was found broken and that are copied from now on.
+        batches, frames, optim_steps: the learner's counters.
+        time_s: seconds since the epoch.
+    """
+
+    version: int
+    reason: str
+    copied_leaves: int
+    aliased_leaves: int
+    cast_leaves: int
+    copied_bytes: int
+    aliased_bytes: int
+    duration_s: float
+    coalesced: bool
+    repaired: tuple[str, ...]
+    batches: int
+    frames: int
+    optim_steps: int
+    time_s: float
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def no_destination(wanted: str, where: str, offered: list[str], nearest: str) -> SyncMapError:
+    """The error for a destination that a collector does not offer."""
+    cure = f"did you mean {nearest!r}? " if nearest else ""
+    return DestinationNotFound(
+        f"no destination {wanted!r}",
+        where,
+        cure + "this collector offers: " + (", ".join(offered) or "nothing"),
+    )

@@ -1,0 +1,200 @@
+"""Triggers: when to publish.
+
+A trigger is a frozen value. It looks at two counter readings, the one at the last publish and the one
+now, and says whether a publish is due. It keeps no state, so a resumed run that restores the reading
+of the last publish stays in phase.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.path import nearest_name
+
+Unit = Literal["batches", "frames", "optim_steps", "seconds"]
+UNITS: tuple[str, ...] = get_args(Unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """One reading of the learner's counters.
+
+    Args:
+        batches: batches consumed from the collector.
+        frames: environment frames collected.
+        optim_steps: optimizer steps done.
+        seconds: seconds of training, summed over resumed runs.
+    """
+
+    batches: int = 0
+    frames: int = 0
+    optim_steps: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, float]:
+        """All counters by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> Counters:
+        """The inverse of :meth:`to_dict`; unknown names are ignored, absent ones are zero."""
+        return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})
+
+
+class Trigger:
+    """Base of all triggers; combine with ``|`` (either is due) and ``&`` (both are due)."""
+
+    __slots__ = ()
+
+    def due(self, last: Counters, now: Counters) -> bool:
+        """Whether a publish is due at ``now``, the last one having been made at ``last``."""
+        raise NotImplementedError
+
+    def units(self) -> frozenset[str]:
+        """The counters this trigger reads; they decide at which trainer stages it is asked."""
+        raise NotImplementedError
+
+    def __or__(self, other: Trigger) -> Trigger:
+        return AnyOf(self, _checked(other))
+
+    def __and__(self, other: Trigger) -> Trigger:
+        return AllOf(self, _checked(other))
+
+
+def _checked(other: object) -> Trigger:
+    if not isinstance(other, Trigger):
+        raise ConfigError(
+            f"cannot combine a trigger with {type(other).__name__}",
+            repr(other),
+            "combine triggers with triggers: Every(10, 'seconds') | LagAbove(50)",
+        )
+    return other
+
+
+@dataclass(frozen=True, slots=True)
+class Every(Trigger):
+    """Due whenever ``floor(count / n)`` has grown since the last publish.
+
+    The schedule is phase-locked: it does not drift when the counter jumps. With ``n=3`` and optimizer
+    counts 1, 2, 5, 6, 8, 9 it is due at 5, 6 and 9 (TorchRL's UpdateWeights fires at 5 and 8).
+
+    Args:
+        n: a positive number of units; whole unless the unit is ``"seconds"``.
+        unit: ``"batches"``, ``"frames"``, ``"optim_steps"`` or ``"seconds"``.
+
+    Raises:
+        ConfigError: ``n`` or ``unit`` is not one of these.
+
+    Example:
+        >>> Every(3, "optim_steps").due(Counters(optim_steps=2), Counters(optim_steps=5))
+        True
+    """
+
+    n: float
+    unit: Unit = "batches"
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            near = nearest_name(str(self.unit), UNITS)
+            raise ConfigError(
+                f"no unit {self.unit!r}",
+                f"Every({self.n!r}, {self.unit!r})",
+                (f"did you mean {near!r}? " if near else "") + f"units: {', '.join(UNITS)}",
+            )
+        whole = isinstance(self.n, int) and not isinstance(self.n, bool)
+        real = isinstance(self.n, float) and math.isfinite(self.n) and self.unit == "seconds"
+        if not (whole or real) or self.n <= 0:
+            kind = "number" if self.unit == "seconds" else "whole number"
+            raise ConfigError(
+                f"an interval is a positive {kind}, got {self.n!r}",
+                f"Every({self.n!r}, {self.unit!r})",
+                f"for example Every(1, {self.unit!r})",
+            )
+
+    def due(self, last: Counters, now: Counters) -> bool:
+        before: float = getattr(last, self.unit)
+        after: float = getattr(now, self.unit)
+        return after // self.n > before // self.n
+
+    def units(self) -> frozenset[str]:
+        return frozenset({self.unit})
+
+    def __str__(self) -> str:
+        return f"every {self.n} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class LagAbove(Trigger):
+    """Due when the learner is more than ``n`` optimizer steps ahead of what it last published.
+
+    This is the part of the lag that a publish can cure: how far the newest weights the workers *can*
+    adopt lag behind the learner. Unlike :class:`Every` it counts from the last publish, whatever caused
+    it, so ``Every(10, "seconds") | LagAbove(50)`` publishes every ten seconds, and sooner when fifty
+    optimizer steps have piled up.
+
+    Args:
+        n: optimizer steps, a whole number not below zero.
+
+    Raises:
+        ConfigError: ``n`` is not such a number.
+
+    Example:
+        >>> LagAbove(2).due(Counters(optim_steps=4), Counters(optim_steps=7))
+        True
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 0:
+            raise ConfigError(
+                f"a lag bound is a whole number of optimizer steps, got {self.n!r}",
+                f"LagAbove({self.n!r})",
+                "for example LagAbove(50)",
+            )
+
+    def due(self, last: Counters, now: Counters) -> bool:
+        return now.optim_steps - last.optim_steps > self.n
+
+    def units(self) -> frozenset[str]:
+        return frozenset({"optim_steps"})
+
+    def __str__(self) -> str:
+        return f"lag above {self.n} optim_steps"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf(Trigger):
+    """``left | right``: due when either is."""
+
+    left: Trigger
+    right: Trigger
+
+    def due(self, last: Counters, now: Counters) -> bool:
+        return self.left.due(last, now) or self.right.due(last, now)
+
+    def units(self) -> frozenset[str]:
+        return self.left.units() | self.right.units()
+
+    def __str__(self) -> str:
+        return f"({self.left} | {self.right})"
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf(Trigger):
+    """``left & right``: due when both are, each counted from the last publish."""
+
+    left: Trigger
+    right: Trigger
+
+    def due(self, last: Counters, now: Counters) -> bool:
+        return self.left.due(last, now) and self.right.due(last, now)
+
+    def units(self) -> frozenset[str]:
+        return self.left.units() | self.right.units()
+
+    def __str__(self) -> str:
+        return f"({self.left} & {self.right})"

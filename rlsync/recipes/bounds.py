@@ -1,0 +1,82 @@
+"""Fields that know their bounds, so that a bad value is refused before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.path import nearest_name
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The values a field accepts: a choice of names, or a range of numbers."""
+
+    choices: tuple[str, ...] = ()
+    low: float = float("-inf")
+    high: float = float("inf")
+    low_excluded: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        """Whether ``value`` lies within the bound; None, where the type allows it, always does."""
+        if value is None:
+            return True
+        if self.choices:
+            return value in self.choices
+        above = value > self.low if self.low_excluded else value >= self.low
+        return bool(above and value <= self.high)
+
+    def __str__(self) -> str:
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        sign = ">" if self.low_excluded else ">="
+        return f"a number {sign} {self.low:g}" + (
+            f" and <= {self.high:g}" if self.high < float("inf") else ""
+        )
+
+
+def above_zero(default: Any) -> Any:
+    """A field that accepts numbers above zero."""
+    return field(default=default, metadata={"bound": Bound(low=0, low_excluded=True)})
+
+
+def not_below_zero(default: Any) -> Any:
+    """A field that accepts zero and numbers above."""
+    return field(default=default, metadata={"bound": Bound(low=0)})
+
+
+def fraction(default: Any) -> Any:
+    """A field that accepts numbers from zero to one."""
+    return field(default=default, metadata={"bound": Bound(low=0, high=1)})
+
+
+def one_of(default: str, *others: str) -> Any:
+    """A field that accepts these names, the first being its default."""
+    return field(default=default, metadata={"bound": Bound(choices=(default, *others))})
+
+
+def check_bounds(config: Any) -> None:
+    """Refuse the first field, here or in a nested dataclass, whose value lies outside its bound.
+
+    Args:
+        config: an instance of a dataclass whose fields were made with the functions above.
+
+    Raises:
+        ConfigError: names the field, its value and what it accepts.
+    """
+    for key, value, bound in _bounded(config, ""):
+        if not bound.accepts(value):
+            near = nearest_name(str(value), bound.choices)
+            hint = f"did you mean {near!r}? " if near else ""
+            raise ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}")
+
+
+def _bounded(config: Any, prefix: str) -> Iterator[tuple[str, Any, Bound]]:
+    for spec in fields(config):
+        key, value = prefix + spec.name, getattr(config, spec.name)
+        if is_dataclass(value):
+            yield from _bounded(value, key + ".")
+        elif "bound" in spec.metadata:
+            yield key, value, spec.metadata["bound"]

@@ -1,0 +1,289 @@
+"""Modules and tensordicts as named leaves: parameters, all buffers, extra state; ties kept.
+
+Names are those of ``named_parameters``, free of the prefixes that DDP and ``torch.compile`` add.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictParams
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from rlsync.core.errors import LayoutMismatch
+from rlsync.tensors.layout import Kind, LeafSpec
+
+EXTRA_STATE = "_extra_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf and how to read its present tensor."""
+
+    name: str
+    kind: Kind
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraState:
+    """Extra state of one submodule: where it is and how it is shaped."""
+
+    prefix: str
+    module: nn.Module
+    template: Any
+
+
+class Leaves:
+    """The named leaves of one object.
+
+    Args:
+        root: an ``nn.Module`` (DDP and ``torch.compile`` wrappers are seen through), a tensordict, or a
+            mapping of dotted names to tensors such as a state dict.
+        where: how errors call it.
+
+    Raises:
+        LayoutMismatch: a leaf cannot travel: sharded, uninitialised, sparse, or extra state that is
+            neither tensor nor number.
+
+    Example:
+        >>> [spec.name for spec in Leaves(nn.Linear(2, 1), "policy").specs()]
+        ['weight', 'bias']
+    """
+
+    def __init__(self, root: object, where: str) -> None:
+        self.root = root
+        self.where = where
+        self.extra: list[ExtraState] = []
+        self._watch: list[tuple[Mapping[str, Any], str, object]] = []
+        self._lengths: list[tuple[Mapping[str, Any], int]] = []
+        self.leaves: list[Leaf] = list(self._walk())
+        self.names: list[str] = [leaf.name for leaf in self.leaves]
+        self._readers = [leaf.read for leaf in self.leaves]
+
+    def _walk(self) -> Iterator[Leaf]:
+        root = self.root
+        if isinstance(root, TensorDictBase):
+            yield from self._walk_tensordict(root, "")
+        elif isinstance(root, nn.Module):
+            yield from self._walk_module(unwrap(root, self.where), "")
+        elif isinstance(root, Mapping):
+            yield from self._walk_mapping(root)
+        else:
+            raise LayoutMismatch(
+                f"{type(root).__name__} holds no weights",
+                self.where,
+                "name an nn.Module, a tensordict, or a mapping of names to tensors",
+            )
+
+    def _walk_module(self, module: nn.Module, prefix: str) -> Iterator[Leaf]:
+        if isinstance(module, TensorDictParams):
+            yield from self._walk_tensordict(module, prefix)
+            return
+        stores: tuple[tuple[Kind, dict[str, Any]], ...] = (
+            ("parameter", module._parameters),
+            ("buffer", module._buffers),
+        )
+        for kind, store in stores:
+            self._lengths.append((store, len(store)))
+            for key, tensor in store.items():
+                if tensor is not None:
+                    yield Leaf(prefix + key, kind, _item_reader(store, key))
+        yield from self._walk_extra_state(module, prefix)
+        self._lengths.append((module._modules, len(module._modules)))
+        for key, child in module._modules.items():
+            self._watch.append((module._modules, key, child))
+            if child is not None:
+                yield from self._walk_module(unwrap(child, self.where), f"{prefix}{key}.")
+
+    def _walk_extra_state(self, module: nn.Module, prefix: str) -> Iterator[Leaf]:
+        if type(module).get_extra_state is nn.Module.get_extra_state:
+            return
+        state = module.get_extra_state()
+        self.extra.append(ExtraState(prefix + EXTRA_STATE, module, state))
+        for name, _ in flatten_state(state, prefix + EXTRA_STATE, self.where):
+            yield Leaf(name, "extra_state", _extra_reader(module, prefix, name, self.where))
+
+    def _walk_tensordict(self, td: TensorDictBase, prefix: str) -> Iterator[Leaf]:
+        for key, value in td.items(include_nested=True, leaves_only=True):
+            if not isinstance(value, Tensor):
+                continue
+            parts = key if isinstance(key, tuple) else (key,)
+            name = prefix + ".".join(EXTRA_STATE if p == "__extra_state__" else p for p in parts)
+            kind: Kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+            if EXTRA_STATE in name.split("."):
+                kind = "extra_state"
+            yield Leaf(name, kind, _td_reader(td, key))
+
+    def _walk_mapping(self, mapping: Mapping[Any, Any]) -> Iterator[Leaf]:
+        for name, tensor in flatten_state(mapping, "", self.where):
+            kind: Kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            yield Leaf(name, kind, _constant(tensor))
+
+    def unchanged(self) -> bool:
+        """Whether the module tree still is the one that was walked; reads only, about 50 ns a module."""
+        return all(store[key] is child for store, key, child in self._watch) and all(
+            len(store) == n for store, n in self._lengths
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """The present tensors, in the order of the names."""
+        return [read() for read in self._readers]
+
+    def specs(self) -> list[LeafSpec]:
+        """What each leaf looks like now; ties by name."""
+        first: dict[tuple[Any, ...], str] = {}
+        specs: list[LeafSpec] = []
+        for leaf, tensor in zip(self.leaves, self.tensors(), strict=True):
+            check_travels(tensor, leaf.name, self.where)
+            tie = first.setdefault(memory_key(tensor), leaf.name) if tensor.numel() else leaf.name
+            specs.append(
+                LeafSpec(
+                    leaf.name,
+                    leaf.kind,
+                    tuple(tensor.shape),
+                    tensor.dtype,
+                    "" if tie == leaf.name else tie,
+                )
+            )
+        return specs
+
+
+def _item_reader(store: dict[str, Any], key: str) -> Callable[[], Tensor]:
+    def read() -> Tensor:
+        tensor: Tensor = store[key]
+        return tensor
+
+    return read
+
+
+def _td_reader(td: TensorDictBase, key: Any) -> Callable[[], Tensor]:
+    return lambda: td.get(key)
+
+
+def _constant(tensor: Tensor) -> Callable[[], Tensor]:
+    return lambda: tensor
+
+
+def _extra_reader(module: nn.Module, prefix: str, name: str, where: str) -> Callable[[], Tensor]:
+    def read() -> Tensor:
+        return dict(flatten_state(module.get_extra_state(), prefix + EXTRA_STATE, where))[name]
+
+    return read
+
+
+def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str, Tensor]]:
+    """Flatten extra state or a state dict: nested mappings, sequences, tensors and numbers."""
+    match state:
+        case None:
+            return
+        case Tensor():
+            yield prefix, state
+        case bool() | int() | float():
+            yield prefix, torch.tensor(state, dtype=_number_dtype(state))
+        case TensorDictBase() | Mapping():
+            for key, value in state.items():
+                yield from flatten_state(value, f"{prefix}.{key}" if prefix else str(key), where)
+        case list() | tuple():
+            for i, value in enumerate(state):
+                yield from flatten_state(value, f"{prefix}.{i}" if prefix else str(i), where)
+        case _:
+            raise LayoutMismatch(
+                f"{prefix or 'the mapping'} holds a {type(state).__name__}, which cannot travel",
+                where,
+                "keep tensors and numbers in extra state, or exclude the leaf in the route",
+            )
+
+
+def rebuild_state(template: object, prefix: str, leaves: Mapping[str, Tensor]) -> object:
+    """The inverse of :func:`flatten_state`: ``template`` with its tensors taken from ``leaves``."""
+    match template:
+        case None:
+            return None
+        case Tensor():
+            return leaves[prefix].clone()
+        case bool() | int() | float():
+            return type(template)(leaves[prefix].item())
+        case TensorDictBase():
+            rebuilt = template.copy()
+            for key, value in template.items():
+                rebuilt.set(key, rebuild_state(value, f"{prefix}.{key}", leaves))
+            return rebuilt
+        case Mapping():
+            items = [(k, rebuild_state(v, f"{prefix}.{k}", leaves)) for k, v in template.items()]
+            return type(template)(items)  # type: ignore[call-arg]
+        case list() | tuple():
+            return type(template)(
+                rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template)
+            )
+    raise TypeError(type(template).__name__)
+
+
+def _number_dtype(number: bool | int | float) -> torch.dtype:
+    if isinstance(number, bool):
+        return torch.bool
+    return torch.int64 if isinstance(number, int) else torch.float64
+
+
+def unwrap(module: nn.Module, where: str) -> nn.Module:
+    """See through DDP, DataParallel and ``torch.compile``; refuse FSDP.
+
+    Example:
+        >>> inner = nn.Linear(1, 1)
+        >>> unwrap(nn.DataParallel(inner), "policy") is inner
+        True
+    """
+    while True:
+        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            module = module.module
+        elif is_compiled_wrapper(module):
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            break
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        raise _sharded("the module", where)
+    return module
+
+
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Whether ``module`` is what ``torch.compile(module)`` returns (no import of the compiler)."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def check_travels(tensor: Tensor, name: str, where: str) -> None:
+    """Refuse tensors that have no plain bytes to copy."""
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if dtensor is not None and isinstance(tensor, dtensor.DTensor):
+        raise _sharded(name, where)
+    if isinstance(tensor, UninitializedTensorMixin):
+        raise LayoutMismatch(
+            f"{name} is not initialised yet", where, "run the module once before registering the sync"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise LayoutMismatch(
+            f"{name} is {tensor.layout}, which cannot travel", where, "exclude it in the route"
+        )
+
+
+def _sharded(name: str, where: str) -> LayoutMismatch:
+    return LayoutMismatch(
+        f"{name} is sharded over devices and is never shared as it is",
+        where,
+        "gather it first (full_tensor, or a full state dict) and name the gathered module",
+    )
+
+
+def memory_key(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same memory: pointer, shape, stride, dtype, device."""
+    if tensor.is_meta:
+        return (id(tensor),)
+    pointer = tensor.data_ptr()
+    return (pointer, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)

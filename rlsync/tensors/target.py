@@ -1,0 +1,130 @@
+"""The destination side: a live module whose leaves are overwritten or re-pointed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rlsync.core.errors import LayoutMismatch
+from rlsync.tensors.leaves import Leaves, is_compiled_wrapper, rebuild_state
+from rlsync.tensors.layout import LeafSpec
+
+
+class Target:
+    """A destination module, and the writes that an adoption makes to it.
+
+    Args:
+        module: the module that acts.
+        where: how errors call it.
+        leaves: the leaves that arrive, by the names of ``module``'s own leaves.
+
+    Raises:
+        LayoutMismatch: the module has no leaf of that name and shape.
+    """
+
+    def __init__(self, module: object, where: str, leaves: Sequence[LeafSpec]) -> None:
+        self.module = module
+        self.where = where
+        self.leaves = Leaves(module, where)
+        have = {spec.name: spec for spec in self.leaves.specs()}
+        for leaf in leaves:
+            _check_fits(leaf, have.get(leaf.name), where)
+        readers = {leaf.name: leaf.read for leaf in self.leaves.leaves}
+        kinds = [have[leaf.name].kind for leaf in leaves]
+        self._names = [leaf.name for leaf in leaves]
+        self._readers = [readers[name] for name in self._names]
+        self._parameters = [i for i, kind in enumerate(kinds) if kind == "parameter"]
+        self._buffers = [i for i, kind in enumerate(kinds) if kind == "buffer"]
+        arriving = {n for n, kind in zip(self._names, kinds, strict=True) if kind == "extra_state"}
+        self._extra = [e for e in self.leaves.extra if any(_under(n, e.prefix) for n in arriving)]
+
+    def alias(self, views: Sequence[Tensor]) -> None:
+        """Point the parameters at ``views``; copy buffers and extra state, which forward() may mutate."""
+        for i in self._parameters:
+            self._readers[i]().data = views[i]
+        self._copy(views, self._buffers)
+        self._set_extra_state(views)
+
+    def copy(self, views: Sequence[Tensor]) -> None:
+        """Copy all leaves from ``views`` into the module's own memory."""
+        self._copy(views, self._parameters + self._buffers)
+        self._set_extra_state(views)
+
+    def own(self) -> None:
+        """Give every parameter memory of its own, with the values it has."""
+        for i in self._parameters:
+            parameter = self._readers[i]()
+            parameter.data = parameter.data.clone()
+
+    def may_alias(self) -> bool:
+        """Whether re-pointing parameters reaches the code that acts: eager, on the CPU, not shared out."""
+        tensors = [self._readers[i]() for i in self._parameters]
+        return not is_compiled(self.module) and all(t.device.type == "cpu" for t in tensors)
+
+    @torch.no_grad()
+    def _copy(self, views: Sequence[Tensor], which: Sequence[int]) -> None:
+        if which:
+            torch._foreach_copy_([self._readers[i]().data for i in which], [views[i] for i in which])
+
+    def _set_extra_state(self, views: Sequence[Tensor]) -> None:
+        if self._extra:
+            arrived = dict(zip(self._names, views, strict=True))
+            for extra in self._extra:
+                extra.module.set_extra_state(rebuild_state(extra.template, extra.prefix, arrived))
+
+
+def _under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def _check_fits(arriving: LeafSpec, have: LeafSpec | None, where: str) -> None:
+    if have is None:
+        raise LayoutMismatch(
+            f"{where} has no leaf {arriving.name!r}",
+            where,
+            "build the worker's module from the same constructor as the learner's",
+        )
+    if have.shape != arriving.shape or have.dtype != arriving.dtype:
+        raise LayoutMismatch(
+            f"{arriving.name}: {arriving.dtype_name}{list(arriving.shape)} arrives, "
+            f"{have.dtype_name}{list(have.shape)} stands there",
+            where,
+            "build the worker's module from the same constructor as the learner's",
+        )
+
+
+def is_compiled(module: object) -> bool:
+    """Whether any part of ``module`` runs compiled code, which does not see a re-pointed ``.data``."""
+    if not isinstance(module, nn.Module):
+        return False
+    return any(
+        is_compiled_wrapper(m) or m._compiled_call_impl is not None for m in module.modules()
+    )
+
+
+def materialise(module: nn.Module) -> None:
+    """Replace meta parameters and buffers by empty CPU memory; ties between them are kept.
+
+    Example:
+        >>> layer = nn.Linear(2, 1, device="meta")
+        >>> materialise(layer)
+        >>> layer.weight.device.type
+        'cpu'
+    """
+    made: dict[int, Tensor] = {}
+    for owner in list(module.modules()):
+        for store in (owner._parameters, owner._buffers):
+            for key, tensor in list(store.items()):
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) not in made:
+                        made[id(tensor)] = _empty_like(tensor)
+                    setattr(owner, key, made[id(tensor)])
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty

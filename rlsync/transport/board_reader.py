@@ -1,0 +1,166 @@
+"""The worker's end of a WeightBoard."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+import torch
+
+from rlsync.core.errors import BoardClosed, PublishError
+from rlsync.tensors.layout import Layout
+from rlsync.transport import board_format as fmt
+from rlsync.transport.base import Apply
+from rlsync.transport.board_format import SlotState
+from rlsync.transport.shared_file import FileAddress, SharedFile
+
+
+@dataclass(frozen=True, slots=True)
+class BoardHandle:
+    """How a worker finds a board: small, picklable, valid while the learner lives."""
+
+    address: FileAddress
+    board_id: int
+
+
+class BoardReader:
+    """Adopts versions from a board, in the caller's thread, without ever waiting for the learner.
+
+    One open file, one line on the board, both held for life: when the process dies the kernel frees
+    them, and the learner sees it.
+
+    Args:
+        handle: from :attr:`WeightBoard.handle`.
+        reader: this worker's number; ``None`` takes the first free one.
+        apply: writes a version into what acts. When it returns true the views stay leased until the next
+            adoption.
+
+    Raises:
+        BoardClosed: the learner has closed the board or died.
+        PublishError: a living process already holds this number.
+    """
+
+    def __init__(self, handle: BoardHandle, apply: Apply, reader: int | None = None) -> None:
+        self._file = SharedFile.open(handle.address)
+        self._words = self._file.words(fmt.CONTROL_BYTES, 0)
+        self._check_identity(handle)
+        self._apply = apply
+        self._head = 0
+        self._lease: int | None = None
+        self._layouts: dict[int, Layout] = {}
+        self._views: dict[int, tuple[int, list[torch.Tensor]]] = {}
+        self.reader = self._claim_line(reader)
+        self._line = fmt.reader_line(self.reader)
+        self._words[self._line + fmt.READER_ADOPTED] = 0
+        self._words[self._line + fmt.READER_LEASE] = 0
+        self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
+        self._words[self._line + fmt.READER_PID] = os.getpid()
+
+    @property
+    def version(self) -> int:
+        """The version adopted last."""
+        return fmt.unpack_head(self._head)[0]
+
+    @property
+    def newest(self) -> int:
+        """The newest published version: one 8-byte read."""
+        return fmt.unpack_head(self._words[fmt.HEAD])[0]
+
+    @property
+    def closed_by_learner(self) -> bool:
+        """Whether the learner has closed the board or died."""
+        return bool(self._words[fmt.CLOSED]) or not self._file.is_locked(fmt.WRITER_LOCK)
+
+    def adopt(self) -> int:
+        """Adopt the newest version; see :class:`rlsync.transport.base.Subscriber`."""
+        self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
+        while (head := self._words[fmt.HEAD]) != self._head:
+            version, slot = fmt.unpack_head(head)
+            if self._lease_slot(version, slot):
+                self._take(head, version, slot)
+        return self.version
+
+    def forget(self) -> None:
+        """Act as if nothing were adopted: the next :meth:`adopt` takes the newest version again."""
+        self._release(self._lease)
+        self._lease = None
+        self._head = 0
+
+    def close(self) -> None:
+        """Give the line and the lease back."""
+        if self._file.fd >= 0:
+            self._words[self._line + fmt.READER_PID] = 0
+            self._file.close()
+
+    def _lease_slot(self, version: int, slot: int) -> bool:
+        # head is only a hint. Under the shared lock the line cannot change, and only a line that is
+        # READY with the version that head named was published: any other is a reused slot.
+        if not self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=False):
+            return False
+        line = fmt.slot_line(slot)
+        ready = self._words[line + fmt.SLOT_STATE] == SlotState.READY
+        if ready and self._words[line + fmt.SLOT_VERSION] == version:
+            return True
+        self._file.unlock(fmt.SLOT_LOCK + slot)
+        return False
+
+    def _take(self, head: int, version: int, slot: int) -> None:
+        try:
+            layout, views = self._slot_views(slot)
+            keep = self._apply(version, layout, views)
+        except BaseException:
+            self._release(slot)
+            raise
+        previous, self._lease = self._lease, slot if keep else None
+        self._head = head
+        self._words[self._line + fmt.READER_LEASE] = slot + 1 if keep else 0
+        self._words[self._line + fmt.READER_ADOPTED] = version
+        self._release(previous)
+        if not keep:
+            self._release(slot)
+
+    def _release(self, slot: int | None) -> None:
+        if slot is not None:
+            self._file.unlock(fmt.SLOT_LOCK + slot)
+
+    def _slot_views(self, slot: int) -> tuple[Layout, list[torch.Tensor]]:
+        line = fmt.slot_line(slot)
+        layout_at = self._words[line + fmt.SLOT_LAYOUT_AT]
+        if layout_at not in self._layouts:
+            size = self._words[line + fmt.SLOT_LAYOUT_BYTES]
+            raw = self._file.map(fmt.whole_pages(size), layout_at, writable=False)
+            self._layouts[layout_at] = Layout.from_json(raw[:size].numpy().tobytes())
+            # Slots of an older layout are retired and never come back.
+            self._views = {s: v for s, v in self._views.items() if s == self._lease}
+        layout = self._layouts[layout_at]
+        if slot not in self._views:
+            size = self._words[line + fmt.SLOT_IMAGE_BYTES]
+            at = self._words[line + fmt.SLOT_IMAGE_AT]
+            image = self._file.map(fmt.whole_pages(size), at, writable=False, populate=True)
+            self._views[slot] = (layout_at, layout.views(image))
+        return layout, self._views[slot][1]
+
+    def _check_identity(self, handle: BoardHandle) -> None:
+        words = self._words
+        if (words[fmt.HEADER_MAGIC], words[fmt.HEADER_ID]) != (fmt.MAGIC, handle.board_id):
+            self._file.close()
+            raise BoardClosed(
+                f"the board of process {handle.address.pid} is gone",
+                f"another file stands at {handle.address.path}",
+                "the learner must live while workers attach",
+            )
+
+    def _claim_line(self, wanted: int | None) -> int:
+        candidates = range(fmt.MAX_READERS) if wanted is None else range(wanted, wanted + 1)
+        for reader in candidates:
+            if self._file.try_lock(fmt.READER_LOCK + reader, exclusive=True):
+                return reader
+        self._file.close()
+        raise PublishError(
+            "no free line for this worker on the board"
+            if wanted is None
+            else f"a living process already reads the board as worker {wanted}",
+            f"pid {os.getpid()}",
+            "give each worker its own number",
+        )

@@ -1,0 +1,77 @@
+"""Who reads a board, how far behind, and whether alive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rlsync.core.errors import AdoptionTimeout, WorkerLost
+from rlsync.transport import board_format as fmt
+from rlsync.transport.board_format import ReaderStatus
+from rlsync.transport.shared_file import SharedFile
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 1e-3
+
+
+class BoardWatch:
+    """Reads the reader lines of a board; asks the kernel, not the workers, who is alive."""
+
+    def __init__(self, file: SharedFile, words: memoryview) -> None:
+        self._file = file
+        self._words = words
+
+    def status(self) -> list[ReaderStatus]:
+        """One entry for each reader that attached and did not leave by itself."""
+        lines = ((r, self._words[fmt.reader_line(r)]) for r in range(fmt.MAX_READERS))
+        return [self._read(reader, pid) for reader, pid in lines if pid]
+
+    def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None) -> None:
+        """See :meth:`rlsync.transport.board.WeightBoard.wait`."""
+        expected = None if readers is None else sorted(set(readers))
+        deadline = time.monotonic() + timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while missing := self._missing(version, expected):
+            dead = [status for status in missing if status.state == "dead"]
+            if dead:
+                raise WorkerLost(
+                    "; ".join(map(str, dead)),
+                    f"waiting for version {version} to be adopted",
+                    "look for the worker's own error above; restart the run or the worker",
+                )
+            if time.monotonic() >= deadline:
+                raise AdoptionTimeout(
+                    f"version {version} was not adopted within {timeout_s:g} s",
+                    "; ".join(map(str, missing)),
+                    "wait for at least one rollout, or look at why the worker does not move",
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _missing(self, version: int, expected: list[int] | None) -> list[ReaderStatus]:
+        known = {status.reader: status for status in self.status()}
+        newest, _ = fmt.unpack_head(self._words[fmt.HEAD])
+        absent = ReaderStatus(-1, 0, False, "never attached", 0, newest, 0.0)
+        wanted = sorted(known) if expected is None else expected
+        asked = [known.get(reader) or replace(absent, reader=reader) for reader in wanted]
+        return [status for status in asked if status.adopted_version < version]
+
+    def _read(self, reader: int, pid: int) -> ReaderStatus:
+        line = fmt.reader_line(reader)
+        newest, _ = fmt.unpack_head(self._words[fmt.HEAD])
+        adopted = self._words[line + fmt.READER_ADOPTED]
+        silent_ns = time.monotonic_ns() - self._words[line + fmt.READER_HEARTBEAT_NS]
+        state = self._state(reader, pid)
+        lag = max(0, newest - adopted)
+        age_s = max(0, silent_ns) / 1e9
+        return ReaderStatus(reader, pid, state != "dead", state, adopted, lag, age_s)
+
+    def _state(self, reader: int, pid: int) -> str:
+        if not self._file.is_locked(fmt.READER_LOCK + reader):
+            return "dead"
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                letter = stat.read().rpartition(")")[2].split()[0]
+        except OSError:
+            return "running"  # no /proc here: the lock alone says that it lives
+        return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")

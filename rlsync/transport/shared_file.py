@@ -1,0 +1,197 @@
+"""One anonymous shared file: mappings and byte-range locks on a single descriptor.
+
+The file is a memfd (a plain file in a temporary folder where memfd does not exist). Each process opens
+the file for itself through the owner's ``/proc`` entry, so that each has its own open file description:
+the locks belong to it, and the kernel drops them when the process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rlsync.core.errors import BoardClosed
+
+PAGE_BYTES = mmap.PAGESIZE
+_MAP_POPULATE = 0x8000 if sys.platform == "linux" else 0
+_PUNCH_HOLE = 0x1 | 0x2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_FLOCK = "hhqqi4x" if sys.platform == "linux" else "qqihh"
+_SET_LOCK: int = fcntl.F_OFD_SETLK if sys.platform == "linux" else fcntl.F_SETLK
+_GET_LOCK: int = fcntl.F_OFD_GETLK if sys.platform == "linux" else fcntl.F_GETLK
+
+
+@dataclass(frozen=True, slots=True)
+class FileAddress:
+    """Where another process finds the file; small and picklable."""
+
+    pid: int
+    path: str
+
+
+class SharedFile:
+    """A shared file with one descriptor, however many mappings.
+
+    Args:
+        fd: the descriptor, owned from now on.
+        address: how other processes find the file.
+        delete: path of a plain file to remove at close; empty for a memfd.
+    """
+
+    def __init__(self, fd: int, address: FileAddress, delete: str = "") -> None:
+        self.fd = fd
+        self.address = address
+        self._delete = delete
+        self._pid = os.getpid()
+        _forget_in_forked_children(self)
+
+    @classmethod
+    def create(cls, name: str) -> SharedFile:
+        """A new, empty file."""
+        pid = os.getpid()
+        if sys.platform == "linux":
+            fd = os.memfd_create(name)
+            return cls(fd, FileAddress(pid, f"/proc/{pid}/fd/{fd}"))
+        fd, path = tempfile.mkstemp(prefix=name)
+        return cls(fd, FileAddress(pid, path), delete=path)
+
+    @classmethod
+    def open(cls, address: FileAddress) -> SharedFile:
+        """Open another process's file, with locks of one's own.
+
+        Raises:
+            BoardClosed: the owner has closed it or died.
+        """
+        try:
+            return cls(os.open(address.path, os.O_RDWR), address)
+        except OSError as cause:
+            raise BoardClosed(
+                f"the board of process {address.pid} is gone",
+                f"opening {address.path}: {cause.strerror}",
+                "the learner must live, and run as the same user, while workers attach",
+            ) from cause
+
+    def resize(self, size_bytes: int) -> None:
+        """Make the file this long; untouched pages cost nothing."""
+        os.ftruncate(self.fd, size_bytes)
+
+    def discard(self, offset: int, size_bytes: int) -> None:
+        """Give the memory of a range back; it reads as zeros afterwards."""
+        if sys.platform == "linux":
+            _libc().fallocate(self.fd, _PUNCH_HOLE, offset, size_bytes)
+
+    def map(
+        self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False
+    ) -> torch.Tensor:
+        """Map a page-aligned range as a flat ``uint8`` tensor; unmapped when no tensor uses it.
+
+        A write to a read-only mapping ends the process at once (SIGSEGV).
+        """
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        flags = mmap.MAP_SHARED | (_MAP_POPULATE if populate else 0)
+        address = _libc().mmap(None, size_bytes, protection, flags, self.fd, offset)
+        if address == ctypes.c_void_p(-1).value:
+            code = ctypes.get_errno()
+            raise OSError(code, f"cannot map {size_bytes} bytes: {os.strerror(code)}")
+        memory = (ctypes.c_uint8 * size_bytes).from_address(address)
+        weakref.finalize(memory, _libc().munmap, address, size_bytes).atexit = False
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def words(self, size_bytes: int, offset: int) -> memoryview:
+        """Map a page-aligned range for reading and writing as 64-bit words."""
+        memory = self.map(size_bytes, offset, writable=True)
+        return memoryview(memory.numpy()).cast("B").cast("Q")
+
+    def try_lock(self, at: int, *, exclusive: bool) -> bool:
+        """Lock one byte without waiting; says whether it is locked now."""
+        try:
+            fcntl.fcntl(self.fd, _SET_LOCK, _flock(fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK, at))
+        except OSError as refusal:
+            if refusal.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def unlock(self, at: int) -> None:
+        """Drop this process's lock on one byte."""
+        fcntl.fcntl(self.fd, _SET_LOCK, _flock(fcntl.F_UNLCK, at))
+
+    def is_locked(self, at: int) -> bool:
+        """Whether another open file holds a lock on one byte."""
+        answer = fcntl.fcntl(self.fd, _GET_LOCK, _flock(fcntl.F_WRLCK, at))
+        return _lock_type(answer) != fcntl.F_UNLCK
+
+    def close(self) -> None:
+        """Close the descriptor; mappings live on while tensors use them."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            if self._delete and os.getpid() == self._pid:
+                os.unlink(self._delete)
+
+
+def _flock(kind: int, at: int) -> bytes:
+    if sys.platform == "linux":
+        return struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0)
+    return struct.pack(_FLOCK, at, 1, 0, kind, os.SEEK_SET)
+
+
+def _lock_type(answer: bytes) -> int:
+    fields: tuple[int, ...] = struct.unpack(_FLOCK, answer)
+    return fields[0] if sys.platform == "linux" else fields[3]
+
+
+_libc_handle: list[ctypes.CDLL] = []
+_open_files: weakref.WeakSet[SharedFile] = weakref.WeakSet()
+_fork_hook: list[Callable[[], None]] = []
+
+
+def _libc() -> ctypes.CDLL:
+    if not _libc_handle:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_longlong,
+        ]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        if sys.platform == "linux":
+            libc.fallocate.argtypes = [
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.c_longlong,
+                ctypes.c_longlong,
+            ]
+        _libc_handle.append(libc)
+    return _libc_handle[0]
+
+
+def _forget_in_forked_children(file: SharedFile) -> None:
+    # A forked child shares the parent's open file description. Were it to keep the descriptor, the
+    # parent's locks would outlive the parent.
+    if not _fork_hook:
+        os.register_at_fork(after_in_child=_close_inherited)
+        _fork_hook.append(_close_inherited)
+    _open_files.add(file)
+
+
+def _close_inherited() -> None:
+    for file in list(_open_files):
+        if file.fd >= 0:
+            os.close(file.fd)
+            file.fd = -1
+    _open_files.clear()
