@@ -13,7 +13,7 @@
     │   ├── AdoptionTimeout          a worker lives but did not adopt in time
     │   └── BoardClosed              the learner closed the board or died
     ├── StalenessExceeded        a frame was older than the bound
-    └── ConfigError              a configuration or an argument is wrong
+    └── ConfigError              a configuration or an argument is wrong (a ValueError, too)
 
 Every error prints three lines: what happened, where, and the cure.
 """
@@ -99,5 +99,5 @@ class StalenessExceeded(RlsyncError):
     """A consumed frame was older than the declared bound."""
 
 
-class ConfigError(RlsyncError):
+class ConfigError(RlsyncError, ValueError):
     """A configuration or an argument is wrong."""

@@ -96,9 +96,8 @@ def _bare(segment: Segment) -> str:
             return key
 
 
-_NAME = re.compile(r"[^\W\d]\w*")
-_DIGITS = re.compile(r"[0-9]+")
-_INTEGER = re.compile(r"-?[0-9]+")
+_DIGITS = re.compile(r"[0-9]{1,600}")  # int() refuses long texts, from 640 digits on
+_INTEGER = re.compile(r"-?[0-9]{1,600}")
 _STRING = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
@@ -137,12 +136,14 @@ def _next_segment(text: str, at: int, *, first: bool) -> tuple[Segment, int]:
         at += 1
     if not first and (digits := _DIGITS.match(text, at)):
         return Index(int(digits.group())), digits.end()
-    name = _NAME.match(text, at)
-    if name is None or not name.group().isidentifier():
+    end = at
+    while end < len(text) and text[at : end + 1].isidentifier():
+        end += 1
+    if end == at:
         raise _syntax(text, at, "a name is expected here; quote other keys like ['this']")
-    if name.group().startswith("__"):
+    if text.startswith("__", at):
         raise _syntax(text, at, "names that begin with '__' are refused")
-    return Attr(name.group()), name.end()
+    return Attr(text[at:end]), end
 
 
 def _bracket(text: str, at: int) -> tuple[Segment, int]:
@@ -222,16 +223,25 @@ def _not_found(
     if not nearest and isinstance(segment, Attr):
         nearest = nearest_name(wanted, [n for n in dir(here) if not n.startswith("_")])
     cure = f"did you mean {nearest!r}? " if nearest else ""
-    shown = ", ".join(siblings[:12]) + (", ..." if len(siblings) > 12 else "")
+    if len(siblings) > _SHOWN:
+        siblings = sorted(siblings, key=lambda name: -_likeness(wanted, name))
+    shown = ", ".join(siblings[:_SHOWN]) + (", ..." if len(siblings) > _SHOWN else "")
     cure += f"{reached} has: {shown}" if siblings else f"{reached} has nothing to choose from"
     what = f"no {wanted!r} on {reached} ({type(here).__name__})"
     place = f"path {str(path)!r}" + (f", {where}" if where else "")
     return error(what, place, cure)
 
 
+_SHOWN = 12
+
+
+def _likeness(wanted: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, wanted, name).ratio()
+
+
 def _siblings(here: Any, segment: Segment) -> list[str]:
     if isinstance(here, Mapping):
-        return [str(k) for k in here]
+        return [str(k) for k in here.keys()]  # noqa: SIM118 - a tensordict iterates over its batch
     if isinstance(segment, Index) and isinstance(here, (list, tuple)):
         return [f"[0] to [{len(here) - 1}]"] if here else []
     names: dict[str, None] = {}

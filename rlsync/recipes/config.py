@@ -45,7 +45,7 @@ class RouteConfig:
 class WhenConfig:
     """When to publish: every so many units, or when the learner is ahead, or whichever comes first."""
 
-    every: float | None = 1
+    every: int | float | None = 1
     unit: str = "batches"
     lag_above: int | None = None
 
@@ -74,12 +74,11 @@ class RecipeConfig:
     """What all recipes share. ``target_return`` ends the run early; None never does."""
 
     name: str = "ppo"
-    total_frames: int = above_zero(200_000)
+    total_frames: int = above_zero(150_000)
     target_return: float | None = 475.0
     target_episodes: int = above_zero(20)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
-    lr: float = above_zero(1e-3)
-    anneal_lr: bool = True
+    lr: float = above_zero(2e-3)
     gamma: float = fraction(0.99)
     batch_size: int = above_zero(128)
     clip_norm: float = above_zero(0.5)
@@ -89,6 +88,7 @@ class RecipeConfig:
 class PPOConfig(RecipeConfig):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
+    anneal_lr: bool = True
     num_epochs: int = above_zero(4)
     gae_lambda: float = fraction(0.95)
     clip_epsilon: float = above_zero(0.2)
@@ -103,7 +103,6 @@ class DQNConfig(RecipeConfig):
     name: str = "dqn"
     optim_steps_per_batch: int = above_zero(32)
     buffer_frames: int = above_zero(50_000)
-    prefill_frames: int = not_below_zero(1_000)
     target_update_steps: int = above_zero(100)
     epsilon_start: float = fraction(1.0)
     epsilon_end: float = fraction(0.05)
@@ -196,6 +195,8 @@ def check(config: Config) -> Config:
     check_bounds(config)
     trigger(config.sync.when)
     sync_map(config.sync)
+    if not config.env.id:
+        raise ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
     layers = config.recipe.hidden
     if not layers or min(layers) < 1:
         raise ConfigError(

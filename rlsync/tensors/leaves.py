@@ -6,8 +6,8 @@ Names are those of ``named_parameters``, free of the prefixes that DDP and ``tor
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -93,7 +93,9 @@ class Leaves:
         for kind, store in stores:
             self._lengths.append((store, len(store)))
             for key, tensor in store.items():
-                if tensor is not None:
+                if tensor is None:
+                    self._watch.append((store, key, None))
+                else:
                     yield Leaf(prefix + key, kind, _item_reader(store, key))
         yield from self._walk_extra_state(module, prefix)
         self._lengths.append((module._modules, len(module._modules)))
@@ -128,13 +130,17 @@ class Leaves:
 
     def unchanged(self) -> bool:
         """Whether the module tree still is the one that was walked; reads only, about 50 ns a module."""
-        return all(store[key] is child for store, key, child in self._watch) and all(
+        return all(store.get(key, store) is child for store, key, child in self._watch) and all(
             len(store) == n for store, n in self._lengths
         )
 
     def tensors(self) -> list[Tensor]:
         """The present tensors, in the order of the names."""
         return [read() for read in self._readers]
+
+    def specs_named(self, names: Sequence[str]) -> list[LeafSpec]:
+        """The specs under other names, without their ties."""
+        return [replace(s, name=n, tie="") for s, n in zip(self.specs(), names, strict=True)]
 
     def specs(self) -> list[LeafSpec]:
         """What each leaf looks like now; ties by name."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
-from rlsync.tensors.leaves import Leaves, is_compiled_wrapper, rebuild_state
+from rlsync.tensors.leaves import ExtraState, Leaves, is_compiled_wrapper, rebuild_state
 from rlsync.tensors.layout import LeafSpec
 
 
@@ -70,9 +70,33 @@ class Target:
 
     def _set_extra_state(self, views: Sequence[Tensor]) -> None:
         if self._extra:
-            arrived = dict(zip(self._names, views, strict=True))
-            for extra in self._extra:
-                extra.module.set_extra_state(rebuild_state(extra.template, extra.prefix, arrived))
+            _set_extra_state(self._extra, dict(zip(self._names, views, strict=True)))
+
+
+@torch.no_grad()
+def write(leaves: Leaves, arrived: Mapping[str, Tensor]) -> None:
+    """Copy ``arrived``, by name, into the memory of ``leaves``; other dtypes are cast.
+
+    Example:
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> write(Leaves(layer, "policy"), {"weight": torch.tensor([[2.0]])})
+        >>> layer.weight.item()
+        2.0
+    """
+    plain = [leaf for leaf in leaves.leaves if leaf.kind != "extra_state" and leaf.name in arrived]
+    if plain:
+        mine = [leaf.read().data for leaf in plain]
+        torch._foreach_copy_(mine, [arrived[leaf.name] for leaf in plain])
+    _set_extra_state([e for e in leaves.extra if _arrives(e, arrived)], arrived)
+
+
+def _arrives(extra: ExtraState, arrived: Mapping[str, Tensor]) -> bool:
+    return any(_under(name, extra.prefix) for name in arrived)
+
+
+def _set_extra_state(extras: Sequence[ExtraState], arrived: Mapping[str, Tensor]) -> None:
+    for extra in extras:
+        extra.module.set_extra_state(rebuild_state(extra.template, extra.prefix, arrived))
 
 
 def _under(name: str, prefix: str) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -79,7 +80,7 @@ class WeightBoard:
         self._views: dict[int, list[Tensor]] = {}
         self._pid = os.getpid()
         self._file = SharedFile.create("rlsync-board")
-        self._end = fmt.CONTROL_BYTES
+        self._end = fmt.DATA_AT
         self._file.resize(self._end)
         self._words = self._file.words(fmt.CONTROL_BYTES, 0)
         self._words[fmt.HEADER_FORMAT] = fmt.FORMAT
@@ -120,8 +121,7 @@ class WeightBoard:
         text = layout.to_json()
         self._layout_at = self._reserve(len(text))
         self._layout_bytes = len(text)
-        page = self._file.map(fmt.whole_pages(len(text)), self._layout_at, writable=True)
-        page[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._file.write(text, self._layout_at)
         self._retiring += self._slots
         self.layout = layout
         self._slots, self._views = [], {}
@@ -175,6 +175,11 @@ class WeightBoard:
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that ever attached and did not leave by itself."""
         return self._watch.status()
+
+    def note(self, reader: int) -> bytes | None:
+        """What a reader left with :meth:`BoardReader.leave_note`; ``None`` when it left nothing."""
+        size = self._words[fmt.reader_line(reader) + fmt.READER_NOTE_BYTES]
+        return zlib.decompress(self._file.read(size, fmt.note_at(reader))) if size else None
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
         """Wait until every reader has adopted ``version`` or a newer one.

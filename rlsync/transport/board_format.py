@@ -5,7 +5,8 @@
     page 0    header, never changed: magic, format, board id
     control   head (newest version and its slot), slot count, closed
     slots     one line a slot: state, version, time, digest, where its image and its layout lie
-    readers   one line a reader: pid, adopted version, heartbeat, leased slot
+    readers   one line a reader: pid, adopted version, heartbeat, leased slot, size of its note
+    notes     room for one note a reader, sparse: what it wants the writer to know
     then      page-aligned layouts (JSON) and slot images, as they come to be needed
 
 All words are 64 bits. ``head`` packs version and slot, so that one aligned read sees both.
@@ -35,9 +36,12 @@ _SLOT_LINES = _CONTROL + LINE_WORDS
 _READER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
 CONTROL_BYTES = -(-(_READER_LINES + MAX_READERS * LINE_WORDS) * 8 // PAGE_BYTES) * PAGE_BYTES
 
+NOTE_BYTES = 1 << 20
+DATA_AT = CONTROL_BYTES + MAX_READERS * NOTE_BYTES  # file offsets, not memory: untouched pages cost nothing
+
 SLOT_STATE, SLOT_VERSION, SLOT_TIME_NS, SLOT_DIGEST = range(4)
 SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES = range(4, 8)
-READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE = range(4)
+READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE, READER_NOTE_BYTES = range(5)
 
 # Lock offsets lie far behind the data: advisory locks need no bytes under them.
 SLOT_LOCK = 1 << 40
@@ -79,6 +83,11 @@ def slot_line(slot: int) -> int:
 def reader_line(reader: int) -> int:
     """Index of the first word of a reader's line."""
     return _READER_LINES + reader * LINE_WORDS
+
+
+def note_at(reader: int) -> int:
+    """Offset of a reader's note."""
+    return CONTROL_BYTES + reader * NOTE_BYTES
 
 
 def whole_pages(size_bytes: int) -> int:

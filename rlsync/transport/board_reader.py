@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zlib
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,7 @@ class BoardReader:
         self._line = fmt.reader_line(self.reader)
         self._words[self._line + fmt.READER_ADOPTED] = 0
         self._words[self._line + fmt.READER_LEASE] = 0
+        self._words[self._line + fmt.READER_NOTE_BYTES] = 0
         self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
         self._words[self._line + fmt.READER_PID] = os.getpid()
 
@@ -80,6 +82,23 @@ class BoardReader:
             if self._lease_slot(version, slot):
                 self._take(head, version, slot)
         return self.version
+
+    def leave_note(self, note: bytes) -> None:
+        """Tell the writer something that it may read at any time; replaces an earlier note.
+
+        Raises:
+            PublishError: the note is larger than 1 MiB when compressed.
+        """
+        packed = zlib.compress(note)
+        if len(packed) > fmt.NOTE_BYTES:
+            raise PublishError(
+                f"a note of {len(packed)} bytes has no room on the board",
+                f"worker {self.reader}",
+                f"stay below {fmt.NOTE_BYTES} bytes, compressed",
+            )
+        self._words[self._line + fmt.READER_NOTE_BYTES] = 0
+        self._file.write(packed, fmt.note_at(self.reader))
+        self._words[self._line + fmt.READER_NOTE_BYTES] = len(packed)
 
     def forget(self) -> None:
         """Act as if nothing were adopted: the next :meth:`adopt` takes the newest version again."""
@@ -129,8 +148,7 @@ class BoardReader:
         layout_at = self._words[line + fmt.SLOT_LAYOUT_AT]
         if layout_at not in self._layouts:
             size = self._words[line + fmt.SLOT_LAYOUT_BYTES]
-            raw = self._file.map(fmt.whole_pages(size), layout_at, writable=False)
-            self._layouts[layout_at] = Layout.from_json(raw[:size].numpy().tobytes())
+            self._layouts[layout_at] = Layout.from_json(self._file.read(size, layout_at))
             # Slots of an older layout are retired and never come back.
             self._views = {s: v for s, v in self._views.items() if s == self._lease}
         layout = self._layouts[layout_at]

@@ -90,6 +90,14 @@ class SharedFile:
         if sys.platform == "linux":
             _libc().fallocate(self.fd, _PUNCH_HOLE, offset, size_bytes)
 
+    def write(self, data: bytes, offset: int) -> None:
+        """Write a few bytes."""
+        os.pwrite(self.fd, data, offset)
+
+    def read(self, size_bytes: int, offset: int) -> bytes:
+        """Read a few bytes."""
+        return os.pread(self.fd, size_bytes, offset)
+
     def map(
         self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False
     ) -> torch.Tensor:

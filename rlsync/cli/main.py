@@ -1,0 +1,74 @@
+"""The ``rlsync`` command: finds the verb and hands over."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from rlsync import __version__
+from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
+from rlsync.core.path import nearest_name
+
+#: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
+VERBS = {
+    "train": "train a recipe: rlsync train [key=value ...]",
+    "explain": "print what a sync map moves: rlsync explain [key=value ... | file.py:function] [--json]",
+}
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def usage() -> str:
+    """What ``rlsync --help`` prints."""
+    verbs = "\n".join(f"  {verb:<9} {line}" for verb, line in VERBS.items())
+    return (
+        "rlsync: checked, versioned weight synchronisation for TorchRL\n\n"
+        f"usage: rlsync VERB [arguments]\n\n{verbs}\n\n"
+        "rlsync VERB --help says more. rlsync --version prints the version."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Args:
+        arguments: the command line without the program's name; by default this process's.
+
+    Returns:
+        The exit status: 0, 1 for a failure, 2 for a wrong command line or config, 130 after Ctrl-C.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if words else EXIT_USAGE
+    if words[0] == "--version":
+        print(f"rlsync {__version__}")
+        return 0
+    try:
+        return run_verb(words[0], words[1:])
+    except RlsyncError as error:
+        print(error, file=sys.stderr)
+        return exit_status(error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def run_verb(verb: str, arguments: list[str]) -> int:
+    """Import the verb's module, and only it, and call its ``main``.
+
+    Raises:
+        ConfigError: there is no such verb.
+    """
+    if verb not in VERBS:
+        near = nearest_name(verb, VERBS)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")
+    module = importlib.import_module(f"rlsync.cli.{verb}")
+    return int(module.main(arguments))
+
+
+def exit_status(error: RlsyncError) -> int:
+    """2 for what the user wrote, 1 for what went wrong."""
+    return EXIT_USAGE if isinstance(error, ConfigError | SyncMapError) else EXIT_FAILED

@@ -1,0 +1,62 @@
+"""Go on from a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from torchrl.checkpoint import Checkpoint, CheckpointError
+from torchrl.trainers import Trainer
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.config import Config
+from rlsync.recipes.parts import CHECKPOINT
+
+
+def checkpoint_in(path: str, config: Config) -> Path:
+    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder.
+
+    Raises:
+        ConfigError: there is none, or the run it belongs to had another recipe.
+    """
+    folder = Path(path)
+    for candidate in (folder, folder / CHECKPOINT):
+        if Checkpoint.is_checkpoint(candidate):
+            _same_recipe(candidate.parent / "config.yaml", config)
+            return candidate
+    said = "holds no checkpoint" if folder.is_dir() else "does not exist"
+    raise ConfigError(
+        f"cannot resume: {path!r} {said}",
+        f"resume={path}",
+        f"give a run folder that has a {CHECKPOINT}/ in it, or the checkpoint folder itself",
+    )
+
+
+def _same_recipe(resolved: Path, config: Config) -> None:
+    if not resolved.is_file():
+        return
+    before = OmegaConf.select(OmegaConf.load(resolved), "recipe.name")
+    if before not in (None, config.recipe.name):
+        raise ConfigError(
+            f"cannot resume a run of {before!r} with the recipe {config.recipe.name!r}",
+            f"resume={config.resume}",
+            f"add recipe={before}",
+        )
+
+
+def load(trainer: Trainer, config: Config) -> None:
+    """Load the checkpoint that ``config.resume`` names into the trainer.
+
+    Raises:
+        ConfigError: the checkpoint does not fit what the config builds.
+    """
+    checkpoint = checkpoint_in(str(config.resume), config)
+    try:
+        trainer.load_from_file(checkpoint)
+    except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"the checkpoint does not fit this configuration: {first}",
+            str(checkpoint),
+            "repeat the overrides of the first run; its config.yaml has them all",
+        ) from error

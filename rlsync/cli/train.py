@@ -1,0 +1,170 @@
+"""``rlsync train``: compose a config, build its recipe, train it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from torchrl.trainers import Trainer
+
+from rlsync import SyncWeights
+from rlsync.cli import overrides, schema
+from rlsync.cli.interrupt import EXIT_INTERRUPTED, Interrupts
+from rlsync.cli.live import LiveLine
+from rlsync.cli.main import exit_status
+from rlsync.cli.resume import checkpoint_in, load
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.path import nearest_name
+from rlsync.recipes import dqn, ppo
+from rlsync.recipes.config import Config
+from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.torchrl_plugin import compat
+
+RECIPES = {"ppo": ppo.build, "dqn": dqn.build}
+RESOLVED = "config.yaml"
+
+
+def main(arguments: list[str]) -> int:
+    """Check the command line, then let Hydra run one job or a sweep of them.
+
+    Raises:
+        ConfigError: before anything runs, if a key, an option or a value is wrong.
+    """
+    schema.register()
+    line = overrides.read(arguments)
+    if not line.only_shows:
+        for config in overrides.configs(line):
+            check_names(config)
+    app = hydra.main(
+        version_base="1.3",
+        config_path=str(schema.config_dir()),
+        config_name=overrides.CONFIG_NAME,
+    )(run_job)
+    before = sys.argv
+    sys.argv = ["rlsync train", *arguments]
+    try:
+        app()
+    finally:
+        sys.argv = before
+    return 0
+
+
+def check_names(config: Config) -> None:
+    """Refuse what only the launcher knows: an unknown recipe, a checkpoint that is not there."""
+    builder(config)
+    if config.resume is not None:
+        checkpoint_in(config.resume, config)
+
+
+def builder(config: Config):  # type: ignore[no-untyped-def]
+    """The function that builds this config's recipe.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    name = config.recipe.name
+    if name not in RECIPES:
+        near = nearest_name(name, RECIPES)
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ConfigError(
+            f"no recipe is named {name!r}", "recipe.name", f"{hint}recipes: {', '.join(RECIPES)}"
+        )
+    return RECIPES[name]
+
+
+def run_job(composed: DictConfig) -> None:
+    """One run in one folder; ends the process unless the run ended well."""
+    try:
+        config = overrides.to_config(composed)
+        if config.run_dir is None:
+            config.run_dir = HydraConfig.get().runtime.output_dir
+        status = train(config)
+    except RlsyncError as error:
+        print(error, file=sys.stderr)
+        status = exit_status(error)
+    if status:
+        sys.exit(status)
+
+
+def train(config: Config) -> int:
+    """Build, resume if asked, train, and say how it went.
+
+    Returns:
+        0, or 130 after Ctrl-C.
+    """
+    prepare_process()
+    run_dir = Path(str(config.run_dir))
+    run_dir.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.structured(config), run_dir / RESOLVED)
+    print(f"run {run_dir}", flush=True)
+    with Interrupts() as interrupts:
+        with interrupts.held():
+            trainer = builder(config)(config)
+        with shut_down(trainer):
+            if config.resume is not None:
+                load(trainer, config)
+            interrupts.attach(trainer)
+            if interrupts.count:
+                print("stopped: interrupted before the first frame", flush=True)
+                return EXIT_INTERRUPTED
+            sync, returns = find_hooks(trainer)
+            with LiveLine(trainer, sync, returns, Console()) as line:
+                trainer.train()
+            print(summary(trainer, sync, returns, interrupts, line.seconds()), flush=True)
+        return EXIT_INTERRUPTED if interrupts.count else 0
+
+
+def prepare_process() -> None:
+    """One thread for the learner, which leaves the cores to the workers; and less noise."""
+    torch.set_num_threads(1)
+    logging.getLogger("torchrl").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*experimental/prototype feature")
+
+
+@contextlib.contextmanager
+def shut_down(trainer: Trainer) -> Iterator[Trainer]:
+    """Whatever happens inside, the workers are gone afterwards."""
+    try:
+        yield trainer
+    finally:
+        trainer.shutdown()
+
+
+def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
+    """The two hooks of a recipe's trainer that the live line reads."""
+    modules = compat.registered_modules(trainer)
+    (sync,) = (m for m in modules if isinstance(m, SyncWeights))
+    (returns,) = (m for m in modules if isinstance(m, EpisodeReturns))
+    return sync, returns
+
+
+def summary(
+    trainer: Trainer,
+    sync: SyncWeights,
+    returns: EpisodeReturns,
+    interrupts: Interrupts,
+    seconds: float,
+) -> str:
+    """Why the run ended, and with what."""
+    if interrupts.count:
+        reason = "interrupted"
+    elif returns.reached:
+        reason = "target return reached"
+    else:
+        reason = "total_frames collected"
+    mean = "none" if math.isnan(returns.mean) else f"{returns.mean:.1f}"
+    return (
+        f"stopped: {reason}  frames {trainer.collected_frames:,}  "
+        f"mean return of the last {len(returns.newest)} episodes {mean}  "
+        f"version {sync.version}  {seconds:.1f} s"
+    )

@@ -1,0 +1,74 @@
+"""DQN with worker processes on a board: TorchRL's own DQNTrainer, collector and loss.
+
+The stock trainer pushes after every batch and knows no other destination than "policy". Here the Q
+network and the exploration rate are two entries of a sync map, pushed when the config says.
+
+Source: Mnih et al. 2015; van Hasselt et al. 2016; torchrl.trainers.algorithms.DQNTrainer.
+"""
+
+from __future__ import annotations
+
+from tensordict.nn import TensorDictSequential
+from torch import optim
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.modules import EGreedyModule, QValueActor
+from torchrl.objectives import DQNLoss, HardUpdate
+from torchrl.trainers.algorithms import DQNTrainer
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes import parts
+from rlsync.recipes.config import Config, DQNConfig, check
+from rlsync.recipes.hooks import EpsilonDecay
+
+
+def build(config: Config) -> DQNTrainer:
+    """A trainer that is ready to ``train()``, its workers started and its sync map resolved.
+
+    Args:
+        config: what to train; ``config.recipe`` is a :class:`DQNConfig`. Workers hold
+            ``policy.module[0]``, the Q network, and ``policy.module[1]``, the epsilon-greedy module.
+
+    Raises:
+        ConfigError: a value, the environment or the kind of recipe does not fit.
+        SyncMapError: the sync map cannot be carried out.
+    """
+    check(config)
+    recipe = config.recipe
+    if not isinstance(recipe, DQNConfig):
+        raise ConfigError(f"not a DQN recipe: {recipe}", "recipe", "give recipe=dqn")
+    parts.seed_everything(config.seed)
+    spaces = parts.probe(config.env)
+    actor, greedy = make_policy(recipe, spaces)
+    loss = DQNLoss(actor, action_space=spaces.action_spec, delay_value=True, double_dqn=True)
+    loss.make_value_estimator(gamma=recipe.gamma)
+    with parts.started_collector(config, TensorDictSequential(actor, greedy)) as collector:
+        trainer = DQNTrainer(
+            **parts.trainer_settings(config),
+            collector=collector,
+            loss_module=loss,
+            optimizer=optim.Adam(loss.parameters(), lr=recipe.lr),
+            replay_buffer=TensorDictReplayBuffer(
+                storage=LazyTensorStorage(recipe.buffer_frames), batch_size=recipe.batch_size
+            ),
+            optim_steps_per_batch=recipe.optim_steps_per_batch,
+            target_net_updater=HardUpdate(
+                loss, value_network_update_interval=recipe.target_update_steps
+            ),
+        )
+        trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
+        EpsilonDecay(greedy).register(trainer)
+        parts.register_hooks(trainer, config)
+    return trainer
+
+
+def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
+    """The Q network and the epsilon-greedy module that follows it."""
+    q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0)
+    actor = QValueActor(q_net, in_keys=["observation"], spec=spaces.action_spec)
+    greedy = EGreedyModule(
+        spec=spaces.action_spec,
+        eps_init=recipe.epsilon_start,
+        eps_end=recipe.epsilon_end,
+        annealing_num_steps=recipe.epsilon_frames,
+    )
+    return actor, greedy

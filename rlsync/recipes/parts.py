@@ -1,0 +1,170 @@
+"""The parts that all recipes are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+from torchrl.checkpoint import Checkpoint
+from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.data import OneHot, TensorSpec
+from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
+from torchrl.modules import MLP
+from torchrl.record.loggers import CSVLogger, Logger
+from torchrl.trainers import Trainer
+
+from rlsync import BoardScheme, SyncWeights
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.config import Config, EnvConfig, LoggerConfig, sync_map, trigger
+from rlsync.recipes.hooks import EpisodeReturns, SyncMetrics
+
+RECEIPTS = "receipts.jsonl"
+CHECKPOINT = "checkpoint"
+METRICS = "metrics"
+_COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
+
+
+def make_env(config: EnvConfig) -> EnvBase:
+    """An environment, or several in one batch, whose frames carry the return so far as ``reward_sum``."""
+    batch = {"num_envs": config.num_envs} if config.num_envs > 1 else {}
+    env = GymEnv(config.id, **batch, **config.kwargs)
+    return TransformedEnv(env, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """What networks must know of one environment: a flat observation in, one of ``actions`` out."""
+
+    features: int
+    actions: int
+    action_spec: TensorSpec
+
+
+def probe(config: EnvConfig) -> Spaces:
+    """Look at the environment in this process, so that a bad one is refused before workers start.
+
+    Raises:
+        ConfigError: gymnasium does not know it, or it is not flat in and discrete out.
+    """
+    one = EnvConfig(config.id, 1, config.kwargs)
+    try:
+        env = make_env(one)
+    except (gymnasium.error.Error, TypeError, ImportError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"cannot make the environment {config.id!r}: {first}",
+            "env.id and env.kwargs",
+            "give an installed gymnasium id, for example env.id=CartPole-v1",
+        ) from error
+    try:
+        observation, action = env.observation_spec.get("observation", None), env.action_spec
+        if observation is None or observation.ndim != 1 or not isinstance(action, OneHot):
+            raise ConfigError(
+                f"{config.id!r} does not have a flat observation and discrete actions",
+                f"env.id; observation: {observation}, action: {action}",
+                "this recipe serves environments like CartPole-v1, Acrobot-v1 or LunarLander-v3",
+            )
+        return Spaces(observation.shape[-1], action.shape[-1], action)
+    finally:
+        env.close()
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch and numpy here; workers are seeded by the trainer through their collector."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float) -> MLP:
+    """A tanh network with orthogonal weights; the last layer's gain sets how bold it starts."""
+    net = MLP(in_features=features, out_features=outputs, num_cells=hidden, activation_class=nn.Tanh)
+    layers = [layer for layer in net if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, 2**0.5)
+        nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(layers[-1].weight, last_gain)
+    return net
+
+
+@contextmanager
+def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[BaseCollector]:
+    """Worker processes acting with ``policy``, which they adopt from a board.
+
+    They live on after the ``with`` block, unless it raises: then they are shut down.
+    """
+    settings = config.collector
+    collector = _COLLECTORS[settings.kind](
+        [partial(make_env, config.env)] * settings.num_workers,
+        policy,
+        frames_per_batch=settings.frames_per_batch,
+        total_frames=-1,  # the trainer counts
+        num_sub_threads=1,
+        weight_sync_schemes={"policy": BoardScheme(adopt=settings.adopt)},  # type: ignore[arg-type]
+    )
+    try:
+        yield collector
+    except BaseException:
+        collector.shutdown()
+        raise
+
+
+def make_logger(config: LoggerConfig, run_dir: str | None) -> Logger | None:
+    """The logger a config names; None without a run folder to write to.
+
+    Raises:
+        ConfigError: tensorboard is asked for and not installed.
+    """
+    if run_dir is None or config.kind == "none":
+        return None
+    if config.kind == "csv":
+        return CSVLogger(exp_name=METRICS, log_dir=run_dir)
+    try:
+        from torchrl.record.loggers.tensorboard import TensorboardLogger
+
+        return TensorboardLogger(exp_name=METRICS, log_dir=run_dir)
+    except ImportError as error:
+        raise ConfigError(
+            "tensorboard is not installed", "logger.kind", "pip install 'rlsync[tensorboard]'"
+        ) from error
+
+
+def trainer_settings(config: Config) -> dict[str, Any]:
+    """The arguments that every stock trainer takes, from one config."""
+    run_dir = config.run_dir
+    return {
+        "total_frames": config.recipe.total_frames,
+        "frame_skip": 1,
+        "seed": config.seed,
+        "clip_grad_norm": True,
+        "clip_norm": config.recipe.clip_norm,
+        "progress_bar": False,
+        "enable_logging": False,  # EpisodeReturns and SyncMetrics log what matters here
+        "logger": make_logger(config.logger, run_dir),
+        "log_interval": config.logger.every_frames - 1,  # TorchRL logs when MORE frames have passed
+        "save_trainer_interval": config.checkpoint_every_frames,
+        "save_trainer_file": None if run_dir is None else Path(run_dir) / CHECKPOINT,
+        "checkpoint": Checkpoint(),
+    }
+
+
+def register_hooks(trainer: Trainer, config: Config) -> None:
+    """Give a stock trainer the sync map of the config, and the hooks that watch returns and pushes."""
+    run_dir = config.run_dir
+    sync = SyncWeights(
+        sync_map(config.sync),
+        trigger(config.sync.when),
+        history=config.sync.history,
+        receipts_file=None if run_dir is None else Path(run_dir) / RECEIPTS,
+    )
+    sync.register(trainer)
+    EpisodeReturns(config.recipe.target_return, config.recipe.target_episodes).register(trainer)
+    SyncMetrics(sync).register(trainer)

@@ -1,0 +1,134 @@
+"""What SyncWeights and UpdateWeights share: counters, the trigger, receipts, and state for checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path as FilePath
+from typing import Any
+
+from torchrl.trainers import TrainerHookBase
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.plan import Receipt
+from rlsync.core.trigger import Counters, Trigger
+from rlsync.torchrl_plugin import compat
+
+
+class PublishHook(TrainerHookBase):
+    """A Trainer hook that publishes when its trigger is due.
+
+    Subclasses say how to publish (:meth:`_publish`) and which version is the newest.
+    """
+
+    def __init__(
+        self, when: Trigger, *, history: int = 1000, receipts_file: str | FilePath | None = None
+    ) -> None:
+        if not isinstance(when, Trigger):
+            raise ConfigError(
+                f"'when' is a trigger, got {type(when).__name__}",
+                f"when={when!r}",
+                "for example when=Every(4, 'optim_steps')",
+            )
+        self.when = when
+        self.trainer: compat.Trainer | None = None
+        self.receipts: deque[Receipt] = deque(maxlen=history)
+        self._receipts_file = None if receipts_file is None else FilePath(receipts_file)
+        self._batches = 0
+        self._optim_steps = 0
+        self._seconds_before = 0.0
+        self._started = time.monotonic()
+        self._last = Counters()
+        self._owed: str | None = None
+
+    @property
+    def version(self) -> int:
+        """The newest published version; 0 before the first."""
+        raise NotImplementedError
+
+    def _publish(self, reason: str, now: Counters) -> Receipt:
+        raise NotImplementedError
+
+    def _restore_version(self, version: int) -> None:
+        raise NotImplementedError
+
+    def counters(self) -> Counters:
+        """The learner's counters now."""
+        trainer, steps = self.trainer, self._optim_steps
+        return Counters(
+            batches=self._batches,
+            frames=0 if trainer is None else trainer.collected_frames,
+            optim_steps=steps if trainer is None else compat.optimizer_steps(trainer, steps),
+            seconds=self._seconds_before + time.monotonic() - self._started,
+        )
+
+    def __call__(self) -> None:
+        """Publish if it is due; stands at an argument-free stage of the trainer."""
+        now = self.counters()
+        if self._owed is not None:
+            self._settle()
+        elif self.when.due(self._last, now):
+            self._record("trigger", now)
+
+    def publish(self) -> Receipt:
+        """Publish now, whatever the trigger says."""
+        return self._record("call", self.counters())
+
+    def _record(self, reason: str, now: Counters) -> Receipt:
+        receipt = self._publish(reason, now)
+        if not receipt.coalesced and reason in ("trigger", "call"):
+            self._last = now
+        self.receipts.append(receipt)
+        if self._receipts_file is not None:
+            with self._receipts_file.open("a") as file:
+                file.write(receipt.to_json() + "\n")
+        return receipt
+
+    def _settle(self) -> None:
+        """Make the publish that is owed: before the first frame, or after a resume."""
+        if self._owed is not None and not self._record(self._owed, self.counters()).coalesced:
+            self._owed = None
+
+    def _owe(self, reason: str) -> None:
+        """Publish before the next frame; at once where frames may come before ``setup`` runs."""
+        self._owed = reason
+        if self.trainer is not None and self.trainer.async_collection:
+            self._settle()
+
+    def _count_batch(self) -> None:
+        self._batches += 1
+
+    def _count_optim_step(self) -> None:
+        self._optim_steps += 1
+
+    def _enrol(self, trainer: compat.Trainer, name: str) -> None:
+        """Take the built-in hook's place, and be part of the trainer's checkpoints."""
+        compat.refuse_remote_learner(trainer)
+        for other in compat.registered_modules(trainer):
+            if isinstance(other, PublishHook):
+                raise ConfigError(
+                    "this trainer already has a hook that publishes weights",
+                    f"{type(self).__name__} beside {type(other).__name__}",
+                    "put all destinations into one map",
+                )
+        self.trainer = trainer
+        compat.remove_stock_update_weights(trainer)
+        trainer.register_module(name, self)
+        trainer.register_op("setup", self._settle)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, phase and version, for the trainer's checkpoint."""
+        now = self.counters()
+        last = {f"last_{name}": value for name, value in self._last.to_dict().items()}
+        return {"version": self.version} | now.to_dict() | last
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on in phase; the restored weights are published before the next frame."""
+        now = Counters.from_dict(state_dict)
+        self._batches, self._optim_steps = int(now.batches), int(now.optim_steps)
+        self._seconds_before, self._started = float(now.seconds), time.monotonic()
+        self._last = Counters.from_dict(
+            {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
+        )
+        self._restore_version(int(state_dict["version"]))
+        self._owe("resume")

@@ -1,0 +1,128 @@
+"""SyncWeights: the hook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path as FilePath
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.plan import Receipt, Source, SyncPlan
+from rlsync.core.trigger import Counters, Every, Trigger
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.endpoints import endpoint_of
+from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
+from rlsync.torchrl_plugin.sync import Sync
+
+
+class SyncWeights(PublishHook):
+    """Publish the weights that a map names, when a trigger says so.
+
+    The map is resolved and checked when the hook meets its trainer, at :meth:`register` or when
+    ``trainer=`` is given. The hook takes the place of the UpdateWeights that stock trainers install,
+    publishes once before the first frame and once after a resume, and keeps its counters in the
+    trainer's checkpoints.
+
+    Args:
+        sync_map: ``{destination path on the collector: source path on the trainer}``. A
+            :class:`rlsync.Source` in place of a source path declares a cast or exclusions.
+        when: the trigger; by default every batch.
+        trainer: bind now, for use with ``trainer.register_op(stage, hook)`` at a stage without
+            arguments (``post_steps``, ``post_optim``, ``post_epoch``).
+        history: how many receipts are kept.
+        receipts_file: receipts are appended here, one JSON object a line.
+
+    Raises:
+        SyncMapError: the map cannot be carried out.
+        ConfigError: an argument is wrong, or the trainer already has such a hook.
+
+    Example:
+        >>> from rlsync import Every, SyncWeights
+        >>> hook = SyncWeights({"policy": "loss_module.actor_network"}, when=Every(4, "optim_steps"))
+        >>> str(hook.when)
+        'every 4 optim_steps'
+        >>> # hook.register(trainer)
+    """
+
+    def __init__(
+        self,
+        sync_map: Mapping[str, str | Source],
+        when: Trigger | None = None,
+        *,
+        trainer: compat.Trainer | None = None,
+        history: int = 1000,
+        receipts_file: str | FilePath | None = None,
+    ) -> None:
+        super().__init__(
+            Every(1, "batches") if when is None else when,
+            history=history,
+            receipts_file=receipts_file,
+        )
+        self.sync_map = sync_map
+        self._sync: Sync | None = None
+        if trainer is not None:
+            self._bind(trainer, "sync_weights")
+
+    def register(self, trainer: compat.Trainer, name: str = "sync_weights") -> None:
+        """Resolve, check, and stand at the stages where the trigger's counters move.
+
+        Args:
+            trainer: the trainer.
+            name: under which the hook is kept in checkpoints.
+        """
+        if self.trainer is None:
+            self._bind(trainer, name)
+        units = self.when.units()
+        if "optim_steps" in units:
+            trainer.register_op("post_optim", self)
+        if units - {"optim_steps"}:
+            trainer.register_op("post_steps", self)
+
+    def _bind(self, trainer: compat.Trainer, name: str) -> None:
+        endpoint = endpoint_of(trainer.collector)
+        sync = Sync(self.sync_map, trainer, endpoint)
+        self._enrol(trainer, name)
+        self._sync = sync
+        endpoint.connect(self.publish)
+        trainer.register_op("post_optim", self._count_optim_step)
+        trainer.register_op("post_steps", self._count_batch)
+        self._owe("start")
+
+    @property
+    def _bound(self) -> Sync:
+        if self._sync is None:
+            raise ConfigError(
+                "this hook has no trainer yet",
+                "SyncWeights",
+                "call hook.register(trainer), or pass trainer=",
+            )
+        return self._sync
+
+    @property
+    def plan(self) -> SyncPlan:
+        """The resolved map."""
+        return replace(self._bound.plan, trigger=str(self.when))
+
+    @property
+    def version(self) -> int:
+        """The newest published version; 0 before the first."""
+        return self._bound.endpoint.version
+
+    def lag_versions(self) -> int:
+        """Newest published version minus the oldest one that a living worker acts with."""
+        return self._bound.endpoint.lag_versions()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until every worker acts with the newest version.
+
+        Raises:
+            WorkerLost: a worker is dead.
+            AdoptionTimeout: the deadline passed; names the workers.
+        """
+        self._bound.endpoint.wait(timeout_s)
+
+    def _publish(self, reason: str, now: Counters) -> Receipt:
+        return self._bound.publish(reason, now)
+
+    def _restore_version(self, version: int) -> None:
+        self._bound.endpoint.advance_to(version)

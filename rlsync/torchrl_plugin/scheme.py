@@ -1,0 +1,245 @@
+"""BoardScheme: a WeightBoard as a TorchRL weight-sync scheme."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, get_args
+
+from torch import nn
+from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
+
+from rlsync.core.errors import ConfigError, PublishError
+from rlsync.core.path import parse
+from rlsync.tensors.leaves import Leaves
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.sender import BoardSender
+from rlsync.torchrl_plugin.worker import Adopt, WorkerSync
+from rlsync.transport import board as transport
+from rlsync.transport import board_format as fmt
+from rlsync.transport.board import BoardHandle
+
+BACKEND = "board"
+
+
+class BoardLink:
+    """What the schemes of one board share: the sender on the learner's side, the adopter on a worker's.
+
+    Pickled with the schemes of a collector it stays one object, and arrives with the handle alone.
+    """
+
+    def __init__(self, board: transport.WeightBoard) -> None:
+        self.handle: BoardHandle = board.handle
+        self.sender: BoardSender | None = BoardSender(board)
+        self.worker: WorkerSync | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"handle": self.handle, "sender": None, "worker": None}
+
+    def in_worker(self, worker_idx: int) -> WorkerSync:
+        """The one adopter of this process."""
+        if self.worker is None or self.worker.worker_idx != worker_idx:
+            self.worker = WorkerSync(self.handle, worker_idx)
+            self.sender = None
+        return self.worker
+
+
+class WeightBoard(transport.WeightBoard):
+    """A board that hands out TorchRL schemes, one for each destination; all are published as one version.
+
+    Args:
+        max_slots: see :class:`rlsync.transport.board.WeightBoard`.
+
+    Example:
+        >>> board = WeightBoard()
+        >>> schemes = {"policy": board.scheme(), "env.transform[0].module": board.scheme("copy")}
+        >>> board.close()
+    """
+
+    def __init__(self, max_slots: int = fmt.MAX_SLOTS) -> None:
+        super().__init__(max_slots)
+        self._link: weakref.ref[BoardLink] | None = None  # the link holds the board, not the reverse
+
+    def scheme(self, adopt: Adopt = "alias") -> BoardScheme:
+        """A scheme for one destination on this board.
+
+        Args:
+            adopt: see :class:`BoardScheme`.
+        """
+        link = self._link and self._link()
+        if link is None:
+            link = BoardLink(self)
+            self._link = weakref.ref(link)
+        return BoardScheme(adopt, _link=link)
+
+
+class BoardScheme(compat.WeightSyncScheme):
+    """Weights through a :class:`WeightBoard`: one copy a publish, no waiting, no torn read, exact stamps.
+
+    Stands in ``weight_sync_schemes=`` of MultiSyncCollector and MultiAsyncCollector, with ``policy=`` or
+    ``policy_factory=``. Workers adopt between rollouts, in the thread that acts, and every frame carries
+    the version that acted as ``policy_version``. The learner's own parameters are neither moved nor
+    shared. Publish with :class:`rlsync.SyncWeights`; TorchRL's ``UpdateWeights`` and
+    ``collector.update_policy_weights_()`` work as well.
+
+    Args:
+        adopt: ``"alias"`` points the worker's parameters at the board (no copy); ``"copy"`` copies out.
+            Compiled policies and workers on other devices than the CPU copy by themselves, and so do
+            buffers.
+
+    Raises:
+        ConfigError: ``adopt`` is neither; or the collector is not a process collector.
+
+    Example:
+        >>> BoardScheme("copy").adopt
+        'copy'
+        >>> BoardScheme("both")
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.ConfigError: no adoption mode 'both'
+          where  BoardScheme(adopt='both')
+          cure   choose one of: alias, copy
+    """
+
+    def __init__(self, adopt: Adopt = "alias", *, _link: BoardLink | None = None) -> None:
+        if adopt not in get_args(Adopt):
+            raise ConfigError(
+                f"no adoption mode {adopt!r}",
+                f"BoardScheme(adopt={adopt!r})",
+                f"choose one of: {', '.join(get_args(Adopt))}",
+            )
+        super().__init__(strategy="tensordict")
+        self.adopt: Adopt = adopt
+        self._board = transport.WeightBoard() if _link is None else None
+        self._link = BoardLink(self._board) if self._board is not None else _link
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_board": None}
+
+    @property
+    def sender(self) -> BoardSender:
+        """The learner's side.
+
+        Raises:
+            PublishError: in a worker.
+        """
+        if self._link.sender is None:
+            raise PublishError("a worker does not publish", "BoardScheme", "publish from the learner")
+        return self._link.sender
+
+    @property
+    def board(self) -> transport.WeightBoard:
+        """The board, on the learner's side."""
+        return self.sender.board
+
+    def create_transport(self, **_: Any) -> BoardSender:
+        """The learner's end, which is the transport of all workers."""
+        return self.sender
+
+    def _init_on_sender_impl(self, model_id: str, context: Any, ctx: Any = None) -> None:
+        if not isinstance(context, compat.MultiCollector):
+            raise ConfigError(
+                f"a board serves process collectors, not {type(context).__name__}",
+                f"weight_sync_schemes[{model_id!r}]",
+                "use MultiSyncCollector or MultiAsyncCollector; an in-process Collector needs no scheme, "
+                "SyncWeights alone does it",
+            )
+        parse(model_id)
+        self.model_id = model_id
+        self.context = context
+        self.sender.serve(context, model_id)
+        if model_id == "policy" and compat.has_own_policy_template(context):
+            # Workers receive this policy without its memory and take the weights from the board.
+            self._publish_initial(context.policy)
+
+    def _publish_initial(self, policy: nn.Module) -> None:
+        leaves = Leaves(policy, "the collector's policy")
+        leaves.specs()
+        named = zip(leaves.names, leaves.tensors(), strict=True)
+        self.sender.publish({("policy", name): tensor for name, tensor in named})
+
+    def _setup_connection_and_weights_on_sender_impl(
+        self, *, worker_idx: int | None = None, weights: Any | None = None
+    ) -> None:
+        if weights is not None:
+            self.send(weights)
+
+    def _init_on_receiver_impl(
+        self,
+        model_id: str,
+        context: Any = None,
+        worker_idx: int = 0,
+        model: nn.Module | None = None,
+    ) -> None:
+        self.model_id = model_id
+        self.worker_idx = worker_idx
+        worker = self._link.in_worker(worker_idx)
+        worker.declare(model_id, self.adopt)
+        if model is not None:
+            worker.prepare(model_id, model)
+        if context is not None:
+            self.context = context
+
+    @property
+    def context(self) -> Any:
+        """The collector, once it exists."""
+        return self._context_ref() if self._context_ref is not None else None
+
+    @context.setter
+    def context(self, collector: Any) -> None:
+        compat.WeightSyncScheme.context.fset(self, collector)
+        if self.initialized_on_receiver and collector is not None:
+            self._link.in_worker(self.worker_idx).attach(collector)
+
+    def _setup_connection_and_weights_on_receiver_impl(
+        self, *, worker_idx: int | None = None
+    ) -> None:
+        """Nothing: the worker adopts from the board when it next collects."""
+
+    def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
+        """Publish ``weights`` for this destination; returns without waiting for any worker.
+
+        Args:
+            weights: a module, a tensordict, a dict of tensors; ``None`` for the learner's own weights.
+            worker_ids: must be ``None`` or name all workers.
+
+        Raises:
+            LayoutMismatch: the weights do not fit what stands in the workers.
+            PublishError: ``worker_ids`` leaves out a worker: a board has one newest version for all.
+        """
+        if self.model_id is None:
+            raise PublishError("this scheme has no collector yet", "BoardScheme.send", "pass it to one")
+        self._check_all_workers(worker_ids)
+        self.sender.send(self.model_id, weights)
+
+    def _check_all_workers(self, worker_ids: int | list[int] | None) -> None:
+        if worker_ids is None:
+            return
+        asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
+        workers = set(range(self.sender.collector.num_workers))
+        if asked != workers:
+            raise PublishError(
+                f"a board publishes to all workers, not to {sorted(asked, key=str)} alone",
+                f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}",
+                "leave worker_ids out, or give workers of their own kind a collector of their own",
+            )
+
+    def receive(self, timeout: float | None = None) -> None:
+        """Nothing to do: workers adopt by themselves, between rollouts."""
+
+    def shutdown(self) -> None:
+        """Close the board if it is this scheme's own."""
+        super().shutdown()
+        if self._board is not None:
+            self._board.close()
+
+
+def register_backend() -> None:
+    """Make ``WeightSyncScheme.from_backend("board")`` return a :class:`BoardScheme`.
+
+    Example:
+        >>> from torchrl.weight_update import WeightSyncScheme
+        >>> register_backend()
+        >>> type(WeightSyncScheme.from_backend("board")).__name__
+        'BoardScheme'
+    """
+    register_weight_sync_backend(BACKEND)(BoardScheme)

@@ -1,0 +1,182 @@
+"""The learner's side of a board under TorchRL: which leaves it carries, and one publish for all of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from torch import Tensor
+
+from rlsync.core.errors import PublishError
+from rlsync.tensors.compare import check_same_leaves, named_like
+from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.torchrl_plugin import compat
+from rlsync.transport.board import WeightBoard
+
+#: A destination of the collector and a leaf of it.
+Key = tuple[str, str]
+
+
+class BoardSender:
+    """Publishes leaves by name on a board; destinations that a publish leaves out keep their weights.
+
+    Args:
+        board: where to.
+    """
+
+    def __init__(self, board: WeightBoard) -> None:
+        self.board = board
+        self.destinations: list[str] = []
+        self.publish_default: Callable[[], object] | None = None
+        self._collector: weakref.ref[compat.MultiCollector] | None = None
+        self._specs: dict[str, list[LeafSpec]] = {}
+        self._laid_out: dict[str, list[LeafSpec]] = {}
+        self._known: set[Key] = set()
+        self._owners: list[Key] = []
+        self._ties: list[tuple[Key, Key]] = []
+        self._carried: dict[Key, Tensor] = {}
+        self._staged: dict[Key, Tensor] | None = None
+
+    @property
+    def collector(self) -> compat.MultiCollector:
+        """The collector whose workers read the board."""
+        collector = self._collector and self._collector()
+        if collector is None:
+            raise PublishError(
+                "this board has no collector", "BoardScheme", "pass the scheme to a process collector"
+            )
+        return collector
+
+    def serve(self, collector: compat.MultiCollector, destination: str) -> None:
+        """Take ``destination`` of ``collector`` on this board."""
+        if self._collector is not None and self._collector() is not collector:
+            raise PublishError(
+                "this board already serves another collector",
+                f"weight_sync_schemes[{destination!r}]",
+                "make one WeightBoard, or one BoardScheme, for each collector",
+            )
+        if self._collector is None:
+            self._collector = weakref.ref(collector)
+            compat.turn_on_stamps(collector)
+            compat.around_updates(collector, self.one_publish)
+        self.destinations.append(destination)
+
+    def specs(self, destination: str) -> list[LeafSpec] | None:
+        """The leaves that stand at ``destination`` in the workers, or ``None`` while nobody can tell.
+
+        Raises:
+            LayoutMismatch: the workers do not agree.
+        """
+        if destination not in self._specs:
+            self._read_notes()
+        return self._specs.get(destination)
+
+    def _read_notes(self) -> None:
+        notes = [self.board.note(worker) for worker in range(self.collector.num_workers)]
+        said = [Layout.from_json(note).destinations for note in notes if note is not None]
+        if len(said) < len(notes):
+            return  # the workers are still being constructed
+        for worker, stands in enumerate(said):
+            for destination, leaves in stands.items():
+                check_same_leaves(
+                    leaves, said[0][destination], f"{destination} of worker {worker}", "of worker 0"
+                )
+        self._specs = said[0]
+
+    @contextmanager
+    def one_publish(self) -> Iterator[None]:
+        """All sends inside are published as one version at the end, or not at all if one fails."""
+        if self._staged is not None:
+            yield
+            return
+        self._staged = {}
+        try:
+            yield
+            staged = self._staged
+        finally:
+            self._staged = None
+        if staged:
+            self.publish(staged)
+
+    def send(self, destination: str, weights: object) -> None:
+        """Publish ``weights``, checked, for one destination; ``None`` stands for the learner's own."""
+        if weights is None:
+            if self.publish_default is not None:
+                self.publish_default()
+                return
+            weights = self.collector.get_model(destination)
+        source = Leaves(weights, f"the weights sent to {destination!r}")
+        expected = self.specs(destination)
+        names = source.names if expected is None else named_like(source.names, expected)
+        sent = dict(zip(names, source.tensors(), strict=True))
+        found = source.specs_named(names)
+        if expected is not None:
+            check_same_leaves(found, expected, source.where, f"of {destination!r} in the workers")
+        keyed = {(destination, name): tensor for name, tensor in sent.items()}
+        if self._staged is None:
+            self.publish(keyed)
+        else:
+            self._staged.update(keyed)
+
+    def publish(self, leaves: Mapping[Key, Tensor]) -> int | None:
+        """Publish one version of everything: ``leaves``, and what is not among them as it was."""
+        if not leaves.keys() <= self._known or self._tie_broken(leaves):
+            self._lay_out(leaves)
+        tensors = [leaves.get(key) for key in self._owners]
+        version = self.board.publish([self._carry(i) if t is None else t for i, t in enumerate(tensors)])
+        if version is not None:
+            self._carried.clear()
+            compat.announce_version(self.collector, version)
+        return version
+
+    def _carry(self, owner: int) -> Tensor:
+        carried = self._carried.get(self._owners[owner])
+        return self.board.newest_views()[owner] if carried is None else carried
+
+    def _tie_broken(self, leaves: Mapping[Key, Tensor]) -> bool:
+        return any(
+            tied in leaves and owner in leaves and leaves[tied].data_ptr() != leaves[owner].data_ptr()
+            for tied, owner in self._ties
+        )
+
+    def _lay_out(self, leaves: Mapping[Key, Tensor]) -> None:
+        self._keep_others(leaves)
+        first: dict[object, str] = {}
+        laid_out: dict[str, list[LeafSpec]] = {}
+        for destination, name in dict.fromkeys([*self._carried, *leaves]):
+            tensor = leaves.get((destination, name))
+            tie = name
+            if tensor is not None and tensor.numel():
+                tie = first.setdefault((destination, memory_key(tensor)), name)
+            spec = self._spec(destination, name, tensor)
+            leaf = replace(spec, name=name, tie="" if tie == name else tie)
+            laid_out.setdefault(destination, []).append(leaf)
+        layout = Layout.build(laid_out)
+        self.board.lay_out(layout)
+        keys = [(e.destination, e.leaf.name) for e in layout.entries]
+        self._known = set(keys)
+        self._owners = [(e.destination, e.leaf.name) for e in layout.owners()]
+        self._ties = [((e.destination, e.leaf.name), (e.destination, e.leaf.tie))
+                      for e in layout.entries if e.leaf.tie]
+        self._laid_out = laid_out
+
+    def _keep_others(self, leaves: Mapping[Key, Tensor]) -> None:
+        """Set aside the published leaves that the coming publish leaves out; a new layout loses them."""
+        layout = self.board.layout
+        if layout is not None and self.board.version:
+            for entry, view in zip(layout.entries, layout.spread(self.board.newest_views()), strict=True):
+                key = (entry.destination, entry.leaf.name)
+                if key not in leaves:
+                    self._carried.setdefault(key, view.clone())
+
+    def _spec(self, destination: str, name: str, tensor: Tensor | None) -> LeafSpec:
+        stands = [*(self.specs(destination) or ()), *self._laid_out.get(destination, ())]
+        for spec in stands:
+            if spec.name == name:
+                return spec
+        if tensor is None:
+            raise PublishError(f"nothing is known of {name}", destination, "publish it first")
+        return LeafSpec(name, "parameter", tuple(tensor.shape), tensor.dtype)

@@ -1,0 +1,105 @@
+"""A checked map that is ready to be published: plan and endpoint tied together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlsync.core.plan import Receipt, SyncPlan
+from rlsync.core.trigger import Counters
+from rlsync.tensors.leaves import memory_key
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.endpoints import Endpoint
+from rlsync.torchrl_plugin.resolve import BoundRoute, SyncMap, bind_routes, plan_of
+from rlsync.torchrl_plugin.sender import Key
+
+
+@dataclass
+class Gathered:
+    """The source tensors of one publish, sorted by what happens to them."""
+
+    copied: dict[Key, Tensor]
+    aliased: set[Key]
+    aliased_bytes: int
+    cast_leaves: int
+
+
+class Sync:
+    """Publishes a map.
+
+    Args:
+        sync_map: the map.
+        trainer: where its sources are.
+        endpoint: where its destinations are.
+
+    Raises:
+        SyncMapError: the map cannot be carried out.
+    """
+
+    def __init__(self, sync_map: SyncMap, trainer: compat.Trainer, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._map = dict(sync_map)
+        self._trainer = trainer
+        self._routes: list[BoundRoute] = []
+        self._aliased: set[Key] = set()
+        self.plan: SyncPlan
+        self._bind()
+
+    def _bind(self) -> None:
+        self._routes = bind_routes(self._map, self._trainer, self.endpoint)
+        self.plan = plan_of(self._routes, self.endpoint).check()
+        if not self._aliased:
+            self._aliased = self._gather().aliased
+
+    def publish(self, reason: str, now: Counters) -> Receipt:
+        """Publish the present weights as one version.
+
+        Raises:
+            SyncMapError: the sources have changed and do not fit any more.
+        """
+        started = time.perf_counter()
+        if not all(route.current(self._trainer) for route in self._routes):
+            self._bind()
+        gathered = self._gather()
+        version = self.endpoint.publish(gathered.copied)
+        coalesced = version is None
+        repaired = tuple(f"{d}.{name}" for d, name in sorted(self._aliased & gathered.copied.keys()))
+        self._aliased = gathered.aliased
+        return Receipt(
+            version=self.endpoint.version if version is None else version,
+            reason=reason,
+            copied_leaves=0 if coalesced else len(gathered.copied),
+            aliased_leaves=len(gathered.aliased),
+            cast_leaves=gathered.cast_leaves,
+            copied_bytes=0 if coalesced else sum(t.nbytes for t in gathered.copied.values()),
+            aliased_bytes=gathered.aliased_bytes,
+            duration_s=time.perf_counter() - started,
+            coalesced=coalesced,
+            repaired=repaired,
+            batches=now.batches,
+            frames=now.frames,
+            optim_steps=now.optim_steps,
+            time_s=time.time(),
+        )
+
+    def _gather(self) -> Gathered:
+        found = Gathered({}, set(), 0, 0)
+        for route in self._routes:
+            tensors = route.tensors()
+            stands = self._standing(route)
+            for i, (key, tensor) in enumerate(zip(route.keys, tensors, strict=True)):
+                there = stands.get(key[1]) if stands else None
+                if there is not None and (there is tensor or memory_key(there) == memory_key(tensor)):
+                    found.aliased.add(key)
+                    found.aliased_bytes += tensor.nbytes
+                    continue
+                found.copied[key] = tensor
+                becomes = route.dtypes[i] if there is None else there.dtype
+                found.cast_leaves += becomes is not tensor.dtype
+        return found
+
+    def _standing(self, route: BoundRoute) -> dict[str, Tensor] | None:
+        """What stands at the destination in this process, by name; checked anew at every publish."""
+        return self.endpoint.tensors(route.destination)
