@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from rlsync.cli import schema
 from rlsync.core.errors import ConfigError
@@ -57,8 +57,20 @@ def read(arguments: list[str]) -> CommandLine:
     elif sweeps:
         jobs = [[o.input_line or "" for o in parsed if not o.is_sweep_override()]]
     else:
+        _refuse_sweep(parsed)
         jobs = [overrides]
     return CommandLine(tuple(map(tuple, jobs)), shows, flags.config_name or CONFIG_NAME)
+
+
+def _refuse_sweep(parsed: list[Override]) -> None:
+    for override in parsed:
+        if override.is_sweep_override():
+            key, values = override.get_key_element(), override.get_value_element_as_str()
+            raise ConfigError(
+                f"{key} has several values",
+                f"override {override.input_line}",
+                f"add -m to run them all, or write {key}=[{values}] for a list",
+            )
 
 
 def configs(line: CommandLine) -> list[Config]:
@@ -157,20 +169,23 @@ def _keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def nearest(wanted: str, offered: Iterable[str]) -> str:
-    """The offered dotted name closest to ``wanted``, as a whole or in its last part; or nothing.
+    """The offered dotted name whose last part is closest to that of ``wanted``; or nothing.
 
     Example:
         >>> nearest("num_epoch", ["recipe.lr", "recipe.num_epochs"])
         'recipe.num_epochs'
     """
 
-    def closeness(name: str) -> float:
-        whole = difflib.SequenceMatcher(None, wanted, name).ratio()
+    def closeness(name: str) -> tuple[float, float]:
         last = (text.rpartition(".")[2] for text in (wanted, name))
-        return max(whole, 0.95 * difflib.SequenceMatcher(None, *last).ratio())
+        return _likeness(*last), _likeness(wanted, name)
 
     best = max(offered, key=closeness, default="")
-    return best if best and closeness(best) >= 0.6 else ""
+    return best if best and closeness(best)[0] >= 0.6 else ""
+
+
+def _likeness(left: str, right: str) -> float:
+    return difflib.SequenceMatcher(None, left, right).ratio()
 
 
 def _did_you_mean(name: str) -> str:
@@ -182,7 +197,11 @@ def _refused(error: Exception, overrides: list[Override]) -> ConfigError:
     inner: Any = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     written = [str(o.input_line) for o in overrides]
     guilty = [line for line in written if line in str(error)] or written
-    return ConfigError(_first_line(inner), f"override {' '.join(guilty)}", _SEE_ALL)
+    cure = _SEE_ALL
+    if isinstance(inner, ConfigKeyError) and is_dataclass(inner.object_type):
+        names = [spec.name for spec in fields(inner.object_type)]
+        cure = f"{_did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
+    return ConfigError(_first_line(inner), f"override {' '.join(guilty)}", cure)
 
 
 def _first_line(error: Exception) -> str:

@@ -129,6 +129,7 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*experimental/prototype feature")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrl")
 
 
 @contextlib.contextmanager

@@ -139,11 +139,13 @@ def trigger(when: WhenConfig) -> Trigger:
         '(every 10 seconds | lag above 50 optim_steps)'
     """
     parts: list[Trigger] = []
-    if when.every is not None:
-        whole = float(when.every).is_integer()
-        parts.append(Every(int(when.every) if whole else when.every, when.unit))  # type: ignore[arg-type]
-    if when.lag_above is not None:
-        parts.append(LagAbove(when.lag_above))
+    try:
+        if when.every is not None:
+            parts.append(Every(when.every, when.unit))  # type: ignore[arg-type]
+        if when.lag_above is not None:
+            parts.append(LagAbove(when.lag_above))
+    except ConfigError as error:
+        raise ConfigError(error.what, f"sync.when: {error.where}", error.cure) from None
     if not parts:
         raise ConfigError(
             "nothing says when to publish",

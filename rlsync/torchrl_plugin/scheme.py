@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any, get_args
 
@@ -109,11 +110,17 @@ class BoardScheme(compat.WeightSyncScheme):
             )
         super().__init__(strategy="tensordict")
         self.adopt: Adopt = adopt
+        self._pid = os.getpid()
         self._board = transport.WeightBoard() if _link is None else None
         self._link = BoardLink(self._board) if self._board is not None else _link
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        """Whether this process is the learner. A forked worker inherits the learner's scheme as it is."""
+        return self._initialized_on_sender and self._pid == os.getpid()
 
     @property
     def sender(self) -> BoardSender:
@@ -170,6 +177,8 @@ class BoardScheme(compat.WeightSyncScheme):
         worker_idx: int = 0,
         model: nn.Module | None = None,
     ) -> None:
+        self._initialized_on_sender = self._synchronized_on_sender = False
+        self._board = None
         self.model_id = model_id
         self.worker_idx = worker_idx
         worker = self._link.in_worker(worker_idx)

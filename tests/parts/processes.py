@@ -1,0 +1,106 @@
+"""Processes seen through /proc (so, Linux): children, descriptors, stopping, waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_HELPERS = (
+    b"multiprocessing.resource_tracker",
+    b"multiprocessing.forkserver",
+    b"torch_shm_manager",
+)
+
+
+def child_pids(pid: int | None = None) -> set[int]:
+    """Living children of a process (this one by default), without Python's and torch's helpers."""
+    return {
+        child
+        for child, state in _children(pid or os.getpid())
+        if state != "Z" and not _is_helper(child)
+    }
+
+
+def descendant_pids(pid: int | None = None) -> set[int]:
+    """Children, their children, and so on."""
+    found = child_pids(pid)
+    return found.union(*(descendant_pids(child) for child in found))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    return _stat(pid)[1] not in ("", "Z")
+
+
+def open_fds(pid: int | None = None) -> list[str]:
+    """What each open descriptor of a process points to, sorted."""
+    folder = Path(f"/proc/{pid or os.getpid()}/fd")
+    return sorted(target for target in map(_target, folder.iterdir()) if target)
+
+
+def shared_mappings(pid: int | None = None) -> list[str]:
+    """Names of the shared memory (/dev/shm, memfds) a process has mapped, one per mapping."""
+    lines = Path(f"/proc/{pid or os.getpid()}/maps").read_text().splitlines()
+    names = (line.split(maxsplit=5)[5] for line in lines if line.count("/"))
+    return sorted(name for name in names if name.startswith(("/dev/shm/", "/memfd:")))
+
+
+def wait_until(predicate: Callable[[], bool], timeout_s: float, poll_s: float = 0.01) -> bool:
+    """Whether the predicate came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not predicate():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+def kill(pid: int, timeout_s: float = 5.0) -> None:
+    """SIGKILL one process and wait until it is dead."""
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_alive(pid), timeout_s), f"process {pid} outlived SIGKILL"
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """SIGSTOP a process inside the block: alive, holding all it holds, answering nothing."""
+    os.kill(pid, signal.SIGSTOP)
+    assert wait_until(lambda: _stat(pid)[1] == "T", 5.0), f"process {pid} did not stop"
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _children(parent: int) -> list[tuple[int, str]]:
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    stats = ((pid, *_stat(pid)) for pid in pids)
+    return [(pid, state) for pid, of, state in stats if of == parent]
+
+
+def _stat(pid: int) -> tuple[int, str]:
+    """Parent and state letter of a process; (0, "") if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, ""
+    return int(fields[1]), fields[0]
+
+
+def _is_helper(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return any(name in command for name in _HELPERS)
+
+
+def _target(descriptor: Path) -> str:
+    try:
+        return str(descriptor.readlink())
+    except FileNotFoundError:  # the descriptor that lists the folder
+        return ""

@@ -1,0 +1,273 @@
+"""The board's protocol as a model small enough to explore to the last state.
+
+One writer publishes a few versions; readers adopt them and act. Whoever lives may die at any step. A
+version's data is written and read in two halves. Locks are what the kernel gives: exclusive against
+shared, gone with their holder. ``head`` is read as the hint that it is: a reader may see any value that
+head ever had, only never an older one than it saw before (what every CPU grants for one word).
+
+The switches take one part of the protocol away each, to show what it is for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+EMPTY, WRITING, READY = "empty", "writing", "ready"
+NONE = -1
+
+
+class Slot(NamedTuple):
+    state: str = EMPTY
+    version: int = 0
+    first: int = 0
+    second: int = 0
+
+
+class Writer(NamedTuple):
+    at: str = "idle"
+    slot: int = NONE
+    newest: int = NONE  # the slot it remembers as the newest
+
+
+class Reader(NamedTuple):
+    mode: str
+    at: str = "idle"
+    seen: int = 0  # the newest head it saw
+    version: int = 0  # the version it acts with
+    lease: int = NONE  # the slot it acts from (alias)
+    taken: int = NONE  # the slot it locked to adopt ``seen``
+    first: int = 0  # the half it read already
+
+
+class State(NamedTuple):
+    writer: Writer
+    slots: tuple[Slot, ...]
+    heads: tuple[int, ...]  # the slot of version 1, 2, ...: head names the last
+    readers: tuple[Reader, ...]
+
+
+Step = tuple[str, State, str]  # what was done, what came of it, what law it broke
+
+HOLDING = ("locked", "marked", "half", "full", "numbered", "ready")
+WRITE_STEPS = (*HOLDING, "unlocked", "noted", "idle")
+DEAD_WRITER = Writer("dead")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is explored.
+
+    Args:
+        slots: K.
+        versions: how many are published at most.
+        modes: ``"alias"`` or ``"copy"``, one for each reader.
+        leases: readers lock what they read.
+        equality: readers compare the slot's version with the one that head named.
+        spares_newest: the writer never takes the newest slot.
+        coherent: a reader that saw a head never sees an older one.
+        deaths: whoever lives may die.
+        interrupts: an exception may end a publish at any step; the writer unlocks and goes on.
+        newest: where the writer looks up which slot is the newest: ``"head"``, or a ``"variable"`` of
+            its own that it sets just before head.
+    """
+
+    slots: int
+    versions: int
+    modes: tuple[str, ...]
+    leases: bool = True
+    equality: bool = True
+    spares_newest: bool = True
+    coherent: bool = True
+    deaths: bool = True
+    interrupts: bool = False
+    newest: str = "head"
+
+    def start(self) -> State:
+        readers = tuple(sorted(Reader(mode) for mode in self.modes))
+        return State(Writer(), (Slot(),) * self.slots, (), readers)
+
+    def steps(self, state: State) -> Iterator[Step]:
+        yield from self._writer_steps(state)
+        for i, reader in enumerate(state.readers):
+            if i and reader == state.readers[i - 1]:
+                continue  # readers are interchangeable
+            for label, new, broken in self._reader_steps(state, reader):
+                others = state.readers[:i] + state.readers[i + 1 :]
+                moved = state._replace(readers=tuple(sorted((*others, new))))
+                yield f"{reader.mode} reader {label}", moved, broken
+
+    # ------------------------------------------------------------------------------ writer
+
+    def _writer_steps(self, state: State) -> Iterator[Step]:
+        at, slot, newest = state.writer
+        if at == "dead":
+            return
+        if self.deaths:
+            yield "writer dies", state._replace(writer=DEAD_WRITER), ""
+        version = len(state.heads) + 1
+        if at == "idle":
+            if version <= self.versions:
+                yield self._pick(state)
+            return
+        if self.interrupts:
+            yield "writer is interrupted", state._replace(writer=Writer("idle", NONE, newest)), ""
+        after = WRITE_STEPS[WRITE_STEPS.index(at) + 1]
+        newest = slot if at == "unlocked" and self.newest == "variable" else newest
+        moved = state._replace(writer=Writer(after, slot if after != "idle" else NONE, newest))
+        line = state.slots[slot]
+        match at:
+            case "locked":
+                line, label = line._replace(state=WRITING), f"marks slot {slot} as being written"
+            case "marked":
+                line, label = line._replace(first=version), f"writes the first half of {version}"
+            case "half":
+                line, label = line._replace(second=version), f"writes the second half of {version}"
+            case "full":
+                line, label = line._replace(version=version), f"numbers slot {slot}: {version}"
+            case "numbered":
+                line, label = line._replace(state=READY), f"marks slot {slot} as ready"
+            case "ready":
+                label = f"unlocks slot {slot}"
+            case "unlocked":
+                label = f"notes slot {slot} as the newest"
+            case _:
+                label = f"points head at version {version} in slot {slot}"
+                moved = moved._replace(heads=(*state.heads, slot))
+        slots = (*state.slots[:slot], line, *state.slots[slot + 1 :])
+        yield f"writer {label}", moved._replace(slots=slots), ""
+
+    def _pick(self, state: State) -> Step:
+        of_head = state.heads[-1] if state.heads else NONE
+        newest = of_head if self.newest == "head" else state.writer.newest
+        for slot in range(self.slots):
+            spared = slot == newest and self.spares_newest
+            if not spared and not self._is_shared(state, slot):
+                locked = state.writer._replace(at="locked", slot=slot)
+                return f"writer locks slot {slot}", state._replace(writer=locked), ""
+        return "writer finds no slot", state, "coalesced"
+
+    def _is_shared(self, state: State, slot: int) -> bool:
+        return self.leases and any(slot in (r.lease, r.taken) for r in state.readers)
+
+    # ------------------------------------------------------------------------------ readers
+
+    def _reader_steps(self, state: State, reader: Reader) -> Iterator[tuple[str, Reader, str]]:
+        if reader.at == "dead":
+            return
+        if self.deaths:
+            yield "dies", Reader(reader.mode, "dead"), ""
+        slot = state.heads[reader.seen - 1] if reader.seen else NONE
+        match reader.at:
+            case "idle":
+                yield from self._look(state, reader)
+            case "looked":
+                exclusive = state.writer.at in HOLDING and state.writer.slot == slot
+                if exclusive and self.leases:
+                    yield f"finds slot {slot} locked", reader._replace(at="idle"), ""
+                else:
+                    taken = reader._replace(at="locked", taken=slot)
+                    yield f"locks slot {slot} for version {reader.seen}", taken, ""
+            case "locked":
+                yield self._check(state, reader)
+            case "checked":
+                first = state.slots[slot].first
+                read = reader._replace(at="copied half", first=first)
+                yield f"copies the first half: {first}", read, ""
+            case "copied half":
+                broken = self._judge(state, reader, reader.seen, slot)
+                second = state.slots[slot].second
+                read = reader._replace(at="copied", version=reader.seen, first=0)
+                yield f"copies the second half: {second}", read, broken
+            case "copied":
+                free = reader._replace(at="idle", taken=NONE)
+                yield f"unlocks slot {slot}", free, ""
+            case "pointed":
+                free = reader._replace(at="idle", lease=reader.taken, taken=NONE)
+                yield f"releases slot {reader.lease}", free, ""
+            case "acting":
+                broken = self._judge(state, reader, reader.version, reader.lease)
+                second = state.slots[reader.lease].second
+                yield f"acts: second half {second}", reader._replace(at="idle", first=0), broken
+
+    def _look(self, state: State, reader: Reader) -> Iterator[tuple[str, Reader, str]]:
+        oldest = max(reader.seen, 1) if self.coherent else 1
+        for head in range(oldest, len(state.heads) + 1):
+            if head != reader.version:
+                yield f"sees head at {head}", reader._replace(at="looked", seen=head), ""
+        if reader.lease != NONE:
+            first = state.slots[reader.lease].first
+            acting = reader._replace(at="acting", first=first)
+            yield f"acts: first half {first}", acting, ""
+
+    def _check(self, state: State, reader: Reader) -> tuple[str, Reader, str]:
+        line = state.slots[reader.taken]
+        fits = line.state == READY and (line.version == reader.seen or not self.equality)
+        if not fits:
+            back = reader._replace(at="idle", taken=NONE)
+            return f"finds slot {reader.taken} is not version {reader.seen}", back, ""
+        broken = "regressing" if reader.seen < reader.version else ""
+        if reader.mode == "copy":
+            return "finds it as head said", reader._replace(at="checked"), broken
+        pointed = reader._replace(at="pointed", version=reader.seen)
+        return f"points at slot {reader.taken}", pointed, broken
+
+    def _judge(self, state: State, reader: Reader, claimed: int, slot: int) -> str:
+        first, second = reader.first, state.slots[slot].second
+        if first != second:
+            return "torn"
+        if first > len(state.heads):
+            return "unpublished"
+        return "" if first == claimed else "mislabelled"
+
+
+def unreadable(state: State) -> bool:
+    """Whether the version that head names is not whole in its slot."""
+    newest = len(state.heads)
+    return newest > 0 and state.slots[state.heads[-1]] != Slot(READY, newest, newest, newest)
+
+
+@dataclass
+class Exploration:
+    """What was found: the number of states, and the shortest way to each kind of violation."""
+
+    states: int = 0
+    complete: bool = False
+    violations: dict[str, list[str]] = field(default_factory=dict)
+
+    def story(self, kind: str) -> str:
+        """The shortest counterexample, one step a line."""
+        steps = self.violations.get(kind, [])
+        return "\n".join([f"{kind}:", *(f"  {i:2}  {step}" for i, step in enumerate(steps, 1))])
+
+
+def explore(protocol: Protocol, until: str = "", most: int = 2_000_000) -> Exploration:
+    """Visit every reachable state, nearest first; stop early at the first violation of kind ``until``."""
+    start = protocol.start()
+    came: dict[State, tuple[State, str] | None] = {start: None}
+    found = Exploration()
+    queue = deque([start])
+    while queue:
+        state = queue.popleft()
+        for label, moved, broken in protocol.steps(state):
+            kinds = [kind for kind in (broken, "unreadable" * unreadable(moved)) if kind]
+            for kind in kinds:
+                found.violations.setdefault(kind, [*_way(came, state), label])
+            if moved not in came:
+                came[moved] = (state, label)
+                queue.append(moved)
+        found.states = len(came)
+        if until in found.violations or found.states > most:
+            return found
+    found.complete = True
+    return found
+
+
+def _way(came: dict[State, tuple[State, str] | None], state: State) -> list[str]:
+    steps: list[str] = []
+    while (link := came[state]) is not None:
+        state, label = link
+        steps.append(label)
+    return steps[::-1]
