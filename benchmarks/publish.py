@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -266,8 +267,7 @@ def main() -> None:
     for model in options.models:
         rows.append(measure(model))
         print(line(rows[-1]), flush=True)
-    with open(options.out, "w") as file:
-        json.dump({"torch": torch.__version__, "rows": rows}, file, indent=2)
+    Path(options.out).write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes that read and write boards on command, and tensors that say which version they are of."""
+"""Processes that read and write boards on command, and tensors that tell their version."""
 
 from __future__ import annotations
 
@@ -9,21 +9,41 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardHandle, BoardReader, WeightBoard
-from tests.parts.processes import open_fds, shared_mappings
+
+# Nothing from tests.parts: it loads all of TorchRL in each of the many processes started here.
 
 ANSWER_TIMEOUT_S = 30.0
+LEAVES_BEHIND_S = 60.0  # how long a child that must not matter lives at most
+
+
+def open_fds() -> list[str]:
+    """What each open descriptor of this process points to, sorted."""
+    found = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
+            found.append(str(fd.readlink()))
+    return sorted(found)
+
+
+def shared_mappings() -> list[str]:
+    """Names of what this process has mapped from memory files and /dev/shm, sorted."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    names = [line.split(maxsplit=5)[5] for line in lines if "/" in line]
+    return sorted(name for name in names if name.startswith(("/dev/shm/", "/memfd:")))
 
 
 def plain_layout(tensors: int = 3, size: int = 1000, *more: str) -> Layout:
     """Float leaves only, ``size`` each, for the destinations "policy" and ``more``."""
     leaves = [LeafSpec(f"w{i}", "parameter", (size,), torch.float32) for i in range(tensors)]
-    return Layout.build({destination: leaves for destination in ("policy", *more)})
+    return Layout.build(dict.fromkeys(("policy", *more), leaves))
 
 
 def filled(layout: Layout, number: float) -> list[torch.Tensor]:
@@ -124,6 +144,9 @@ class Worker:
                 seen["wrong"] += (low, high) != (version, version)
         return seen
 
+    def leave_note(self, note: bytes) -> None:
+        self.reader.leave_note(note)
+
     # writer
 
     def open_board(self, tensors: int, size: int) -> BoardHandle:
@@ -141,7 +164,6 @@ class Worker:
             version += 1
             for tensor in tensors:
                 tensor.fill_(version)
-            # Tensor by tensor and no quicker than it has to be: a kill should find it in the middle.
             self.board.publish(tensors)
 
     # any process
@@ -155,7 +177,7 @@ class Worker:
     def fork_a_child(self) -> int:
         child = os.fork()
         if child == 0:
-            time.sleep(60)
+            time.sleep(LEAVES_BEHIND_S)
             os._exit(0)
         return child
 
@@ -182,9 +204,10 @@ class Remote:
     """A process of its own that obeys the commands of :class:`Worker`."""
 
     def __init__(self, start_method: str = "forkserver") -> None:
+        self.ended = False
         context = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
-            context.set_forkserver_preload(["torch"])
+            context.set_forkserver_preload(["torch", "torchrl", "rlsync.transport.board"])
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs,), daemon=True)
         self.process.start()
@@ -224,6 +247,9 @@ class Remote:
 
     def end(self) -> None:
         """End it whatever it does."""
+        if self.ended:
+            return
+        self.ended = True
         if self.process.is_alive():
             self.process.kill()
         self.process.join(10)

@@ -40,9 +40,7 @@ def leaf_lists(draw: st.DrawFn) -> list[LeafSpec]:
             owner = draw(st.sampled_from(owners))
             leaves.append(LeafSpec(name, draw(kinds), owner.shape, owner.dtype, owner.name))
         else:
-            leaves.append(
-                LeafSpec(name, draw(kinds), draw(shapes), draw(st.sampled_from(DTYPES)))
-            )
+            leaves.append(LeafSpec(name, draw(kinds), draw(shapes), draw(st.sampled_from(DTYPES))))
     return leaves
 
 
@@ -128,9 +126,7 @@ def test_writing_a_tie_writes_its_owner() -> None:
     assert other.tolist() == [0.0] * 3
     assert layout.image_bytes == 2 * ALIGN_BYTES
     one, two = torch.ones(3), torch.ones(3) * 2
-    assert [t is u for t, u in zip(layout.spread([one, two]), [one, one, two], strict=True)] == (
-        [True] * 3
-    )
+    assert [t is u for t, u in zip(layout.spread([one, two]), [one, one, two], strict=True)] == ([True] * 3)
 
 
 def test_any_change_of_the_schema_changes_its_hash() -> None:

@@ -227,17 +227,11 @@ def test_hostile_text_is_refused_and_runs_nothing(
     assert not flag.exists()
 
 
-@pytest.mark.parametrize(
-    "key", ["__import__('os')", "{0.__class__}", "%(x)s", "$(touch x)", "__class__"]
-)
+@pytest.mark.parametrize("key", ["__import__('os')", "{0.__class__}", "%(x)s", "$(touch x)", "__class__"])
 def test_a_hostile_key_is_only_a_key(key: str) -> None:
     held = Thing(table={key: "inert"})
-    assert walk(held, Path((Attr("table"), Key(key))), error=SourceNotFound, root_name="x") == (
-        "inert"
-    )
-    assert walk(
-        held, parse(str(Path((Attr("table"), Key(key))))), error=SourceNotFound, root_name="x"
-    )
+    assert walk(held, Path((Attr("table"), Key(key))), error=SourceNotFound, root_name="x") == ("inert")
+    assert walk(held, parse(str(Path((Attr("table"), Key(key))))), error=SourceNotFound, root_name="x")
 
 
 def test_fullwidth_underscores_do_not_reach_dunder_attributes() -> None:
@@ -359,8 +353,6 @@ def test_many_siblings_are_cut_with_an_ellipsis() -> None:
 
 
 @given(st.lists(names, max_size=6), names)
-def test_the_nearest_name_is_one_of_those_offered_or_nothing(
-    offered: list[str], wanted: str
-) -> None:
+def test_the_nearest_name_is_one_of_those_offered_or_nothing(offered: list[str], wanted: str) -> None:
     assert nearest_name(wanted, offered) in {*offered, ""}
     assert nearest_name(wanted, [*offered, wanted]) == wanted

@@ -145,9 +145,7 @@ def test_some_leaves_may_stay_at_home() -> None:
     assert module.normaliser.state["count"] == 0
 
 
-@pytest.mark.xfail(
-    strict=True, raises=KeyError, reason="rebuild_state wants every leaf of an extra state"
-)
+@pytest.mark.xfail(strict=True, raises=KeyError, reason="rebuild_state wants every leaf of an extra state")
 def test_part_of_an_extra_state_may_stay_at_home() -> None:
     source, module = trained(), Net()
     module.normaliser.state["count"] = 5

@@ -175,9 +175,7 @@ def expected(layout: Layout, tensors: Sequence[torch.Tensor]) -> list[bytes]:
     return [bits(tensor) for tensor in layout.spread(tensors)]
 
 
-few = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 # ------------------------------------------------------------------ 1  as a whole, or not at all
@@ -322,9 +320,7 @@ def test_an_adoption_takes_the_newest_version_and_skips_the_others(connect: Open
 
 @few
 @given(publishes=st.lists(st.integers(0, 4), min_size=1, max_size=8))
-def test_what_acts_is_always_exactly_the_version_adopted_last(
-    connect: Open, publishes: list[int]
-) -> None:
+def test_what_acts_is_always_exactly_the_version_adopted_last(connect: Open, publishes: list[int]) -> None:
     """`publishes` says how many versions come out between one adoption and the next."""
     sent: dict[int, list[bytes]] = {0: []}
     with connect(MIXED) as link:
@@ -341,9 +337,7 @@ def test_what_acts_is_always_exactly_the_version_adopted_last(
             last = adopted
 
 
-@pytest.mark.parametrize(
-    "connect", [kind for kind in ALL if kind != "local"], indirect=True
-)
+@pytest.mark.parametrize("connect", [kind for kind in ALL if kind != "local"], indirect=True)
 def test_what_acts_stays_as_it_is_until_the_next_adoption(connect: Open) -> None:
     layout = plain_layout()
     with connect(layout) as link:

@@ -45,10 +45,10 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Processes started inside never receive SIGINT; here it is dealt with, at the latest after.
+        """Processes started inside never receive SIGINT; this one does, at the latest afterwards.
 
-        A blocked signal is inherited by children across exec, like an ignored one, but a Ctrl-C that
-        comes meanwhile is not lost to this process.
+        A blocked signal is inherited by children across exec, like an ignored one, but a Ctrl-C
+        that comes meanwhile is not lost to this process.
         """
         resource_tracker.ensure_running()  # it unblocks SIGINT as it starts, so it must run before
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -70,6 +70,9 @@ class Interrupts:
             self._trainer.request_stop("interrupted")
 
     def _kill_everything(self) -> None:
-        for child in multiprocessing.active_children():
+        children = multiprocessing.active_children()
+        for child in children:
             child.kill()
+        for child in children:
+            child.join(timeout=1.0)
         os._exit(EXIT_INTERRUPTED)

@@ -13,7 +13,7 @@ from rlsync.core.path import nearest_name
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
 VERBS = {
     "train": "train a recipe: rlsync train [key=value ...]",
-    "explain": "print what a sync map moves: rlsync explain [key=value ... | file.py:function] [--json]",
+    "explain": "print what a sync map moves: rlsync explain [key=value ... | file.py:function]",
 }
 
 EXIT_FAILED = 1

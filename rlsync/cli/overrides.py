@@ -1,4 +1,4 @@
-"""Reads the command line before Hydra does, so that a bad key or value is refused in three lines."""
+"""Reads the command line before Hydra does, to refuse a bad key or value in three lines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read(arguments: list[str]) -> CommandLine:
 def _refuse_sweep(parsed: list[Override]) -> None:
     for override in parsed:
         if override.is_sweep_override():
-            key, values = override.get_key_element(), override.get_value_element_as_str()
+            key, values = override.get_key_element(), override.get_value_string()
             raise ConfigError(
                 f"{key} has several values",
                 f"override {override.input_line}",
@@ -92,7 +92,8 @@ def to_config(composed: DictConfig) -> Config:
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error), error.full_key or "the configuration", _SEE_ALL) from error
+        where = error.full_key or "the configuration"
+        raise ConfigError(_first_line(error), where, _SEE_ALL) from error
     assert isinstance(config, Config)
     return check(config)
 
@@ -156,13 +157,20 @@ def _check_key(override: Override, keys: set[str], groups: dict[str, list[str]])
     if key.startswith(FREE_FORM):
         cure = f"{key} is an argument for gymnasium: write +{key}=..."
     else:
-        cure = _did_you_mean(nearest(key, [*sorted(keys), *groups])) + _SEE_ALL
+        cure = _did_you_mean(nearest(key, [*sorted(keys), *groups])) + _beside(key, keys)
     raise ConfigError(f"unknown key {key!r}", f"override {override.input_line}", cure)
 
 
+def _beside(key: str, keys: set[str]) -> str:
+    parent = key.rpartition(".")[0]
+    split = (name.rpartition(".") for name in sorted(keys))
+    names = [last for other, _, last in split if parent and other == parent]
+    return f"{parent} has: {', '.join(names)}" if names else _SEE_ALL
+
+
 def _keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
-    for name in node:
-        key = f"{prefix}{name}"
+    for name in map(str, node):
+        key = prefix + name
         yield key
         if not OmegaConf.is_missing(node, name) and OmegaConf.is_dict(node[name]):
             yield from _keys(node[name], key + ".")
@@ -171,21 +179,22 @@ def _keys(node: DictConfig, prefix: str = "") -> Iterator[str]:
 def nearest(wanted: str, offered: Iterable[str]) -> str:
     """The offered dotted name whose last part is closest to that of ``wanted``; or nothing.
 
+    A name that was put under another parent must be closer than one that was not.
+
     Example:
         >>> nearest("num_epoch", ["recipe.lr", "recipe.num_epochs"])
         'recipe.num_epochs'
     """
+    parent, _, last = wanted.rpartition(".")
 
-    def closeness(name: str) -> tuple[float, float]:
-        last = (text.rpartition(".")[2] for text in (wanted, name))
-        return _likeness(*last), _likeness(wanted, name)
+    def closeness(name: str) -> float:
+        other, _, end = name.rpartition(".")
+        ratio = difflib.SequenceMatcher(None, last, end).ratio()
+        needed = 0.6 if parent in ("", other) else 0.85
+        return ratio + (parent == other) / 10 if ratio >= needed else 0.0
 
     best = max(offered, key=closeness, default="")
-    return best if best and closeness(best)[0] >= 0.6 else ""
-
-
-def _likeness(left: str, right: str) -> float:
-    return difflib.SequenceMatcher(None, left, right).ratio()
+    return best if best and closeness(best) else ""
 
 
 def _did_you_mean(name: str) -> str:

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hydra
@@ -25,12 +25,12 @@ from rlsync.cli.main import exit_status
 from rlsync.cli.resume import checkpoint_in, load
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.path import nearest_name
-from rlsync.recipes import dqn, ppo
+from rlsync.recipes import dqn, parts, ppo
 from rlsync.recipes.config import Config
 from rlsync.recipes.hooks import EpisodeReturns
 from rlsync.torchrl_plugin import compat
 
-RECIPES = {"ppo": ppo.build, "dqn": dqn.build}
+RECIPES: dict[str, Callable[[Config], Trainer]] = {"ppo": ppo.build, "dqn": dqn.build}
 RESOLVED = "config.yaml"
 
 
@@ -60,13 +60,14 @@ def main(arguments: list[str]) -> int:
 
 
 def check_names(config: Config) -> None:
-    """Refuse what only the launcher knows: an unknown recipe, a checkpoint that is not there."""
+    """Refuse names that lead nowhere: of the recipe, of the environment, of a checkpoint."""
     builder(config)
+    parts.probe(config.env)
     if config.resume is not None:
         checkpoint_in(config.resume, config)
 
 
-def builder(config: Config):  # type: ignore[no-untyped-def]
+def builder(config: Config) -> Callable[[Config], Trainer]:
     """The function that builds this config's recipe.
 
     Raises:

@@ -163,14 +163,10 @@ def _bracket(text: str, at: int) -> tuple[Segment, int]:
 
 def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
     found = repr(text[at]) if at < len(text) else "the end"
-    return PathSyntaxError(
-        f"cannot read the path {text!r}", f"character {at + 1}, at {found}", cure
-    )
+    return PathSyntaxError(f"cannot read the path {text!r}", f"character {at + 1}, at {found}", cure)
 
 
-def walk(
-    root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = ""
-) -> Any:
+def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = "") -> Any:
     """Follow ``path`` from ``root`` and return what stands there.
 
     Properties on the way are read as any attribute access reads them; nothing else runs.

@@ -43,7 +43,7 @@ class RouteConfig:
 
 @dataclass
 class WhenConfig:
-    """When to publish: every so many units, or when the learner is ahead, or whichever comes first."""
+    """When to publish: every so many units, when the learner is ahead, or whichever is first."""
 
     every: int | float | None = 1
     unit: str = "batches"
@@ -172,9 +172,7 @@ def sync_map(sync: SyncConfig) -> dict[str, str]:
                 "write {destination: policy, source: loss_module.actor_network}",
             )
         if route.destination in found:
-            raise ConfigError(
-                f"two entries of the sync map go to {route.destination!r}", where, "drop one"
-            )
+            raise ConfigError(f"two entries of the sync map go to {route.destination!r}", where, "drop one")
         found[route.destination] = route.source
     if not found:
         raise ConfigError(
@@ -207,7 +205,7 @@ def check(config: Config) -> Config:
     collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
     if collector.frames_per_batch < steps:
         raise ConfigError(
-            f"a batch of {collector.frames_per_batch} frames leaves some environments without a step",
+            f"a batch of {collector.frames_per_batch} frames leaves some environments idle",
             "collector.frames_per_batch",
             f"give at least collector.num_workers x env.num_envs = {steps}",
         )

@@ -25,8 +25,8 @@ def build(config: Config) -> DQNTrainer:
     """A trainer that is ready to ``train()``, its workers started and its sync map resolved.
 
     Args:
-        config: what to train; ``config.recipe`` is a :class:`DQNConfig`. Workers hold
-            ``policy.module[0]``, the Q network, and ``policy.module[1]``, the epsilon-greedy module.
+        config: what to train; ``config.recipe`` is a :class:`DQNConfig`. Workers hold the Q network
+            as ``policy.module[0]`` and the epsilon-greedy module as ``policy.module[1]``.
 
     Raises:
         ConfigError: a value, the environment or the kind of recipe does not fit.
@@ -51,9 +51,7 @@ def build(config: Config) -> DQNTrainer:
                 storage=LazyTensorStorage(recipe.buffer_frames), batch_size=recipe.batch_size
             ),
             optim_steps_per_batch=recipe.optim_steps_per_batch,
-            target_net_updater=HardUpdate(
-                loss, value_network_update_interval=recipe.target_update_steps
-            ),
+            target_net_updater=HardUpdate(loss, value_network_update_interval=recipe.target_update_steps),
         )
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy).register(trainer)

@@ -15,7 +15,7 @@ from rlsync import SyncWeights
 class EpisodeReturns(TrainerHookBase):
     """The mean return of the newest finished episodes; stops the trainer when it is high enough.
 
-    Reads ``("next", "reward_sum")`` where ``("next", "done")``, and logs ``return`` and ``episodes``.
+    Reads ``("next", "reward_sum")`` where ``("next", "done")``; logs ``return`` and ``episodes``.
 
     Args:
         target: stop when the mean reaches this return; None never stops.

@@ -34,7 +34,7 @@ _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
 def make_env(config: EnvConfig) -> EnvBase:
-    """An environment, or several in one batch, whose frames carry the return so far as ``reward_sum``."""
+    """An environment, or a batch of them, whose frames carry the return so far: ``reward_sum``."""
     batch = {"num_envs": config.num_envs} if config.num_envs > 1 else {}
     env = GymEnv(config.id, **batch, **config.kwargs)
     return TransformedEnv(env, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
@@ -70,7 +70,7 @@ def probe(config: EnvConfig) -> Spaces:
         if observation is None or observation.ndim != 1 or not isinstance(action, OneHot):
             raise ConfigError(
                 f"{config.id!r} does not have a flat observation and discrete actions",
-                f"env.id; observation: {observation}, action: {action}",
+                f"env.id; its action is {type(action).__name__} of shape {tuple(action.shape)}",
                 "this recipe serves environments like CartPole-v1, Acrobot-v1 or LunarLander-v3",
             )
         return Spaces(observation.shape[-1], action.shape[-1], action)
@@ -157,7 +157,7 @@ def trainer_settings(config: Config) -> dict[str, Any]:
 
 
 def register_hooks(trainer: Trainer, config: Config) -> None:
-    """Give a stock trainer the sync map of the config, and the hooks that watch returns and pushes."""
+    """Give a stock trainer the config's sync map, and the hooks that watch returns and pushes."""
     run_dir = config.run_dir
     sync = SyncWeights(
         sync_map(config.sync),

@@ -1,6 +1,6 @@
 """PPO with worker processes on a board: TorchRL's own PPOTrainer, collector and loss.
 
-Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers.algorithms.PPOTrainer.
+Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers.algorithms.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build(config: Config) -> PPOTrainer:
                 batch_size=config.recipe.batch_size,
             ),
             num_epochs=config.recipe.num_epochs,
-            optim_steps_per_batch=None,  # all of the batch: a number here would skip every other epoch
+            optim_steps_per_batch=None,  # the whole batch; a number would skip every other epoch
             gamma=config.recipe.gamma,
             lmbda=config.recipe.gae_lambda,
             weight_update_map={"policy": "loss_module.actor_network"},  # TorchRL insists; replaced

@@ -134,11 +134,7 @@ def check_same_leaves(
     Raises:
         LayoutMismatch: names the first leaf that does not fit, and how many do not.
     """
-    wrong = [
-        c
-        for c in compare([s for s in found], [_untied(s) for s in expected])
-        if c.verdict is not Verdict.COPIED
-    ]
+    wrong = [c for c in compare(found, [_untied(s) for s in expected]) if c.verdict is not Verdict.COPIED]
     if wrong:
         first = wrong[0]
         said = {

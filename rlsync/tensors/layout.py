@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,7 +83,7 @@ class Layout:
     image_bytes: int
 
     @classmethod
-    def build(cls, destinations: dict[str, Sequence[LeafSpec]]) -> Layout:
+    def build(cls, destinations: Mapping[str, Sequence[LeafSpec]]) -> Layout:
         """Lay out the leaves of each destination in the order given."""
         entries: list[Entry] = []
         at = owners = 0
@@ -128,7 +128,7 @@ class Layout:
         for destination, name, kind, shape, dtype, tie in json.loads(data):
             leaf = LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie)
             destinations.setdefault(destination, []).append(leaf)
-        return cls.build(dict(destinations))
+        return cls.build(destinations)
 
     def views(self, image: torch.Tensor) -> list[torch.Tensor]:
         """Typed views of a flat ``uint8`` image, one for each entry, in order."""
@@ -151,9 +151,7 @@ def _view(image: torch.Tensor, entry: Entry) -> torch.Tensor:
     return flat.view(leaf.dtype).view(leaf.shape)
 
 
-_DTYPES = {
-    str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)
-}
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -164,4 +162,3 @@ def dtype_named(name: str) -> torch.dtype:
         torch.bfloat16
     """
     return _DTYPES[name]
-

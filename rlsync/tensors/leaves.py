@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.layout import Kind, LeafSpec
@@ -225,9 +225,7 @@ def rebuild_state(template: object, prefix: str, leaves: Mapping[str, Tensor]) -
             items = [(k, rebuild_state(v, f"{prefix}.{k}", leaves)) for k, v in template.items()]
             return type(template)(items)  # type: ignore[call-arg]
         case list() | tuple():
-            return type(template)(
-                rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template)
-            )
+            return type(template)(rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template))
     raise TypeError(type(template).__name__)
 
 
@@ -269,9 +267,11 @@ def check_travels(tensor: Tensor, name: str, where: str) -> None:
     dtensor = sys.modules.get("torch.distributed.tensor")
     if dtensor is not None and isinstance(tensor, dtensor.DTensor):
         raise _sharded(name, where)
-    if isinstance(tensor, UninitializedTensorMixin):
+    if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         raise LayoutMismatch(
-            f"{name} is not initialised yet", where, "run the module once before registering the sync"
+            f"{name} is not initialised yet",
+            where,
+            "run the module once before registering the sync",
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise LayoutMismatch(

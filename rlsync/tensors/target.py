@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
-from rlsync.tensors.leaves import ExtraState, Leaves, is_compiled_wrapper, rebuild_state
 from rlsync.tensors.layout import LeafSpec
+from rlsync.tensors.leaves import ExtraState, Leaves, is_compiled_wrapper, rebuild_state
 
 
 class Target:
@@ -123,9 +123,7 @@ def is_compiled(module: object) -> bool:
     """Whether any part of ``module`` runs compiled code, which does not see a re-pointed ``.data``."""
     if not isinstance(module, nn.Module):
         return False
-    return any(
-        is_compiled_wrapper(m) or m._compiled_call_impl is not None for m in module.modules()
-    )
+    return any(is_compiled_wrapper(m) or m._compiled_call_impl is not None for m in module.modules())
 
 
 def materialise(module: nn.Module) -> None:

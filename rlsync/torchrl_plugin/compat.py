@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector
 from torchrl.collectors._multi_base import MultiCollector
+from torchrl.data import ReplayBuffer
 from torchrl.envs.llm.transforms.policy_version import PolicyVersion
 from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
@@ -45,20 +46,37 @@ def turn_on_stamps(collector: MultiCollector) -> None:
     """Make the workers write ``policy_version`` on every frame.
 
     Called while the collector is being constructed, before the workers start: they are told to track
-    versions when the parent has a tracker. A replay buffer that is laid out already must have room.
+    versions when the parent has a tracker.
     """
-    if collector.policy_version_tracker is not None:
-        return
+    if collector.policy_version_tracker is None:
+        collector.policy_version_tracker = PolicyVersion()
     buffer = collector.replay_buffer
-    storage = None if buffer is None else buffer._storage
-    laid_out = None if storage is None else getattr(storage, "_storage", None)
-    if isinstance(laid_out, TensorDictBase) and ("next", STAMP) not in laid_out.keys(True, True):
+    if isinstance(buffer, ReplayBuffer):
+        laid_out = getattr(buffer._storage, "_storage", None)
+        if isinstance(laid_out, TensorDictBase):
+            _make_room_for_stamps(laid_out)
+
+
+def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
+    """Add what the storage of a replay buffer lacks to hold the stamps.
+
+    MultiCollector lays a lazy storage out from an environment without the tracker, and the storage then
+    drops the root's stamp in silence. Goes when it lays out what the workers write.
+    """
+    missing = [key for key in (STAMP, ("next", STAMP)) if key not in laid_out.keys(True, True)]
+    like = laid_out.get(("collector", "traj_ids"), None)
+    if missing and like is None:
         raise ConfigError(
-            "the replay buffer is laid out without room for 'policy_version'",
-            f"{type(collector).__name__}(replay_buffer=...)",
-            "pass track_policy_version=True to the collector",
+            f"the replay buffer is laid out without room for {missing[0]!r}",
+            "replay_buffer of the collector",
+            "pass an empty lazy storage, or give it int64 fields for the stamps",
         )
-    collector.policy_version_tracker = PolicyVersion()
+    for key in missing:
+        with laid_out.unlock_():
+            if laid_out.is_memmap():
+                laid_out.make_memmap(key, shape=like.shape, dtype=torch.int64)
+            else:
+                laid_out.set(key, torch.zeros(like.shape, dtype=torch.int64).share_memory_())
 
 
 def announce_version(collector: object, version: int) -> None:
@@ -108,9 +126,7 @@ def around_rollouts(
     collector.rollout = rollout
 
 
-def around_updates(
-    collector: MultiCollector, enter: Callable[[], AbstractContextManager[object]]
-) -> None:
+def around_updates(collector: MultiCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
     """Run every ``update_policy_weights_`` of ``collector`` inside ``enter()``.
 
     It sends the destinations of a ``weights_dict`` one by one; inside, they become one publish or none.

@@ -196,9 +196,7 @@ class LocalEndpoint:
             leaf = LeafSpec(name, "parameter", tuple(tensor.shape), tensor.dtype)
             chosen.setdefault(destination, []).append(leaf)
         self._transport.layout = layout = Layout.build(chosen)
-        version = self._transport.publish(
-            [leaves[e.destination, e.leaf.name] for e in layout.entries]
-        )
+        version = self._transport.publish([leaves[e.destination, e.leaf.name] for e in layout.entries])
         compat.announce_version(self.collector, self._transport.adopted)
         return version
 
@@ -212,9 +210,7 @@ class LocalEndpoint:
         """Nothing to wait for: a publish arrives at once, or when the running rollout ends."""
 
     def _walk(self, path: Path, where: str) -> object:
-        return walk(
-            self.collector, path, error=DestinationNotFound, root_name="the collector", where=where
-        )
+        return walk(self.collector, path, error=DestinationNotFound, root_name="the collector", where=where)
 
     def _leaves(self, destination: str) -> Leaves:
         path, leaves = self._stands[destination]

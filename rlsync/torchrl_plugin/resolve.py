@@ -103,9 +103,7 @@ class BoundRoute:
         return tensors
 
 
-def bind_routes(
-    sync_map: SyncMap, trainer: compat.Trainer, endpoint: Endpoint
-) -> list[BoundRoute]:
+def bind_routes(sync_map: SyncMap, trainer: compat.Trainer, endpoint: Endpoint) -> list[BoundRoute]:
     """Resolve every entry of the map.
 
     Raises:
@@ -120,18 +118,20 @@ def bind_routes(
     if not sync_map:
         raise NothingToSync("the sync map is empty", "sync map", "name at least one destination")
     bound: list[BoundRoute] = []
-    taken: dict[Key, str] = {}
+    taken: dict[str, str] = {}
     for number, (destination, source) in enumerate(sync_map.items(), start=1):
         where = f"sync map, entry {number}"
         route = bind_route(destination, source, trainer, endpoint, where)
-        for key in route.keys:
-            if key in taken:
+        stem = parse(route.route.destination).leaf_prefix()
+        for comparison in route.comparisons:
+            leaf = f"{stem}.{comparison.name}"
+            if leaf in taken:
                 raise AmbiguousSource(
-                    f"{key[0]}.{key[1]} has two sources",
-                    f"{where}: {route.route.source}, and {taken[key]}",
+                    f"{leaf} has two sources",
+                    f"{where}: {route.route.source}, and {taken[leaf]}",
                     "let each leaf come from one place",
                 )
-            taken[key] = route.route.source
+            taken[leaf] = route.route.source
         bound.append(route)
     return bound
 
@@ -158,9 +158,7 @@ def bind_route(
     picked = [by_name[c.name] for c in sent]
     shapes = [c.spec.shape for c in sent]
     dtypes = [c.spec.dtype for c in sent]
-    return BoundRoute(
-        route, path, found, prefix, leaves, comparisons, picked, keys, shapes, dtypes
-    )
+    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, shapes, dtypes)
 
 
 def _compare(
@@ -170,7 +168,9 @@ def _compare(
     specs = leaves.specs()
     if any(tensor.is_meta for tensor in leaves.tensors()):
         raise LayoutMismatch(
-            "the source is on the meta device and has no bytes", leaves.where, "materialise it first"
+            "the source is on the meta device and has no bytes",
+            leaves.where,
+            "materialise it first",
         )
     if all_stand is None:
         unseen = "this collector does not show its weights: unchecked"
@@ -275,4 +275,3 @@ def _row(route: Route, comparison: Comparison) -> Row:
         spec.payload_bytes if moved else 0,
         comparison.note or (f"tied to {spec.tie}" if spec.tie else ""),
     )
-

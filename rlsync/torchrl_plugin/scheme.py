@@ -66,7 +66,7 @@ class WeightBoard(transport.WeightBoard):
         Args:
             adopt: see :class:`BoardScheme`.
         """
-        link = self._link and self._link()
+        link = None if self._link is None else self._link()
         if link is None:
             link = BoardLink(self)
             self._link = weakref.ref(link)
@@ -111,8 +111,11 @@ class BoardScheme(compat.WeightSyncScheme):
         super().__init__(strategy="tensordict")
         self.adopt: Adopt = adopt
         self._pid = os.getpid()
-        self._board = transport.WeightBoard() if _link is None else None
-        self._link = BoardLink(self._board) if self._board is not None else _link
+        self._board: transport.WeightBoard | None = None
+        if _link is None:
+            self._board = transport.WeightBoard()
+            _link = BoardLink(self._board)
+        self._link = _link
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}
@@ -177,8 +180,9 @@ class BoardScheme(compat.WeightSyncScheme):
         worker_idx: int = 0,
         model: nn.Module | None = None,
     ) -> None:
+        # A forked worker starts with what the learner's scheme holds.
         self._initialized_on_sender = self._synchronized_on_sender = False
-        self._board = None
+        self._board = self._context_ref = self._model_ref = None
         self.model_id = model_id
         self.worker_idx = worker_idx
         worker = self._link.in_worker(worker_idx)
@@ -199,9 +203,7 @@ class BoardScheme(compat.WeightSyncScheme):
         if self.initialized_on_receiver and collector is not None:
             self._link.in_worker(self.worker_idx).attach(collector)
 
-    def _setup_connection_and_weights_on_receiver_impl(
-        self, *, worker_idx: int | None = None
-    ) -> None:
+    def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
         """Nothing: the worker adopts from the board when it next collects."""
 
     def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:

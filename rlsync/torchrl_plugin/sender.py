@@ -46,7 +46,9 @@ class BoardSender:
         collector = self._collector and self._collector()
         if collector is None:
             raise PublishError(
-                "this board has no collector", "BoardScheme", "pass the scheme to a process collector"
+                "this board has no collector",
+                "BoardScheme",
+                "pass the scheme to a process collector",
             )
         return collector
 
@@ -159,8 +161,9 @@ class BoardSender:
         keys = [(e.destination, e.leaf.name) for e in layout.entries]
         self._known = set(keys)
         self._owners = [(e.destination, e.leaf.name) for e in layout.owners()]
-        self._ties = [((e.destination, e.leaf.name), (e.destination, e.leaf.tie))
-                      for e in layout.entries if e.leaf.tie]
+        self._ties = [
+            ((e.destination, e.leaf.name), (e.destination, e.leaf.tie)) for e in layout.entries if e.leaf.tie
+        ]
         self._laid_out = laid_out
 
     def _keep_others(self, leaves: Mapping[Key, Tensor]) -> None:

@@ -40,7 +40,7 @@ class Sync:
 
     def __init__(self, sync_map: SyncMap, trainer: compat.Trainer, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._map = dict(sync_map)
+        self._map = sync_map
         self._trainer = trainer
         self._routes: list[BoundRoute] = []
         self._aliased: set[Key] = set()

@@ -82,8 +82,8 @@ class WorkerSync:
             self._collector and self._collector(),
             parse(destination),
             error=DestinationNotFound,
-            root_name=f"worker {self.worker_idx}'s collector",
-            where=f"weight_sync_schemes[{destination!r}]",
+            root_name="the worker's collector",
+            where=f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}",
         )
 
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:

@@ -211,8 +211,11 @@ class WeightBoard:
             raise BoardClosed("this board was closed", f"process {os.getpid()}", "make a new one")
 
     def _take_free_slot(self) -> int | None:
+        # Asked of head itself: an interrupted publish may have left self._newest ahead of it.
+        head = self._words[fmt.HEAD]
+        newest = fmt.unpack_head(head)[1] if head else None
         for slot in self._slots:
-            if slot != self._newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+            if slot != newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
                 return slot
         if len(self._slots) >= self.max_slots or self._words[fmt.SLOT_COUNT] >= fmt.MAX_SLOTS:
             return None

@@ -44,8 +44,7 @@ class BoardReader:
 
     def __init__(self, handle: BoardHandle, apply: Apply, reader: int | None = None) -> None:
         self._file = SharedFile.open(handle.address)
-        self._words = self._file.words(fmt.CONTROL_BYTES, 0)
-        self._check_identity(handle)
+        self._words = self._checked_words(handle)
         self._apply = apply
         self._head = 0
         self._lease: int | None = None
@@ -159,15 +158,17 @@ class BoardReader:
             self._views[slot] = (layout_at, layout.views(image))
         return layout, self._views[slot][1]
 
-    def _check_identity(self, handle: BoardHandle) -> None:
-        words = self._words
-        if (words[fmt.HEADER_MAGIC], words[fmt.HEADER_ID]) != (fmt.MAGIC, handle.board_id):
-            self._file.close()
-            raise BoardClosed(
-                f"the board of process {handle.address.pid} is gone",
-                f"another file stands at {handle.address.path}",
-                "the learner must live while workers attach",
-            )
+    def _checked_words(self, handle: BoardHandle) -> memoryview:
+        if self._file.size_bytes() >= fmt.CONTROL_BYTES:  # reading past the end would be SIGBUS
+            words = self._file.words(fmt.CONTROL_BYTES, 0)
+            if (words[fmt.HEADER_MAGIC], words[fmt.HEADER_ID]) == (fmt.MAGIC, handle.board_id):
+                return words
+        self._file.close()
+        raise BoardClosed(
+            f"the board of process {handle.address.pid} is gone",
+            f"another file stands at {handle.address.path}",
+            "the learner must live while workers attach",
+        )
 
     def _claim_line(self, wanted: int | None) -> int:
         candidates = range(fmt.MAX_READERS) if wanted is None else range(wanted, wanted + 1)

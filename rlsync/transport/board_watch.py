@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from rlsync.core.errors import AdoptionTimeout, WorkerLost
 from rlsync.transport import board_format as fmt
@@ -70,8 +71,7 @@ class BoardWatch:
         if not self._file.is_locked(fmt.READER_LOCK + reader):
             return "dead"
         try:
-            with open(f"/proc/{pid}/stat") as stat:
-                letter = stat.read().rpartition(")")[2].split()[0]
+            letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return "running"  # no /proc here: the lock alone says that it lives
         return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")

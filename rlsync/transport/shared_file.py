@@ -18,6 +18,8 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -85,6 +87,10 @@ class SharedFile:
         """Make the file this long; untouched pages cost nothing."""
         os.ftruncate(self.fd, size_bytes)
 
+    def size_bytes(self) -> int:
+        """How long the file is."""
+        return os.fstat(self.fd).st_size
+
     def discard(self, offset: int, size_bytes: int) -> None:
         """Give the memory of a range back; it reads as zeros afterwards."""
         if sys.platform == "linux":
@@ -98,16 +104,21 @@ class SharedFile:
         """Read a few bytes."""
         return os.pread(self.fd, size_bytes, offset)
 
-    def map(
-        self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False
-    ) -> torch.Tensor:
+    def map(self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False) -> torch.Tensor:
         """Map a page-aligned range as a flat ``uint8`` tensor; unmapped when no tensor uses it.
 
         A write to a read-only mapping ends the process at once (SIGSEGV).
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | (_MAP_POPULATE if populate else 0)
-        address = _libc().mmap(None, size_bytes, protection, flags, self.fd, offset)
+        # Through an open file of its own: a mapping keeps its open file alive, and so every lock
+        # on it, after close() and in forked children.
+        path = f"/proc/self/fd/{self.fd}" if sys.platform == "linux" else self.address.path
+        fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        try:
+            address = _libc().mmap(None, size_bytes, protection, flags, fd, offset)
+        finally:
+            os.close(fd)
         if address == ctypes.c_void_p(-1).value:
             code = ctypes.get_errno()
             raise OSError(code, f"cannot map {size_bytes} bytes: {os.strerror(code)}")
@@ -118,7 +129,7 @@ class SharedFile:
     def words(self, size_bytes: int, offset: int) -> memoryview:
         """Map a page-aligned range for reading and writing as 64-bit words."""
         memory = self.map(size_bytes, offset, writable=True)
-        return memoryview(memory.numpy()).cast("B").cast("Q")
+        return memoryview(cast("Any", memory.numpy())).cast("B").cast("Q")
 
     def try_lock(self, at: int, *, exclusive: bool) -> bool:
         """Lock one byte without waiting; says whether it is locked now."""
@@ -145,7 +156,7 @@ class SharedFile:
             os.close(self.fd)
             self.fd = -1
             if self._delete and os.getpid() == self._pid:
-                os.unlink(self._delete)
+                Path(self._delete).unlink()
 
 
 def _flock(kind: int, at: int) -> bytes:

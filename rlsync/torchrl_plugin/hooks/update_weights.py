@@ -60,9 +60,7 @@ class UpdateWeights(PublishHook):
         sender: Any = None,
         interval_unit: Literal["batches", "optim_steps"] = "batches",
     ) -> None:
-        _check_arguments(
-            collector, policy_weights_getter, weight_update_map, trainer, sender, interval_unit
-        )
+        _check_arguments(collector, policy_weights_getter, weight_update_map, trainer, sender, interval_unit)
         super().__init__(Every(update_weights_interval, interval_unit))
         self.collector = collector
         self.update_weights_interval = update_weights_interval
