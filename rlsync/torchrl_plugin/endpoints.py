@@ -160,6 +160,7 @@ class LocalEndpoint:
     def __init__(self, collector: compat.Collector) -> None:
         self.collector = collector
         self._stands: dict[str, tuple[Path, Leaves]] = {}
+        self._keys: list[Key] = []
         self._transport = LocalTransport(Layout((), 0), self._apply)
 
     @property
@@ -191,12 +192,9 @@ class LocalEndpoint:
         return dict(zip(leaves.names, leaves.tensors(), strict=True))
 
     def publish(self, leaves: Mapping[Key, Tensor]) -> int:
-        chosen: dict[str, list[LeafSpec]] = {}
-        for (destination, name), tensor in leaves.items():
-            leaf = LeafSpec(name, "parameter", tuple(tensor.shape), tensor.dtype)
-            chosen.setdefault(destination, []).append(leaf)
-        self._transport.layout = layout = Layout.build(chosen)
-        version = self._transport.publish([leaves[e.destination, e.leaf.name] for e in layout.entries])
+        if list(leaves) != self._keys:
+            self._lay_out(leaves)
+        version = self._transport.publish([leaves[key] for key in self._keys])
         compat.announce_version(self.collector, self._transport.adopted)
         return version
 
@@ -208,6 +206,14 @@ class LocalEndpoint:
 
     def wait(self, timeout_s: float) -> None:
         """Nothing to wait for: a publish arrives at once, or when the running rollout ends."""
+
+    def _lay_out(self, leaves: Mapping[Key, Tensor]) -> None:
+        chosen: dict[str, list[LeafSpec]] = {}
+        for (destination, name), tensor in leaves.items():
+            leaf = LeafSpec(name, "parameter", tuple(tensor.shape), tensor.dtype)
+            chosen.setdefault(destination, []).append(leaf)
+        self._transport.layout = layout = Layout.build(chosen)
+        self._keys = [(e.destination, e.leaf.name) for e in layout.entries]
 
     def _walk(self, path: Path, where: str) -> object:
         return walk(self.collector, path, error=DestinationNotFound, root_name="the collector", where=where)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 
@@ -68,7 +67,7 @@ class BoundRoute:
         comparisons: the verdicts; empty names are never among them.
         picked: source leaves that are sent, in the order of ``keys``.
         keys: destination leaves that they go to.
-        shapes, dtypes: those of the destination leaves.
+        specs: what stands there.
     """
 
     route: Route
@@ -79,8 +78,7 @@ class BoundRoute:
     comparisons: list[Comparison]
     picked: list[Leaf]
     keys: list[Key]
-    shapes: list[tuple[int, ...]]
-    dtypes: list[torch.dtype]
+    specs: list[LeafSpec]
 
     def current(self, trainer: compat.Trainer) -> bool:
         """Whether the source still is the object, of the same make, that was resolved."""
@@ -93,10 +91,10 @@ class BoundRoute:
             LayoutMismatch: a leaf has another shape than when it was resolved.
         """
         tensors = [leaf.read() for leaf in self.picked]
-        for tensor, shape, leaf in zip(tensors, self.shapes, self.picked, strict=True):
-            if tensor.shape != shape:
+        for tensor, spec, leaf in zip(tensors, self.specs, self.picked, strict=True):
+            if tensor.shape != spec.shape:
                 raise LayoutMismatch(
-                    f"{leaf.name} had shape {list(shape)} and has {list(tensor.shape)} now",
+                    f"{leaf.name} had shape {list(spec.shape)} and has {list(tensor.shape)} now",
                     f"sync map, {self.route}",
                     "register the sync again after changing the module",
                 )
@@ -156,9 +154,7 @@ def bind_route(
     sent = [c for c in comparisons if c.verdict in (Verdict.ALIASED, Verdict.COPIED, Verdict.CAST)]
     keys = [(found, f"{prefix}.{c.name}" if prefix else c.name) for c in sent]
     picked = [by_name[c.name] for c in sent]
-    shapes = [c.spec.shape for c in sent]
-    dtypes = [c.spec.dtype for c in sent]
-    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, shapes, dtypes)
+    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, [c.spec for c in sent])
 
 
 def _compare(

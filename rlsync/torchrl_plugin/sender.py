@@ -39,6 +39,7 @@ class BoardSender:
         self._ties: list[tuple[Key, Key]] = []
         self._carried: dict[Key, Tensor] = {}
         self._staged: dict[Key, Tensor] | None = None
+        self._default_wanted = False
 
     @property
     def collector(self) -> compat.MultiCollector:
@@ -94,22 +95,25 @@ class BoardSender:
         if self._staged is not None:
             yield
             return
-        self._staged = {}
+        self._staged, self._default_wanted = {}, False
         try:
             yield
             staged = self._staged
         finally:
             self._staged = None
+        if self._default_wanted and self.publish_default is not None:
+            self.publish_default()
         if staged:
             self.publish(staged)
 
     def send(self, destination: str, weights: object) -> None:
         """Publish ``weights``, checked, for one destination; ``None`` stands for the learner's own."""
+        if weights is None and self.publish_default is not None:
+            with self.one_publish():
+                self._default_wanted = True
+            return
         if weights is None:
-            if self.publish_default is not None:
-                self.publish_default()
-                return
-            weights = self.collector.get_model(destination)
+            weights = self._learners_own(destination)
         source = Leaves(weights, f"the weights sent to {destination!r}")
         expected = self.specs(destination)
         names = source.names if expected is None else named_like(source.names, expected)
@@ -122,6 +126,16 @@ class BoardSender:
             self.publish(keyed)
         else:
             self._staged.update(keyed)
+
+    def _learners_own(self, destination: str) -> object:
+        try:
+            return self.collector.get_model(destination)
+        except (ValueError, AttributeError) as cause:
+            raise PublishError(
+                f"nothing to send to {destination!r}: the learner's collector holds no such module",
+                "update_policy_weights_() without weights",
+                "pass the weights, or register a SyncWeights, whose map names their source",
+            ) from cause
 
     def publish(self, leaves: Mapping[Key, Tensor]) -> int | None:
         """Publish one version of everything: ``leaves``, and what is not among them as it was."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -20,10 +20,11 @@ from rlsync.torchrl_plugin.sender import Key
 class Gathered:
     """The source tensors of one publish, sorted by what happens to them."""
 
-    copied: dict[Key, Tensor]
-    aliased: set[Key]
-    aliased_bytes: int
-    cast_leaves: int
+    copied: dict[Key, Tensor] = field(default_factory=dict)
+    aliased: set[Key] = field(default_factory=set)
+    copied_bytes: int = 0
+    aliased_bytes: int = 0
+    cast_leaves: int = 0
 
 
 class Sync:
@@ -72,8 +73,8 @@ class Sync:
             reason=reason,
             copied_leaves=0 if coalesced else len(gathered.copied),
             aliased_leaves=len(gathered.aliased),
-            cast_leaves=gathered.cast_leaves,
-            copied_bytes=0 if coalesced else sum(t.nbytes for t in gathered.copied.values()),
+            cast_leaves=0 if coalesced else gathered.cast_leaves,
+            copied_bytes=0 if coalesced else gathered.copied_bytes,
             aliased_bytes=gathered.aliased_bytes,
             duration_s=time.perf_counter() - started,
             coalesced=coalesced,
@@ -85,18 +86,19 @@ class Sync:
         )
 
     def _gather(self) -> Gathered:
-        found = Gathered({}, set(), 0, 0)
+        found = Gathered()
         for route in self._routes:
-            tensors = route.tensors()
             stands = self._standing(route)
-            for i, (key, tensor) in enumerate(zip(route.keys, tensors, strict=True)):
+            for key, spec, tensor in zip(route.keys, route.specs, route.tensors(), strict=True):
+                moved_bytes = 0 if spec.tie else spec.payload_bytes
                 there = stands.get(key[1]) if stands else None
                 if there is not None and (there is tensor or memory_key(there) == memory_key(tensor)):
                     found.aliased.add(key)
-                    found.aliased_bytes += tensor.nbytes
+                    found.aliased_bytes += moved_bytes
                     continue
+                becomes = spec.dtype if there is None else there.dtype
                 found.copied[key] = tensor
-                becomes = route.dtypes[i] if there is None else there.dtype
+                found.copied_bytes += moved_bytes
                 found.cast_leaves += becomes is not tensor.dtype
         return found
 

@@ -69,11 +69,16 @@ class WorkerSync:
 
     @contextmanager
     def _boundary(self, collector: compat.Collector) -> Iterator[None]:
-        if any(t.module is not self._module(d) for d, (t, _) in self._targets.items()):
+        if any(self._replaced(d, target) for d, (target, _) in self._targets.items()):
+            for target, _ in self._targets.values():
+                target.own()
             self._targets.clear()
             self._reader.forget()
         compat.stamp(collector, self._reader.adopt())
         yield
+
+    def _replaced(self, destination: str, target: Target) -> bool:
+        return target.module is not self._module(destination) or not target.leaves.unchanged()
 
     def _module(self, destination: str) -> object:
         if destination in self._early:

@@ -104,6 +104,7 @@ class BoardReader:
         self._release(self._lease)
         self._lease = None
         self._head = 0
+        self._words[self._line + fmt.READER_LEASE] = 0
 
     def close(self) -> None:
         """Give the line and the lease back."""

@@ -116,6 +116,14 @@ class PublishHook(TrainerHookBase):
         trainer.register_module(name, self)
         trainer.register_op("setup", self._settle)
 
+    def _check_same(self, trainer: compat.Trainer) -> None:
+        if trainer is not self.trainer:
+            raise ConfigError(
+                "this hook belongs to another trainer",
+                f"{type(self).__name__}.register",
+                "make one hook for each trainer",
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase and version, for the trainer's checkpoint."""
         now = self.counters()

@@ -72,6 +72,7 @@ class SyncWeights(PublishHook):
         """
         if self.trainer is None:
             self._bind(trainer, name)
+        self._check_same(trainer)
         units = self.when.units()
         if "optim_steps" in units:
             trainer.register_op("post_optim", self)

@@ -73,7 +73,7 @@ class UpdateWeights(PublishHook):
         self._sync: Sync | None = None
         if weight_update_map is not None and trainer is not None and self._endpoint is not None:
             self._sync = Sync(weight_update_map, trainer, self._endpoint)
-        if self._endpoint is not None:
+        if self._endpoint is not None and (self._sync or policy_weights_getter):
             self._endpoint.connect(self.publish)
         if trainer is not None:
             self._bind(trainer, "update_weights")
@@ -82,6 +82,7 @@ class UpdateWeights(PublishHook):
         """Stand at ``post_steps``, or at ``post_optim`` when optimizer steps are counted."""
         if self.trainer is None:
             self._bind(trainer, name)
+        self._check_same(trainer)
         stage = "post_optim" if self.interval_unit == "optim_steps" else "post_steps"
         trainer.register_op(stage, self)
 
