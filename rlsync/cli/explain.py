@@ -43,11 +43,24 @@ def main(arguments: list[str]) -> int:
     build = from_file(given.target) or from_config(given.target)
     prepare_process()
     with contextlib.redirect_stdout(sys.stderr):  # what a build prints is not the plan
-        trainer = build()
+        trainer = checked_trainer(build())
         with shut_down(trainer):
             plan = plan_of(trainer)
     print(plan.to_json() if given.json else plan.table())
     return 0
+
+
+def checked_trainer(made: object) -> Trainer:
+    """What a user's function returned, if it is a trainer.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(made, Trainer):
+        raise ConfigError(
+            f"the function returned {type(made).__name__}", "rlsync explain", "return a Trainer"
+        )
+    return made
 
 
 def plan_of(trainer: Trainer) -> SyncPlan:
@@ -56,10 +69,6 @@ def plan_of(trainer: Trainer) -> SyncPlan:
     Raises:
         ConfigError: none is.
     """
-    if not isinstance(trainer, Trainer):
-        raise ConfigError(
-            f"the function returned {type(trainer).__name__}", "rlsync explain", "return a Trainer"
-        )
     for module in compat.registered_modules(trainer):
         if isinstance(module, SyncWeights):
             return module.plan

@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from torchrl.trainers import Trainer
 
@@ -17,6 +18,9 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 class Interrupts:
     """While entered, SIGINT asks the attached trainer to stop; a second one kills every process.
+
+    A thread of its own watches for it, so that it works even while the main thread waits for a
+    worker in a call that Python cannot interrupt.
 
     Example:
         >>> with Interrupts() as interrupts:  # doctest: +SKIP
@@ -30,9 +34,17 @@ class Interrupts:
         self.count = 0
         self._trainer: Trainer | None = None
         self._before: object = None
+        self._fd_before = -1
+        self._read_fd, self._write_fd = -1, -1
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Interrupts:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        self._thread = threading.Thread(target=self._watch, name="rlsync-ctrl-c", daemon=True)
+        self._thread.start()
+        self._fd_before = signal.set_wakeup_fd(self._write_fd)
+        self._before = signal.signal(signal.SIGINT, lambda number, frame: None)
         return self
 
     def __exit__(
@@ -42,13 +54,18 @@ class Interrupts:
         trace: TracebackType | None,
     ) -> None:
         signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._fd_before)
+        os.close(self._write_fd)  # ends the thread
+        if self._thread is not None:
+            self._thread.join()
+        os.close(self._read_fd)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Processes started inside never receive SIGINT; this one does, at the latest afterwards.
+        """Processes started inside never receive SIGINT: children inherit what this thread blocks.
 
-        A blocked signal is inherited by children across exec, like an ignored one, but a Ctrl-C
-        that comes meanwhile is not lost to this process.
+        Ignoring it would do that too, but then a Ctrl-C that comes meanwhile would be lost here; the
+        watching thread does not block it.
         """
         resource_tracker.ensure_running()  # it unblocks SIGINT as it starts, so it must run before
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -60,19 +77,29 @@ class Interrupts:
     def attach(self, trainer: Trainer) -> None:
         """From now on, the first SIGINT stops this trainer after the iteration it is in."""
         self._trainer = trainer
+        if self.count:
+            trainer.request_stop("interrupted")
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _watch(self) -> None:
+        """Python's C handler writes the number of every signal it sees to the pipe."""
+        while numbers := os.read(self._read_fd, 64):
+            for _ in range(numbers.count(signal.SIGINT)):
+                self._on_interrupt()
+
+    def _on_interrupt(self) -> None:
         self.count += 1
         if self.count > 1:
-            self._kill_everything()
+            kill_everything()
         os.write(2, b"\nstopping after this iteration; Ctrl-C again to kill\n")
         if self._trainer is not None:
             self._trainer.request_stop("interrupted")
 
-    def _kill_everything(self) -> None:
-        children = multiprocessing.active_children()
-        for child in children:
-            child.kill()
-        for child in children:
-            child.join(timeout=1.0)
-        os._exit(EXIT_INTERRUPTED)
+
+def kill_everything() -> None:
+    """End this process and all that it started, now."""
+    children = multiprocessing.active_children()
+    for child in children:
+        child.kill()
+    for child in children:
+        child.join(timeout=1.0)
+    os._exit(EXIT_INTERRUPTED)

@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 
+from rlsync.core.errors import LayoutMismatch
+
 ALIGN_BYTES = 64
 Kind = Literal["parameter", "buffer", "extra_state"]
 
@@ -70,6 +72,8 @@ class Entry:
 class Layout:
     """All leaves of all destinations, flat, 64-byte aligned; tied leaves share their bytes.
 
+    ``owned`` are the entries that own their bytes, in the order in which a publish takes their tensors.
+
     Example:
         >>> spec = LeafSpec("w", "parameter", (2, 3), torch.float32)
         >>> layout = Layout.build({"policy": [spec]})
@@ -81,6 +85,7 @@ class Layout:
 
     entries: tuple[Entry, ...]
     image_bytes: int
+    owned: tuple[Entry, ...] = ()
 
     @classmethod
     def build(cls, destinations: Mapping[str, Sequence[LeafSpec]]) -> Layout:
@@ -98,7 +103,7 @@ class Layout:
                 entries.append(placed[leaf.name])
                 owners += 1
                 at += -(-leaf.payload_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        return cls(tuple(entries), at)
+        return cls(tuple(entries), at, tuple(e for e in entries if not e.leaf.tie))
 
     @property
     def destinations(self) -> dict[str, list[LeafSpec]]:
@@ -134,9 +139,26 @@ class Layout:
         """Typed views of a flat ``uint8`` image, one for each entry, in order."""
         return [_view(image, entry) for entry in self.entries]
 
-    def owners(self) -> list[Entry]:
-        """The entries that own their bytes, in the order in which a publish takes their tensors."""
-        return [entry for entry in self.entries if not entry.leaf.tie]
+    def check(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse tensors that are not those of a publish: one for each owning entry, of its shape.
+
+        Raises:
+            LayoutMismatch: names the first that does not fit.
+        """
+        owners = self.owned
+        if len(tensors) != len(owners):
+            raise LayoutMismatch(
+                f"{len(tensors)} tensors for {len(owners)} leaves",
+                ", ".join(self.destinations) or "an empty layout",
+                "give one tensor for each leaf that is not tied to another",
+            )
+        for entry, tensor in zip(owners, tensors, strict=True):
+            if tensor.shape != entry.leaf.shape:
+                raise LayoutMismatch(
+                    f"{entry.leaf.name} had shape {list(entry.leaf.shape)} and has {list(tensor.shape)} now",
+                    entry.destination,
+                    "register the sync again after changing the module",
+                )
 
     def spread(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tensors of a publish, one for each entry, tied ones repeated."""

@@ -5,10 +5,11 @@ Names are those of ``named_parameters``, free of the prefixes that DDP and ``tor
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDictBase
@@ -33,11 +34,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ExtraState:
-    """Extra state of one submodule: where it is and how it is shaped."""
+    """Where a submodule's extra state stands among the names."""
 
     prefix: str
     module: nn.Module
-    template: Any
 
 
 class Leaves:
@@ -63,16 +63,33 @@ class Leaves:
         self.extra: list[ExtraState] = []
         self._watch: list[tuple[Mapping[str, Any], str, object]] = []
         self._lengths: list[tuple[Mapping[str, Any], int]] = []
+        self._present: list[tuple[Mapping[str, Any], str]] = []
         self.leaves: list[Leaf] = list(self._walk())
         self.names: list[str] = [leaf.name for leaf in self.leaves]
+        self._check_unique()
         self._readers = [leaf.read for leaf in self.leaves]
+
+    def _check_unique(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise LayoutMismatch(
+                f"two leaves are called {twice!r}", self.where, "use names without dots in extra state"
+            )
+
+    def _seen_through(self, module: nn.Module) -> nn.Module:
+        inner = unwrap(module, self.where)
+        while module is not inner:
+            key, wrapped = next(iter(module._modules.items()))
+            self._watch.append((module._modules, key, wrapped))
+            module = cast("nn.Module", wrapped)
+        return inner
 
     def _walk(self) -> Iterator[Leaf]:
         root = self.root
         if isinstance(root, TensorDictBase):
             yield from self._walk_tensordict(root, "")
         elif isinstance(root, nn.Module):
-            yield from self._walk_module(unwrap(root, self.where), "")
+            yield from self._walk_module(self._seen_through(root), "")
         elif isinstance(root, Mapping):
             yield from self._walk_mapping(root)
         else:
@@ -96,19 +113,20 @@ class Leaves:
                 if tensor is None:
                     self._watch.append((store, key, None))
                 else:
+                    self._present.append((store, key))
                     yield Leaf(prefix + key, kind, _item_reader(store, key))
         yield from self._walk_extra_state(module, prefix)
         self._lengths.append((module._modules, len(module._modules)))
         for key, child in module._modules.items():
             self._watch.append((module._modules, key, child))
             if child is not None:
-                yield from self._walk_module(unwrap(child, self.where), f"{prefix}{key}.")
+                yield from self._walk_module(self._seen_through(child), f"{prefix}{key}.")
 
     def _walk_extra_state(self, module: nn.Module, prefix: str) -> Iterator[Leaf]:
         if type(module).get_extra_state is nn.Module.get_extra_state:
             return
         state = module.get_extra_state()
-        self.extra.append(ExtraState(prefix + EXTRA_STATE, module, state))
+        self.extra.append(ExtraState(prefix + EXTRA_STATE, module))
         for name, _ in flatten_state(state, prefix + EXTRA_STATE, self.where):
             yield Leaf(name, "extra_state", _extra_reader(module, prefix, name, self.where))
 
@@ -129,9 +147,11 @@ class Leaves:
             yield Leaf(name, kind, _constant(tensor))
 
     def unchanged(self) -> bool:
-        """Whether the module tree still is the one that was walked; reads only, about 50 ns a module."""
-        return all(store.get(key, store) is child for store, key, child in self._watch) and all(
-            len(store) == n for store, n in self._lengths
+        """Whether the module tree still is the one that was walked; reads only, about 50 ns an entry."""
+        return (
+            all(len(store) == n for store, n in self._lengths)
+            and all(store.get(key, store) is child for store, key, child in self._watch)
+            and all(store.get(key) is not None for store, key in self._present)
         )
 
     def tensors(self) -> list[Tensor]:
@@ -207,26 +227,23 @@ def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str,
             )
 
 
-def rebuild_state(template: object, prefix: str, leaves: Mapping[str, Tensor]) -> object:
-    """The inverse of :func:`flatten_state`: ``template`` with its tensors taken from ``leaves``."""
+def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`flatten_state`: ``template`` with what ``leaves`` has; the rest stays."""
     match template:
-        case None:
-            return None
         case Tensor():
-            return leaves[prefix].clone()
+            return leaves[prefix].clone() if prefix in leaves else template
         case bool() | int() | float():
-            return type(template)(leaves[prefix].item())
-        case TensorDictBase():
-            rebuilt = template.copy()
+            return type(template)(leaves[prefix].item()) if prefix in leaves else template
+        case TensorDictBase() | Mapping():
+            rebuilt: Any = copy.copy(template)
             for key, value in template.items():
-                rebuilt.set(key, rebuild_state(value, f"{prefix}.{key}", leaves))
+                rebuilt[key] = rebuild_state(value, f"{prefix}.{key}", leaves)
             return rebuilt
-        case Mapping():
-            items = [(k, rebuild_state(v, f"{prefix}.{k}", leaves)) for k, v in template.items()]
-            return type(template)(items)  # type: ignore[call-arg]
         case list() | tuple():
-            return type(template)(rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template))
-    raise TypeError(type(template).__name__)
+            values = [rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template)]
+            named = isinstance(template, tuple) and type(template) is not tuple
+            return type(template)(*values) if named else type(template)(values)
+    return template
 
 
 def _number_dtype(number: bool | int | float) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +29,16 @@ class Target:
         self.where = where
         self.leaves = Leaves(module, where)
         have = {spec.name: spec for spec in self.leaves.specs()}
+        arriving = {leaf.name for leaf in leaves}
         for leaf in leaves:
-            _check_fits(leaf, have.get(leaf.name), where)
+            _check_fits(leaf, have.get(leaf.name), arriving, where)
         readers = {leaf.name: leaf.read for leaf in self.leaves.leaves}
         kinds = [have[leaf.name].kind for leaf in leaves]
         self._names = [leaf.name for leaf in leaves]
         self._readers = [readers[name] for name in self._names]
         self._parameters = [i for i, kind in enumerate(kinds) if kind == "parameter"]
         self._buffers = [i for i, kind in enumerate(kinds) if kind == "buffer"]
-        arriving = {n for n, kind in zip(self._names, kinds, strict=True) if kind == "extra_state"}
-        self._extra = [e for e in self.leaves.extra if any(_under(n, e.prefix) for n in arriving)]
+        self._extra = [e for e in self.leaves.extra if _arrives(e, arriving)]
 
     def alias(self, views: Sequence[Tensor]) -> None:
         """Point the parameters at ``views``; copy buffers and extra state, which forward() may mutate."""
@@ -90,32 +90,39 @@ def write(leaves: Leaves, arrived: Mapping[str, Tensor]) -> None:
     _set_extra_state([e for e in leaves.extra if _arrives(e, arrived)], arrived)
 
 
-def _arrives(extra: ExtraState, arrived: Mapping[str, Tensor]) -> bool:
+def _arrives(extra: ExtraState, arrived: Iterable[str]) -> bool:
     return any(_under(name, extra.prefix) for name in arrived)
 
 
 def _set_extra_state(extras: Sequence[ExtraState], arrived: Mapping[str, Tensor]) -> None:
     for extra in extras:
-        extra.module.set_extra_state(rebuild_state(extra.template, extra.prefix, arrived))
+        now = extra.module.get_extra_state()
+        extra.module.set_extra_state(rebuild_state(now, extra.prefix, arrived))
 
 
 def _under(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-def _check_fits(arriving: LeafSpec, have: LeafSpec | None, where: str) -> None:
+def _check_fits(leaf: LeafSpec, have: LeafSpec | None, arriving: set[str], where: str) -> None:
     if have is None:
         raise LayoutMismatch(
-            f"{where} has no leaf {arriving.name!r}",
+            f"{where} has no leaf {leaf.name!r}",
             where,
             "build the worker's module from the same constructor as the learner's",
         )
-    if have.shape != arriving.shape or have.dtype != arriving.dtype:
+    if have.shape != leaf.shape or have.dtype != leaf.dtype:
         raise LayoutMismatch(
-            f"{arriving.name}: {arriving.dtype_name}{list(arriving.shape)} arrives, "
+            f"{leaf.name}: {leaf.dtype_name}{list(leaf.shape)} arrives, "
             f"{have.dtype_name}{list(have.shape)} stands there",
             where,
             "build the worker's module from the same constructor as the learner's",
+        )
+    if have.tie in arriving and not leaf.tie:
+        raise LayoutMismatch(
+            f"{leaf.name} is tied to {have.tie} where it stands, and not where it comes from",
+            where,
+            "tie the leaves on both sides, or on neither",
         )
 
 

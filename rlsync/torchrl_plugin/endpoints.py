@@ -161,7 +161,7 @@ class LocalEndpoint:
         self.collector = collector
         self._stands: dict[str, tuple[Path, Leaves]] = {}
         self._keys: list[Key] = []
-        self._transport = LocalTransport(Layout((), 0), self._apply)
+        self._transport = LocalTransport(Layout.build({}), self._copy)
 
     @property
     def transport(self) -> str:
@@ -232,12 +232,11 @@ class LocalEndpoint:
             compat.stamp(collector, version)
             yield
 
-    def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
+    def _copy(self, version: int, layout: Layout, views: Sequence[Tensor]) -> None:
         arrived = dict(zip(layout.entries, views, strict=True))
         for destination in layout.destinations:
             mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
             write(self._leaves(destination), mine)
-        return False
 
 
 class ForeignEndpoint:

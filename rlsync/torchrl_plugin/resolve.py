@@ -85,20 +85,8 @@ class BoundRoute:
         return _walk_source(trainer, self.path, "") is self.leaves.root and self.leaves.unchanged()
 
     def tensors(self) -> list[Tensor]:
-        """The present source tensors, in the order of the keys.
-
-        Raises:
-            LayoutMismatch: a leaf has another shape than when it was resolved.
-        """
-        tensors = [leaf.read() for leaf in self.picked]
-        for tensor, spec, leaf in zip(tensors, self.specs, self.picked, strict=True):
-            if tensor.shape != spec.shape:
-                raise LayoutMismatch(
-                    f"{leaf.name} had shape {list(spec.shape)} and has {list(tensor.shape)} now",
-                    f"sync map, {self.route}",
-                    "register the sync again after changing the module",
-                )
-        return tensors
+        """The present source tensors, in the order of the keys."""
+        return [leaf.read() for leaf in self.picked]
 
 
 def bind_routes(sync_map: SyncMap, trainer: compat.Trainer, endpoint: Endpoint) -> list[BoundRoute]:

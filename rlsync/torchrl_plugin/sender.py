@@ -164,17 +164,17 @@ class BoardSender:
         laid_out: dict[str, list[LeafSpec]] = {}
         for destination, name in dict.fromkeys([*self._carried, *leaves]):
             tensor = leaves.get((destination, name))
-            tie = name
-            if tensor is not None and tensor.numel():
-                tie = first.setdefault((destination, memory_key(tensor)), name)
             spec = self._spec(destination, name, tensor)
-            leaf = replace(spec, name=name, tie="" if tie == name else tie)
-            laid_out.setdefault(destination, []).append(leaf)
+            tie = spec.tie if (destination, spec.tie) in self._carried else ""
+            if tensor is not None:
+                tied = first.setdefault((destination, memory_key(tensor)), name) if tensor.numel() else name
+                tie = "" if tied == name else tied
+            laid_out.setdefault(destination, []).append(replace(spec, tie=tie))
         layout = Layout.build(laid_out)
         self.board.lay_out(layout)
         keys = [(e.destination, e.leaf.name) for e in layout.entries]
         self._known = set(keys)
-        self._owners = [(e.destination, e.leaf.name) for e in layout.owners()]
+        self._owners = [(e.destination, e.leaf.name) for e in layout.owned]
         self._ties = [
             ((e.destination, e.leaf.name), (e.destination, e.leaf.tie)) for e in layout.entries if e.leaf.tie
         ]

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.tensors.layout import Layout
 from rlsync.transport import board_format as fmt
 from rlsync.transport.board_format import ReaderStatus, SlotState
@@ -46,7 +46,8 @@ class WeightBoard:
 
     Args:
         max_slots: upper bound of slots in memory. When all are leased a publish is coalesced. The default
-            never coalesces: ``readers + 2`` slots always suffice.
+            never coalesces: readers hold one slot each, and for the moment of an adoption two, so that
+            ``2 * readers + 2`` slots always suffice.
 
     Raises:
         ConfigError: ``max_slots`` is out of range.
@@ -70,7 +71,7 @@ class WeightBoard:
             raise ConfigError(
                 f"max_slots is between {_FIRST_SLOTS} and {fmt.MAX_SLOTS}, got {max_slots}",
                 f"WeightBoard(max_slots={max_slots})",
-                "leave it out, or allow workers + 2",
+                "leave it out, or allow 2 * workers + 2",
             )
         self.max_slots = max_slots
         self.layout: Layout | None = None
@@ -89,6 +90,7 @@ class WeightBoard:
         self._file.try_lock(fmt.WRITER_LOCK, exclusive=True)
         self._layout_at = self._layout_bytes = 0
         self._retiring: list[int] = []
+        self._free_lines: list[int] = []
         self._watch = BoardWatch(self._file, self._words)
 
     @property
@@ -118,6 +120,10 @@ class WeightBoard:
         self._check_open()
         if layout == self.layout:
             return
+        if not self._line_free():
+            raise PublishError(
+                f"all {fmt.MAX_SLOTS} slots are leased", "WeightBoard.lay_out", "let the workers adopt first"
+            )
         text = layout.to_json()
         self._layout_at = self._reserve(len(text))
         self._layout_bytes = len(text)
@@ -126,7 +132,7 @@ class WeightBoard:
         self.layout = layout
         self._slots, self._views = [], {}
         for _ in range(_FIRST_SLOTS):
-            self._add_slot(touch=True)
+            self._add_slot(layout, touch=True)
 
     def publish(self, tensors: Sequence[Tensor], digest: int = 0) -> int | None:
         """Publish one version; see :class:`rlsync.transport.base.Publisher`.
@@ -136,10 +142,14 @@ class WeightBoard:
             digest: kept beside the version; 0 for none.
 
         Raises:
-            BoardClosed: the board was closed.
+            BoardClosed: the board was closed, or nothing is laid out yet.
+            LayoutMismatch: a tensor has not the shape of its leaf.
         """
         self._check_open()
-        slot = self._take_free_slot()
+        if self.layout is None:
+            raise BoardClosed("nothing is laid out yet", "WeightBoard.publish", "call lay_out first")
+        self.layout.check(tensors)
+        slot = self._take_free_slot(self.layout)
         if slot is None:
             return None
         line, version = fmt.slot_line(slot), self._version + 1
@@ -210,35 +220,40 @@ class WeightBoard:
         if self._file.fd < 0:
             raise BoardClosed("this board was closed", f"process {os.getpid()}", "make a new one")
 
-    def _take_free_slot(self) -> int | None:
+    def _take_free_slot(self, layout: Layout) -> int | None:
         # Asked of head itself: an interrupted publish may have left self._newest ahead of it.
         head = self._words[fmt.HEAD]
         newest = fmt.unpack_head(head)[1] if head else None
         for slot in self._slots:
             if slot != newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
                 return slot
-        if len(self._slots) >= self.max_slots or self._words[fmt.SLOT_COUNT] >= fmt.MAX_SLOTS:
+        if len(self._slots) >= self.max_slots or not self._line_free():
             return None
-        slot = self._add_slot(touch=False)
+        slot = self._add_slot(layout, touch=False)
         return slot if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True) else None
 
-    def _add_slot(self, *, touch: bool) -> int:
-        if self.layout is None:
-            raise BoardClosed("nothing is laid out yet", "WeightBoard", "call lay_out first")
-        slot = self._words[fmt.SLOT_COUNT]
-        size = fmt.whole_pages(self.layout.image_bytes)
+    def _line_free(self) -> bool:
+        return bool(self._free_lines) or self._words[fmt.SLOT_COUNT] < fmt.MAX_SLOTS
+
+    def _add_slot(self, layout: Layout, *, touch: bool) -> int:
+        if self._free_lines:
+            slot = self._free_lines.pop()
+        else:
+            slot = self._words[fmt.SLOT_COUNT]
+            self._words[fmt.SLOT_COUNT] = slot + 1
+        size = fmt.whole_pages(layout.image_bytes)
         at = self._reserve(size)
         line = fmt.slot_line(slot)
+        self._words[line + fmt.SLOT_STATE] = SlotState.EMPTY
         self._words[line + fmt.SLOT_IMAGE_AT] = at
         self._words[line + fmt.SLOT_IMAGE_BYTES] = size
         self._words[line + fmt.SLOT_LAYOUT_AT] = self._layout_at
         self._words[line + fmt.SLOT_LAYOUT_BYTES] = self._layout_bytes
         image = self._file.map(size, at, writable=True, populate=touch)
-        views = self.layout.views(image)
-        entries = self.layout.entries
+        views = layout.views(image)
+        entries = layout.entries
         self._views[slot] = [v for v, e in zip(views, entries, strict=True) if not e.leaf.tie]
         self._slots.append(slot)
-        self._words[fmt.SLOT_COUNT] = slot + 1
         return slot
 
     def _retire(self) -> None:
@@ -251,6 +266,7 @@ class WeightBoard:
                 self._file.discard(self._words[at], self._words[size])
                 self._file.unlock(fmt.SLOT_LOCK + slot)
                 self._retiring.remove(slot)
+                self._free_lines.append(slot)
 
     def _reserve(self, size_bytes: int) -> int:
         at = self._end

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlsync.core.errors import BoardClosed, PublishError
+from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.tensors.layout import Layout
 from rlsync.transport import board_format as fmt
 from rlsync.transport.base import Apply
@@ -49,7 +49,7 @@ class BoardReader:
         self._head = 0
         self._lease: int | None = None
         self._layouts: dict[int, Layout] = {}
-        self._views: dict[int, tuple[int, list[torch.Tensor]]] = {}
+        self._views: dict[int, tuple[int, list[torch.Tensor]]] = {}  # by slot: where its image lies
         self.reader = self._claim_line(reader)
         self._line = fmt.reader_line(self.reader)
         self._words[self._line + fmt.READER_ADOPTED] = 0
@@ -152,11 +152,11 @@ class BoardReader:
             # Slots of an older layout are retired and never come back.
             self._views = {s: v for s, v in self._views.items() if s == self._lease}
         layout = self._layouts[layout_at]
-        if slot not in self._views:
+        at = self._words[line + fmt.SLOT_IMAGE_AT]
+        if slot not in self._views or self._views[slot][0] != at:
             size = self._words[line + fmt.SLOT_IMAGE_BYTES]
-            at = self._words[line + fmt.SLOT_IMAGE_AT]
             image = self._file.map(fmt.whole_pages(size), at, writable=False, populate=True)
-            self._views[slot] = (layout_at, layout.views(image))
+            self._views[slot] = (at, layout.views(image))
         return layout, self._views[slot][1]
 
     def _checked_words(self, handle: BoardHandle) -> memoryview:
@@ -172,6 +172,13 @@ class BoardReader:
         )
 
     def _claim_line(self, wanted: int | None) -> int:
+        if wanted is not None and not 0 <= wanted < fmt.MAX_READERS:
+            self._file.close()
+            raise ConfigError(
+                f"a board has no line for worker {wanted}",
+                f"pid {os.getpid()}",
+                f"number workers from 0 to {fmt.MAX_READERS - 1}",
+            )
         candidates = range(fmt.MAX_READERS) if wanted is None else range(wanted, wanted + 1)
         for reader in candidates:
             if self._file.try_lock(fmt.READER_LOCK + reader, exclusive=True):

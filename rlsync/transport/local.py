@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
 
 from rlsync.tensors.layout import Layout
-from rlsync.transport.base import Apply
+
+#: Copies the tensors of one version into the worker's module. They are the learner's own.
+Copy = Callable[[int, Layout, Sequence[Tensor]], None]
 
 
 class LocalTransport:
@@ -20,7 +22,7 @@ class LocalTransport:
 
     Args:
         layout: the leaves that move; aliased ones are not among them.
-        apply: writes a version into the worker's module.
+        copy: copies a version into the worker's module.
         version: the version to go on from.
 
     Example:
@@ -28,19 +30,19 @@ class LocalTransport:
         >>> from rlsync.tensors.layout import LeafSpec
         >>> acts = torch.zeros(2)
         >>> layout = Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]})
-        >>> transport = LocalTransport(layout, lambda _, __, views: acts.copy_(views[0]) is None)
+        >>> transport = LocalTransport(layout, lambda version, layout, tensors: acts.copy_(tensors[0]))
         >>> transport.publish([torch.ones(2)])
         1
         >>> acts.tolist()
         [1.0, 1.0]
     """
 
-    def __init__(self, layout: Layout, apply: Apply, version: int = 0) -> None:
+    def __init__(self, layout: Layout, copy: Copy, version: int = 0) -> None:
         self.layout = layout
-        self._apply = apply
+        self._copy = copy
         self._version = version
         self._adopted = version
-        self._staged: list[Tensor] | None = None
+        self._staged: tuple[int, list[Tensor]] | None = None
         self._acting = threading.Lock()
         self._guard = threading.Lock()
 
@@ -59,7 +61,12 @@ class LocalTransport:
         self._version = max(self._version, version)
 
     def publish(self, tensors: Sequence[Tensor]) -> int:
-        """See :class:`rlsync.transport.base.Publisher`; never coalesces."""
+        """See :class:`rlsync.transport.base.Publisher`; never coalesces.
+
+        Raises:
+            LayoutMismatch: a tensor has not the shape of its leaf.
+        """
+        self.layout.check(tensors)
         with self._guard:
             version = self._version + 1
             if self._acting.acquire(blocking=False):
@@ -69,7 +76,7 @@ class LocalTransport:
                 finally:
                     self._acting.release()
             else:
-                self._staged = [tensor.detach().clone() for tensor in tensors]
+                self._staged = version, [tensor.detach().clone() for tensor in tensors]
             self._version = version
         return version
 
@@ -84,10 +91,10 @@ class LocalTransport:
         with self._acting:
             with self._guard:
                 if self._staged is not None:
-                    self._take(self._version, self._staged)
+                    self._take(*self._staged)
                     self._staged = None
             yield self._adopted
 
     def _take(self, version: int, tensors: Sequence[Tensor]) -> None:
-        self._apply(version, self.layout, self.layout.spread(tensors))
+        self._copy(version, self.layout, self.layout.spread(tensors))
         self._adopted = version
