@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsync.tensors.digest import _BLOCK_WORDS, digest
 from rlsync.tensors.layout import Layout, LeafSpec
+
+# Slow machines are no failures.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.complex64]
 contents = st.lists(st.binary(max_size=40), max_size=5)
@@ -67,6 +71,11 @@ def test_where_one_leaf_ends_and_the_next_begins_is_noticed() -> None:
     flat = torch.arange(8.0)
     assert digest([flat]) != digest([flat[:4], flat[4:]])
     assert digest([flat[:2], flat[2:]]) != digest([flat[:4], flat[4:]])
+
+
+def test_how_many_zeros_there_are_is_noticed() -> None:
+    assert len({digest([torch.zeros(n)]) for n in range(20)}) == 20
+    assert digest([torch.zeros(3)]) != digest([torch.zeros(3), torch.zeros(0)])
 
 
 def test_the_last_word_of_a_long_leaf_counts() -> None:

@@ -95,9 +95,7 @@ def test_a_value_out_of_bounds_is_refused_with_its_key_and_what_it_accepts(
 
 
 def test_a_batch_smaller_than_the_number_of_environments_is_refused() -> None:
-    config = Config(
-        env=EnvConfig(num_envs=8), collector=CollectorConfig(num_workers=2, frames_per_batch=15)
-    )
+    config = Config(env=EnvConfig(num_envs=8), collector=CollectorConfig(num_workers=2, frames_per_batch=15))
     with pytest.raises(ConfigError, match="15 frames") as refused:
         check(config)
     assert "16" in refused.value.cure
@@ -133,9 +131,7 @@ def test_a_count_and_a_lag_bound_make_a_trigger_that_fires_on_either() -> None:
         ([RouteConfig("policy", "a"), RouteConfig("policy", "b")], "two entries"),
     ],
 )
-def test_a_sync_map_that_says_nothing_or_too_much_is_refused(
-    routes: list[RouteConfig], said: str
-) -> None:
+def test_a_sync_map_that_says_nothing_or_too_much_is_refused(routes: list[RouteConfig], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         sync_map(SyncConfig(map=routes))
 

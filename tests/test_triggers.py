@@ -7,11 +7,15 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.trigger import UNITS, Counters, Every, LagAbove, Trigger
+
+# Slow machines are no failures.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 whole_units = st.sampled_from(["batches", "frames", "optim_steps"])
 jumps = st.lists(st.integers(0, 20), max_size=30)
@@ -98,7 +102,7 @@ def test_nothing_is_due_when_nothing_moved(reading: Counters, trigger: Trigger) 
 
 @given(readings, readings, simple)
 def test_only_the_counters_of_its_units_matter(a: Counters, b: Counters, trigger: Trigger) -> None:
-    others = {name: 0 for name in set(UNITS) - trigger.units()}
+    others = dict.fromkeys(set(UNITS) - trigger.units(), 0)
     blank_a = Counters.from_dict(a.to_dict() | others)
     blank_b = Counters.from_dict(b.to_dict() | others)
     assert trigger.due(a, b) == trigger.due(blank_a, blank_b)

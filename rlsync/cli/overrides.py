@@ -34,6 +34,7 @@ class CommandLine:
 
     jobs: tuple[tuple[str, ...], ...]
     only_shows: bool
+    asks_help: bool
     config_name: str
 
 
@@ -44,7 +45,7 @@ def read(arguments: list[str]) -> CommandLine:
         ConfigError: an override is not written in Hydra's grammar.
     """
     flags = get_args_parser().parse_args(arguments)
-    shows = bool(flags.help or flags.hydra_help or flags.shell_completion or flags.info)
+    shows = bool(flags.hydra_help or flags.shell_completion or flags.info)
     overrides = list(flags.overrides)
     if flags.config_dir is not None:
         overrides.append(f"hydra.searchpath=[file://{Path(flags.config_dir).resolve()}]")
@@ -59,7 +60,7 @@ def read(arguments: list[str]) -> CommandLine:
     else:
         _refuse_sweep(parsed)
         jobs = [overrides]
-    return CommandLine(tuple(map(tuple, jobs)), shows, flags.config_name or CONFIG_NAME)
+    return CommandLine(tuple(map(tuple, jobs)), shows, bool(flags.help), flags.config_name or CONFIG_NAME)
 
 
 def _refuse_sweep(parsed: list[Override]) -> None:
@@ -71,6 +72,12 @@ def _refuse_sweep(parsed: list[Override]) -> None:
                 f"override {override.input_line}",
                 f"add -m to run them all, or write {key}=[{values}] for a list",
             )
+
+
+def choices() -> dict[str, list[str]]:
+    """Every config group a user may choose from, with its options."""
+    with initialize_config_dir(str(schema.config_dir()), version_base="1.3"):
+        return _groups()
 
 
 def configs(line: CommandLine) -> list[Config]:

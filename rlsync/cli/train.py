@@ -42,6 +42,9 @@ def main(arguments: list[str]) -> int:
     """
     schema.register()
     line = overrides.read(arguments)
+    if line.asks_help:
+        print(help_text())
+        return 0
     if not line.only_shows:
         for config in overrides.configs(line):
             check_names(config)
@@ -57,6 +60,22 @@ def main(arguments: list[str]) -> int:
     finally:
         sys.argv = before
     return 0
+
+
+def help_text() -> str:
+    """What ``rlsync train --help`` prints."""
+    groups = "\n".join(f"  {g}={'|'.join(options)}" for g, options in overrides.choices().items())
+    return (
+        "usage: rlsync train [group=option | key=value ...]\n\n"
+        "Trains a recipe in worker processes that adopt their weights from a board.\n"
+        "Receipts, metrics, the checkpoint and the config go to runs/<date>/<time>.\n\n"
+        f"groups:\n{groups}\n\n"
+        "  rlsync train --cfg job               prints every key and its value\n"
+        "  rlsync train recipe=dqn --cfg job    the same, of another recipe\n"
+        "  rlsync train -m seed=0,1,2           runs a sweep\n"
+        "  rlsync train resume=runs/DATE/TIME   goes on from a run's checkpoint\n"
+        "  rlsync train --hydra-help            prints Hydra's own options"
+    )
 
 
 def check_names(config: Config) -> None:

@@ -58,10 +58,10 @@ class Trigger:
         raise NotImplementedError
 
     def __or__(self, other: Trigger) -> Trigger:
-        return AnyOf(self, _checked(other))
+        return Combined(self, _checked(other), "|")
 
     def __and__(self, other: Trigger) -> Trigger:
-        return AllOf(self, _checked(other))
+        return Combined(self, _checked(other), "&")
 
 
 def _checked(other: object) -> Trigger:
@@ -167,34 +167,19 @@ class LagAbove(Trigger):
 
 
 @dataclass(frozen=True, slots=True)
-class AnyOf(Trigger):
-    """``left | right``: due when either is."""
+class Combined(Trigger):
+    """``left | right``: due when either is. ``left & right``: when both are, each since the last publish."""
 
     left: Trigger
     right: Trigger
+    sign: Literal["|", "&"]
 
     def due(self, last: Counters, now: Counters) -> bool:
-        return self.left.due(last, now) or self.right.due(last, now)
+        either = any if self.sign == "|" else all
+        return either(trigger.due(last, now) for trigger in (self.left, self.right))
 
     def units(self) -> frozenset[str]:
         return self.left.units() | self.right.units()
 
     def __str__(self) -> str:
-        return f"({self.left} | {self.right})"
-
-
-@dataclass(frozen=True, slots=True)
-class AllOf(Trigger):
-    """``left & right``: due when both are, each counted from the last publish."""
-
-    left: Trigger
-    right: Trigger
-
-    def due(self, last: Counters, now: Counters) -> bool:
-        return self.left.due(last, now) and self.right.due(last, now)
-
-    def units(self) -> frozenset[str]:
-        return self.left.units() | self.right.units()
-
-    def __str__(self) -> str:
-        return f"({self.left} & {self.right})"
+        return f"({self.left} {self.sign} {self.right})"

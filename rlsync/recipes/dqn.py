@@ -41,9 +41,10 @@ def build(config: Config) -> DQNTrainer:
     actor, greedy = make_policy(recipe, spaces)
     loss = DQNLoss(actor, action_space=spaces.action_spec, delay_value=True, double_dqn=True)
     loss.make_value_estimator(gamma=recipe.gamma)
+    settings = parts.trainer_settings(config)
     with parts.started_collector(config, TensorDictSequential(actor, greedy)) as collector:
         trainer = DQNTrainer(
-            **parts.trainer_settings(config),
+            **settings,
             collector=collector,
             loss_module=loss,
             optimizer=optim.Adam(loss.parameters(), lr=recipe.lr),

@@ -37,10 +37,11 @@ def build(config: Config) -> PPOTrainer:
         raise ConfigError(f"not a PPO recipe: {config.recipe}", "recipe", "give recipe=ppo")
     parts.seed_everything(config.seed)
     loss = make_loss(config.recipe, parts.probe(config.env))
+    settings = parts.trainer_settings(config)
     with parts.started_collector(config, loss.actor_network) as collector:
         optimizer = optim.Adam(loss.parameters(), lr=config.recipe.lr, eps=1e-5)
         trainer = PPOTrainer(
-            **parts.trainer_settings(config),
+            **settings,
             collector=collector,
             loss_module=loss,
             optimizer=optimizer,

@@ -70,10 +70,7 @@ class WorkerSync:
     @contextmanager
     def _boundary(self, collector: compat.Collector) -> Iterator[None]:
         if any(self._replaced(d, target) for d, (target, _) in self._targets.items()):
-            for target, _ in self._targets.values():
-                target.own()
-            self._targets.clear()
-            self._reader.forget()
+            self._let_go()
         compat.stamp(collector, self._reader.adopt())
         yield
 
@@ -116,22 +113,24 @@ class WorkerSync:
         target = Target(module, f"{destination} of worker {self.worker_idx}", leaves)
         self._targets[destination] = (target, leaves)
         if isinstance(module, nn.Module) and module not in self._guarded:
-            self._guard(module, destination)
+            self._guard(module)
         return target
 
-    def _guard(self, module: nn.Module, destination: str) -> None:
+    def _guard(self, module: nn.Module) -> None:
         # collector.load_state_dict() writes into the parameters in place; aliased ones are read-only.
         ref = weakref.ref(self)
 
         def let_go(*_: object) -> None:
             worker = ref()
             if worker is not None:
-                worker._let_go(destination)
+                worker._let_go()
 
         module.register_load_state_dict_pre_hook(let_go)
         self._guarded.add(module)
 
-    def _let_go(self, destination: str) -> None:
-        if destination in self._targets:
-            self._targets[destination][0].own()
+    def _let_go(self) -> None:
+        """Take what acts off the board, until the next adoption puts it there again."""
+        for target, _ in self._targets.values():
+            target.own()
+        self._targets.clear()
         self._reader.forget()

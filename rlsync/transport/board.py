@@ -76,7 +76,6 @@ class WeightBoard:
         self.max_slots = max_slots
         self.layout: Layout | None = None
         self._version = 0
-        self._newest: int | None = None
         self._slots: list[int] = []
         self._views: dict[int, list[Tensor]] = {}
         self._pid = os.getpid()
@@ -120,7 +119,10 @@ class WeightBoard:
         self._check_open()
         if layout == self.layout:
             return
-        if not self._line_free():
+        self._retiring += self._slots
+        self._slots = []
+        self._retire()
+        if self._free_line_count() < _FIRST_SLOTS:
             raise PublishError(
                 f"all {fmt.MAX_SLOTS} slots are leased", "WeightBoard.lay_out", "let the workers adopt first"
             )
@@ -128,9 +130,8 @@ class WeightBoard:
         self._layout_at = self._reserve(len(text))
         self._layout_bytes = len(text)
         self._file.write(text, self._layout_at)
-        self._retiring += self._slots
         self.layout = layout
-        self._slots, self._views = [], {}
+        self._views = {}
         for _ in range(_FIRST_SLOTS):
             self._add_slot(layout, touch=True)
 
@@ -164,7 +165,6 @@ class WeightBoard:
             words[line + fmt.SLOT_STATE] = SlotState.READY
         finally:
             self._file.unlock(fmt.SLOT_LOCK + slot)
-        self._newest = slot
         self._version = version
         words[fmt.HEAD] = fmt.pack_head(version, slot)
         if self._retiring:
@@ -178,18 +178,24 @@ class WeightBoard:
             BoardClosed: nothing was published yet, or the board was closed.
         """
         self._check_open()
-        if self._newest is None or self._newest not in self._views:
+        newest = self._newest_slot
+        if newest not in self._views:
             raise BoardClosed("nothing was published yet", "WeightBoard.newest_views", "publish first")
-        return self._views[self._newest]
+        return self._views[newest]
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that ever attached and did not leave by itself."""
         return self._watch.status()
 
     def note(self, reader: int) -> bytes | None:
-        """What a reader left with :meth:`BoardReader.leave_note`; ``None`` when it left nothing."""
+        """What a reader left with :meth:`BoardReader.leave_note`; ``None`` while it leaves nothing."""
         size = self._words[fmt.reader_line(reader) + fmt.READER_NOTE_BYTES]
-        return zlib.decompress(self._file.read(size, fmt.note_at(reader))) if size else None
+        if not size:
+            return None
+        try:
+            return zlib.decompress(self._file.read(size, fmt.note_at(reader)))
+        except zlib.error:
+            return None  # it is being replaced at this moment
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
         """Wait until every reader has adopted ``version`` or a newer one.
@@ -221,19 +227,23 @@ class WeightBoard:
             raise BoardClosed("this board was closed", f"process {os.getpid()}", "make a new one")
 
     def _take_free_slot(self, layout: Layout) -> int | None:
-        # Asked of head itself: an interrupted publish may have left self._newest ahead of it.
-        head = self._words[fmt.HEAD]
-        newest = fmt.unpack_head(head)[1] if head else None
+        newest = self._newest_slot
         for slot in self._slots:
             if slot != newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
                 return slot
-        if len(self._slots) >= self.max_slots or not self._line_free():
+        if len(self._slots) >= self.max_slots or not self._free_line_count():
             return None
         slot = self._add_slot(layout, touch=False)
         return slot if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True) else None
 
-    def _line_free(self) -> bool:
-        return bool(self._free_lines) or self._words[fmt.SLOT_COUNT] < fmt.MAX_SLOTS
+    @property
+    def _newest_slot(self) -> int:
+        """The slot that head names; -1 before the first publish."""
+        version, slot = fmt.unpack_head(self._words[fmt.HEAD])
+        return slot if version else -1
+
+    def _free_line_count(self) -> int:
+        return len(self._free_lines) + fmt.MAX_SLOTS - self._words[fmt.SLOT_COUNT]
 
     def _add_slot(self, layout: Layout, *, touch: bool) -> int:
         if self._free_lines:
@@ -258,8 +268,9 @@ class WeightBoard:
 
     def _retire(self) -> None:
         """Give back the memory of slots of an earlier layout that nobody leases any more."""
+        newest = self._newest_slot
         for slot in list(self._retiring):
-            if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+            if slot != newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
                 line = fmt.slot_line(slot)
                 self._words[line + fmt.SLOT_STATE] = SlotState.RETIRED
                 at, size = line + fmt.SLOT_IMAGE_AT, line + fmt.SLOT_IMAGE_BYTES

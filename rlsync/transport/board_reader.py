@@ -162,7 +162,8 @@ class BoardReader:
     def _checked_words(self, handle: BoardHandle) -> memoryview:
         if self._file.size_bytes() >= fmt.CONTROL_BYTES:  # reading past the end would be SIGBUS
             words = self._file.words(fmt.CONTROL_BYTES, 0)
-            if (words[fmt.HEADER_MAGIC], words[fmt.HEADER_ID]) == (fmt.MAGIC, handle.board_id):
+            header = words[fmt.HEADER_MAGIC], words[fmt.HEADER_FORMAT], words[fmt.HEADER_ID]
+            if header == (fmt.MAGIC, fmt.FORMAT, handle.board_id):
                 return words
         self._file.close()
         raise BoardClosed(

@@ -150,6 +150,9 @@ class SharedFile:
         answer = fcntl.fcntl(self.fd, _GET_LOCK, _flock(fcntl.F_WRLCK, at))
         return _lock_type(answer) != fcntl.F_UNLCK
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the descriptor; mappings live on while tensors use them."""
         if self.fd >= 0:

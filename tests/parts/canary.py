@@ -74,9 +74,7 @@ class CanaryTransform(Transform):
     def _call(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         return _write_canary(self.module, next_tensordict, "transform")
 
-    def _reset(
-        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
-    ) -> TensorDictBase:
+    def _reset(self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase) -> TensorDictBase:
         return self._call(tensordict_reset)
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:

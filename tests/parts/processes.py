@@ -18,11 +18,7 @@ _HELPERS = (
 
 def child_pids(pid: int | None = None) -> set[int]:
     """Living children of a process (this one by default), without Python's and torch's helpers."""
-    return {
-        child
-        for child, state in _children(pid or os.getpid())
-        if state != "Z" and not _is_helper(child)
-    }
+    return {child for child, state in _children(pid or os.getpid()) if state != "Z" and not _is_helper(child)}
 
 
 def descendant_pids(pid: int | None = None) -> set[int]:

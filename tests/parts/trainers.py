@@ -44,9 +44,7 @@ def make_dqn_loss(actor: nn.Module | None = None) -> DQNLoss:
 
 def make_sac_loss(actor: nn.Module | None = None) -> SACLoss:
     qvalue = ValueOperator(StateActionValue(), in_keys=["observation", "action"])
-    return SACLoss(
-        actor or make_continuous_policy(), qvalue, action_spec=Bounded(-1.0, 1.0, shape=(1,))
-    )
+    return SACLoss(actor or make_continuous_policy(), qvalue, action_spec=Bounded(-1.0, 1.0, shape=(1,)))
 
 
 def make_ppo_trainer(
@@ -57,9 +55,7 @@ def make_ppo_trainer(
     weight_update_map: dict[str, str] | None = None,
 ) -> PPOTrainer:
     """A stock PPOTrainer; with process collectors TorchRL demands a `weight_update_map`."""
-    return _make_on_policy(
-        PPOTrainer, collector, make_ppo_loss(actor), total_frames, weight_update_map
-    )
+    return _make_on_policy(PPOTrainer, collector, make_ppo_loss(actor), total_frames, weight_update_map)
 
 
 def make_a2c_trainer(
@@ -70,9 +66,7 @@ def make_a2c_trainer(
     weight_update_map: dict[str, str] | None = None,
 ) -> A2CTrainer:
     """A stock A2CTrainer; with process collectors TorchRL demands a `weight_update_map`."""
-    return _make_on_policy(
-        A2CTrainer, collector, make_a2c_loss(actor), total_frames, weight_update_map
-    )
+    return _make_on_policy(A2CTrainer, collector, make_a2c_loss(actor), total_frames, weight_update_map)
 
 
 def make_dqn_trainer(

@@ -262,6 +262,4 @@ def test_fault_22_the_first_frame_of_a_batch_carries_the_version_before() -> Non
 
     stamps = batch["policy_version"].tolist(), batch["next", "policy_version"].tolist()
     wrong_at_the_root = stamps[0] == [0] + [1] * (len(batch) - 1)
-    still_happens(
-        22, wrong_at_the_root and set(stamps[1]) == {1}, "rlsync/torchrl_plugin/scheme.py"
-    )
+    still_happens(22, wrong_at_the_root and set(stamps[1]) == {1}, "rlsync/torchrl_plugin/scheme.py")

@@ -52,9 +52,7 @@ def workers() -> Iterator[Workers]:
     made: list[BaseCollector] = []
 
     def make(scheme: SHARED, policy: CanaryPolicy, *, count: int = 1) -> BaseCollector:
-        made.append(
-            make_workers(MultiSyncCollector, policy, schemes={"policy": scheme}, workers=count)
-        )
+        made.append(make_workers(MultiSyncCollector, policy, schemes={"policy": scheme}, workers=count))
         return made[-1]
 
     yield make
@@ -103,9 +101,7 @@ def test_fault_2_a_destination_other_than_the_policy_is_never_acknowledged() -> 
         env=make_env_with_module,
     )
 
-    hung = hangs(
-        lambda: collector.update_policy_weights_(weights_dict={destination: weights}), scheme
-    )
+    hung = hangs(lambda: collector.update_policy_weights_(weights_dict={destination: weights}), scheme)
 
     collector.shutdown()
     still_happens(2, hung, SCHEME)
