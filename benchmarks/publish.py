@@ -7,6 +7,9 @@ board, with SharedMemWeightSyncScheme and with MultiProcessWeightSyncScheme (bot
 idle), each against one contiguous copy of the same bytes timed beside it; the worker's side of an adoption;
 and the time until busy workers have adopted, against the length of their rollouts. Medians. Compare
 ratios, not seconds: machines are shared and noisy.
+
+The learner trains a module of its own, as on another device: had it the very policy that the collector was
+given, TorchRL's workers would share its memory, and its schemes would copy every tensor onto itself.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -131,7 +135,7 @@ def measure_hold(name: str, policy: nn.Module, trials: int) -> dict[str, float]:
     """How long one push holds the learner, workers idle, through the hook."""
     collector = make_workers(MultiSyncCollector, policy, SCHEMES[name](), 100)
     try:
-        trainer = make_trainer(collector, policy)
+        trainer = make_trainer(collector, deepcopy(policy))
         push = make_push(name, trainer)
         memcpy = Memcpy(policy)
         for _ in range(5):
