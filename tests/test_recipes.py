@@ -266,7 +266,7 @@ def test_dqn_explores_less_and_less() -> None:
     before = float(trainer.greedy_module.eps)
     trained(trainer)
     assert before == 1.0
-    assert float(trainer.greedy_module.eps) == pytest.approx(0.05, abs=1e-4)
+    assert float(trainer.greedy_module.eps) == pytest.approx(0.02, abs=1e-4)
 
 
 @pytest.mark.usefixtures("fork_workers")

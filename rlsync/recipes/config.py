@@ -79,6 +79,7 @@ class RecipeConfig:
     target_episodes: int = above_zero(20)
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     lr: float = above_zero(2e-3)
+    anneal_lr: bool = True
     gamma: float = fraction(0.99)
     batch_size: int = above_zero(128)
     clip_norm: float = above_zero(0.5)
@@ -88,7 +89,6 @@ class RecipeConfig:
 class PPOConfig(RecipeConfig):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
-    anneal_lr: bool = True
     num_epochs: int = above_zero(4)
     gae_lambda: float = fraction(0.95)
     clip_epsilon: float = above_zero(0.2)
@@ -101,11 +101,16 @@ class DQNConfig(RecipeConfig):
     """Deep Q-learning with a double target (Mnih et al. 2015, van Hasselt et al. 2016)."""
 
     name: str = "dqn"
+    total_frames: int = above_zero(25_000)
+    hidden: list[int] = field(default_factory=lambda: [128, 128])
+    lr: float = above_zero(5e-4)
+    batch_size: int = above_zero(256)
+    clip_norm: float = above_zero(10.0)
     optim_steps_per_batch: int = above_zero(32)
     buffer_frames: int = above_zero(50_000)
     target_update_steps: int = above_zero(100)
     epsilon_start: float = fraction(1.0)
-    epsilon_end: float = fraction(0.05)
+    epsilon_end: float = fraction(0.02)
     epsilon_frames: int = above_zero(10_000)
 
 

@@ -13,6 +13,7 @@ from torch import optim
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate
+from torchrl.trainers import LRSchedulerHook
 from torchrl.trainers.algorithms import DQNTrainer
 
 from rlsync.core.errors import ConfigError
@@ -41,19 +42,23 @@ def build(config: Config) -> DQNTrainer:
     actor, greedy = make_policy(recipe, spaces)
     loss = DQNLoss(actor, action_space=spaces.action_spec, delay_value=True, double_dqn=True)
     loss.make_value_estimator(gamma=recipe.gamma)
+    optimizer = optim.Adam(loss.parameters(), lr=recipe.lr)
     settings = parts.trainer_settings(config)
     with parts.started_collector(config, TensorDictSequential(actor, greedy)) as collector:
         trainer = DQNTrainer(
             **settings,
             collector=collector,
             loss_module=loss,
-            optimizer=optim.Adam(loss.parameters(), lr=recipe.lr),
+            optimizer=optimizer,
             replay_buffer=TensorDictReplayBuffer(
                 storage=LazyTensorStorage(recipe.buffer_frames), batch_size=recipe.batch_size
             ),
             optim_steps_per_batch=recipe.optim_steps_per_batch,
             target_net_updater=HardUpdate(loss, value_network_update_interval=recipe.target_update_steps),
         )
+        scheduler = parts.annealing(config, optimizer)
+        if scheduler is not None:
+            LRSchedulerHook(scheduler).register(trainer)
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy).register(trainer)
         parts.register_hooks(trainer, config)

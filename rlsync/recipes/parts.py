@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
+from torch import nn, optim
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import OneHot, TensorSpec
@@ -115,6 +115,14 @@ def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[
     except BaseException:
         collector.shutdown()
         raise
+
+
+def annealing(config: Config, optimizer: optim.Optimizer) -> optim.lr_scheduler.LRScheduler | None:
+    """Lets the learning rate fall linearly over all frames, down to a twentieth, if asked to."""
+    if not config.recipe.anneal_lr:
+        return None
+    batches = max(1, config.recipe.total_frames // config.collector.frames_per_batch)
+    return optim.lr_scheduler.LambdaLR(optimizer, lambda batch: max(1 - batch / batches, 0.05))
 
 
 def make_logger(config: LoggerConfig, run_dir: str | None) -> Logger | None:

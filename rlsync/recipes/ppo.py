@@ -45,7 +45,7 @@ def build(config: Config) -> PPOTrainer:
             collector=collector,
             loss_module=loss,
             optimizer=optimizer,
-            lr_scheduler=annealing(config, optimizer) if config.recipe.anneal_lr else None,
+            lr_scheduler=parts.annealing(config, optimizer),
             replay_buffer=TensorDictReplayBuffer(
                 storage=LazyTensorStorage(config.collector.frames_per_batch),
                 sampler=SamplerWithoutReplacement(),
@@ -83,9 +83,3 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces) -> ClipPPOLoss:
         entropy_coeff=recipe.entropy_coeff,
         critic_coeff=recipe.critic_coeff,
     )
-
-
-def annealing(config: Config, optimizer: optim.Optimizer) -> optim.lr_scheduler.LRScheduler:
-    """The learning rate falls linearly over all frames, down to a twentieth."""
-    batches = max(1, config.recipe.total_frames // config.collector.frames_per_batch)
-    return optim.lr_scheduler.LambdaLR(optimizer, lambda batch: max(1 - batch / batches, 0.05))
