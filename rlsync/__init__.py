@@ -21,6 +21,7 @@ from rlsync.core.errors import (
 )
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Every, LagAbove
+from rlsync.torchrl_plugin.hooks.policy_lag import LogPolicyLag
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
 from rlsync.torchrl_plugin.resolve import resolve
@@ -31,6 +32,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "SyncWeights",
     "UpdateWeights",
+    "LogPolicyLag",
     "Every",
     "LagAbove",
     "Source",

@@ -17,6 +17,7 @@ PUBLIC = [
     "Every",
     "LagAbove",
     "LayoutMismatch",
+    "LogPolicyLag",
     "NothingToSync",
     "PathSyntaxError",
     "PublishError",

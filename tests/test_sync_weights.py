@@ -12,13 +12,16 @@ from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync import BoardScheme, ConfigError, Every, LagAbove, PublishError, SyncWeights
+from rlsync.transport import board_format as fmt
 from tests.parts import (
     FRAMES_PER_BATCH,
     make_a2c_trainer,
     make_collector,
     make_continuous_env,
     make_continuous_policy,
+    make_counting_env,
     make_dqn_trainer,
+    make_plain_policy,
     make_policy,
     make_ppo_trainer,
     make_q_policy,
@@ -358,3 +361,29 @@ def test_the_first_frame_after_a_resume_acts_with_the_checkpointed_weights(
         mine.data = theirs
     logits = reference.module[0](first.select("observation"))["logits"]
     assert torch.allclose(logits, first["logits"], atol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, {"backend": "eager"}], ids=["eager", "compiled"])
+def test_compiled_policies_copy_by_themselves_and_act_with_what_was_published(compiled):
+    policy = make_plain_policy()
+    collector = MultiSyncCollector(
+        [make_counting_env] * 2,
+        policy,
+        frames_per_batch=FRAMES_PER_BATCH,
+        total_frames=-1,
+        compile_policy=compiled,
+        weight_sync_schemes={"policy": BoardScheme("alias")},
+    )
+    batches = iter(collector)
+    for action in (0, 1, 0, 1):
+        bias = torch.zeros(2)
+        bias[action] = 1e6
+        policy.module.net[2].bias.data = bias
+        collector.update_policy_weights_(policy)
+        batch = next(batches)
+        assert (batch["action"].argmax(-1) == action).all()
+        assert (batch["policy_version"] == collector.policy_version).all()
+    board = collector._weight_sync_schemes["policy"].board
+    leases = [board._words[fmt.reader_line(worker) + fmt.READER_LEASE] for worker in (0, 1)]
+    assert all(leases) if not compiled else not any(leases), "a copy keeps no lease"
+    collector.shutdown()

@@ -20,6 +20,8 @@ class Target:
         where: how errors call it.
         leaves: the leaves that arrive, by the names of ``module``'s own leaves.
 
+    It writes to the tensors that it finds now; ask :meth:`current` before a write whether these still act.
+
     Raises:
         LayoutMismatch: the module has no leaf of that name and shape.
     """
@@ -36,14 +38,22 @@ class Target:
         kinds = [have[leaf.name].kind for leaf in leaves]
         self._names = [leaf.name for leaf in leaves]
         self._readers = [readers[name] for name in self._names]
+        self._stand = [read() for read in self._readers]
         self._parameters = [i for i, kind in enumerate(kinds) if kind == "parameter"]
         self._buffers = [i for i, kind in enumerate(kinds) if kind == "buffer"]
         self._extra = [e for e in self.leaves.extra if _arrives(e, arriving)]
 
+    def current(self) -> bool:
+        """Whether the module still holds the parameters and buffers that were found in it."""
+        return self.leaves.unchanged() and all(
+            self._readers[i]() is self._stand[i] for i in self._parameters + self._buffers
+        )
+
     def alias(self, views: Sequence[Tensor]) -> None:
         """Point the parameters at ``views``; copy buffers and extra state, which forward() may mutate."""
+        stand = self._stand
         for i in self._parameters:
-            self._readers[i]().data = views[i]
+            stand[i].data = views[i]
         self._copy(views, self._buffers)
         self._set_extra_state(views)
 
@@ -55,18 +65,17 @@ class Target:
     def own(self) -> None:
         """Give every parameter memory of its own, with the values it has."""
         for i in self._parameters:
-            parameter = self._readers[i]()
-            parameter.data = parameter.data.clone()
+            self._stand[i].data = self._stand[i].data.clone()
 
     def may_alias(self) -> bool:
-        """Whether re-pointing parameters reaches the code that acts: eager, on the CPU, not shared out."""
-        tensors = [self._readers[i]() for i in self._parameters]
-        return not is_compiled(self.module) and all(t.device.type == "cpu" for t in tensors)
+        """Whether re-pointing parameters reaches the code that acts: eager, on the CPU."""
+        on_cpu = all(self._stand[i].device.type == "cpu" for i in self._parameters)
+        return on_cpu and not is_compiled(self.module)
 
     @torch.no_grad()
     def _copy(self, views: Sequence[Tensor], which: Sequence[int]) -> None:
         if which:
-            torch._foreach_copy_([self._readers[i]().data for i in which], [views[i] for i in which])
+            torch._foreach_copy_([self._stand[i].data for i in which], [views[i] for i in which])
 
     def _set_extra_state(self, views: Sequence[Tensor]) -> None:
         if self._extra:

@@ -55,6 +55,7 @@ def turn_on_stamps(collector: MultiCollector) -> None:
         laid_out = getattr(buffer._storage, "_storage", None)
         if isinstance(laid_out, TensorDictBase):
             _make_room_for_stamps(laid_out)
+            buffer._storage._storage_keys = None  # which keys it keeps: found once, and cached
 
 
 def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
@@ -71,11 +72,12 @@ def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
             "replay_buffer of the collector",
             "pass an empty lazy storage, or give it int64 fields for the stamps",
         )
+    is_memmap = laid_out.is_memmap()  # unlocking makes it forget
     for key in missing:
-        with laid_out.unlock_():
-            if laid_out.is_memmap():
-                laid_out.make_memmap(key, shape=like.shape, dtype=torch.int64)
-            else:
+        if is_memmap:
+            laid_out.make_memmap(key, shape=like.shape, dtype=torch.int64)
+        else:
+            with laid_out.unlock_():
                 laid_out.set(key, torch.zeros(like.shape, dtype=torch.int64).share_memory_())
 
 
@@ -99,6 +101,14 @@ def stamp(collector: Collector, version: int) -> None:
     written = collector._carrier.get(STAMP, None)
     if isinstance(written, torch.Tensor):
         collector._carrier.set(STAMP, torch.full_like(written, version))
+
+
+def runs_compiled(collector: Collector) -> bool:
+    """Whether the collector compiles its policy, or records it as a CUDA graph.
+
+    Such code does not see a parameter whose ``.data`` was pointed elsewhere.
+    """
+    return bool(collector.compiled_policy or collector.cudagraphed_policy)
 
 
 def is_stamped(collector: object) -> bool:

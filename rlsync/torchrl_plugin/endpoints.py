@@ -34,6 +34,10 @@ class Endpoint(Protocol):
         """What a reader of the plan should know."""
 
     @property
+    def stamped(self) -> bool:
+        """Whether frames carry the version that acted."""
+
+    @property
     def version(self) -> int:
         """The newest published version."""
 
@@ -105,6 +109,10 @@ class BoardEndpoint:
         return ()
 
     @property
+    def stamped(self) -> bool:
+        return True
+
+    @property
     def version(self) -> int:
         return self.sender.board.version
 
@@ -169,13 +177,17 @@ class LocalEndpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if compat.is_stamped(self.collector):
+        if self.stamped:
             return ()
         return ("frames are not stamped: pass track_policy_version=True to the collector",)
 
     @property
     def version(self) -> int:
         return self._transport.version
+
+    @property
+    def stamped(self) -> bool:
+        return compat.is_stamped(self.collector)
 
     def connect(self, publish_default: Callable[[], object]) -> None:
         compat.around_rollouts(self.collector, self._acting)
@@ -262,6 +274,10 @@ class ForeignEndpoint:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def stamped(self) -> bool:
+        return compat.is_stamped(self.collector)
 
     def connect(self, publish_default: Callable[[], object]) -> None:
         """Nothing to do: weights go through the collector's own method."""

@@ -5,19 +5,37 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
 from rlsync.core.errors import DestinationNotFound
-from rlsync.core.path import parse, walk
-from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.core.path import Path, parse, walk
+from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target, materialise
 from rlsync.torchrl_plugin import compat
 from rlsync.transport.board import BoardHandle, BoardReader
 
 Adopt = Literal["alias", "copy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A destination of the present layout, and what adopts there.
+
+    Args:
+        destination: its name.
+        target: the module that acts.
+        views: which of a version's views are its.
+        alias: whether its parameters are pointed at the board.
+    """
+
+    destination: str
+    target: Target
+    views: slice
+    alias: bool
 
 
 class WorkerSync:
@@ -31,15 +49,18 @@ class WorkerSync:
     def __init__(self, handle: BoardHandle, worker_idx: int) -> None:
         self.worker_idx = worker_idx
         self._adopt_by: dict[str, Adopt] = {}
+        self._paths: dict[str, Path] = {}
         self._collector: weakref.ref[compat.Collector] | None = None
         self._early: dict[str, nn.Module] = {}
-        self._targets: dict[str, tuple[Target, tuple[LeafSpec, ...]]] = {}
+        self._layout: Layout | None = None
+        self._bindings: list[Binding] = []
         self._guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._reader = BoardReader(handle, self._apply, worker_idx)
 
     def declare(self, destination: str, adopt: Adopt) -> None:
         """Say that this worker takes weights for ``destination``."""
         self._adopt_by[destination] = adopt
+        self._paths[destination] = parse(destination)
 
     def prepare(self, destination: str, module: nn.Module) -> None:
         """Give a module that came without its memory the newest weights, before its collector exists."""
@@ -56,8 +77,7 @@ class WorkerSync:
         if self._collector is None:
             self._collector = weakref.ref(collector)
             self._early.clear()
-            self._targets.clear()
-            self._reader.forget()
+            self._let_go()
             compat.around_rollouts(collector, self._boundary)
         stands = {d: Leaves(self._module(d), d).specs() for d in self._adopt_by}
         self._reader.leave_note(Layout.build(stands).to_json())
@@ -69,52 +89,51 @@ class WorkerSync:
 
     @contextmanager
     def _boundary(self, collector: compat.Collector) -> Iterator[None]:
-        if any(self._replaced(d, target) for d, (target, _) in self._targets.items()):
+        if not all(self._current(binding) for binding in self._bindings):
             self._let_go()
         compat.stamp(collector, self._reader.adopt())
         yield
 
-    def _replaced(self, destination: str, target: Target) -> bool:
-        return target.module is not self._module(destination) or not target.leaves.unchanged()
+    def _current(self, binding: Binding) -> bool:
+        return binding.target.module is self._module(binding.destination) and binding.target.current()
 
     def _module(self, destination: str) -> object:
         if destination in self._early:
             return self._early[destination]
         return walk(
             self._collector and self._collector(),
-            parse(destination),
+            self._paths[destination],
             error=DestinationNotFound,
             root_name="the worker's collector",
             where=f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}",
         )
 
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
-        keep, at = False, 0
+        if layout is not self._layout:
+            self._bind(layout)
+        for binding in self._bindings:
+            write = binding.target.alias if binding.alias else binding.target.copy
+            write(views[binding.views])
+        return any(binding.alias for binding in self._bindings)
+
+    def _bind(self, layout: Layout) -> None:
+        bindings, at = [], 0
         for destination, leaves in layout.destinations.items():
-            mine, at = views[at : at + len(leaves)], at + len(leaves)
+            span, at = slice(at, at + len(leaves)), at + len(leaves)
             if destination not in self._early and self._collector is None:
                 continue  # its collector does not exist yet: taken up when it does
-            target = self._target(destination, tuple(leaves))
-            if self._aliases(destination, target):
-                target.alias(mine)
-                keep = True
-            else:
-                target.copy(mine)
-        return keep
+            module = self._module(destination)
+            target = Target(module, f"{destination} of worker {self.worker_idx}", leaves)
+            bindings.append(Binding(destination, target, span, self._aliases(destination, target)))
+            if isinstance(module, nn.Module) and module not in self._guarded:
+                self._guard(module)
+        self._layout, self._bindings = layout, bindings
 
     def _aliases(self, destination: str, target: Target) -> bool:
-        wanted = self._adopt_by[destination] == "alias" and self._collector is not None
-        return wanted and target.may_alias()
-
-    def _target(self, destination: str, leaves: tuple[LeafSpec, ...]) -> Target:
-        if destination in self._targets and self._targets[destination][1] == leaves:
-            return self._targets[destination][0]
-        module = self._module(destination)
-        target = Target(module, f"{destination} of worker {self.worker_idx}", leaves)
-        self._targets[destination] = (target, leaves)
-        if isinstance(module, nn.Module) and module not in self._guarded:
-            self._guard(module)
-        return target
+        collector = self._collector and self._collector()
+        if collector is None or self._adopt_by[destination] == "copy":
+            return False
+        return target.may_alias() and not compat.runs_compiled(collector)
 
     def _guard(self, module: nn.Module) -> None:
         # collector.load_state_dict() writes into the parameters in place; aliased ones are read-only.
@@ -130,7 +149,7 @@ class WorkerSync:
 
     def _let_go(self) -> None:
         """Take what acts off the board, until the next adoption puts it there again."""
-        for target, _ in self._targets.values():
-            target.own()
-        self._targets.clear()
+        for binding in self._bindings:
+            binding.target.own()
+        self._layout, self._bindings = None, []
         self._reader.forget()

@@ -7,6 +7,7 @@ from collections import deque
 from pathlib import Path as FilePath
 from typing import Any
 
+import torch
 from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import ConfigError
@@ -40,6 +41,7 @@ class PublishHook(TrainerHookBase):
         self._started = time.monotonic()
         self._last = Counters()
         self._owed: str | None = None
+        self._steps_at: dict[int, int] = {}  # optimizer steps done when a version was published
 
     @property
     def version(self) -> int:
@@ -76,8 +78,10 @@ class PublishHook(TrainerHookBase):
 
     def _record(self, reason: str, now: Counters) -> Receipt:
         receipt = self._publish(reason, now)
-        if not receipt.coalesced and reason in ("trigger", "call"):
-            self._last = now
+        if not receipt.coalesced:
+            self._steps_at[receipt.version] = now.optim_steps
+            if reason in ("trigger", "call"):
+                self._last = now
         self.receipts.append(receipt)
         if self._receipts_file is not None:
             with self._receipts_file.open("a") as file:
@@ -116,19 +120,25 @@ class PublishHook(TrainerHookBase):
         trainer.register_module(name, self)
         trainer.register_op("setup", self._settle)
 
-    def _check_same(self, trainer: compat.Trainer) -> None:
-        if trainer is not self.trainer:
+    def require_trainer(self, trainer: compat.Trainer, who: str) -> None:
+        """Refuse a trainer to which this hook is not bound.
+
+        Raises:
+            ConfigError: names ``who`` asks.
+        """
+        if self.trainer is not trainer:
             raise ConfigError(
-                "this hook belongs to another trainer",
-                f"{type(self).__name__}.register",
-                "make one hook for each trainer",
+                f"this {type(self).__name__} is not bound to that trainer",
+                who,
+                "register it on the same trainer first; make one for each trainer",
             )
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase and version, for the trainer's checkpoint."""
         now = self.counters()
         last = {f"last_{name}": value for name, value in self._last.to_dict().items()}
-        return {"version": self.version} | now.to_dict() | last
+        published = torch.tensor(list(self._steps_at.items()), dtype=torch.int64).view(-1, 2)
+        return {"version": self.version, "published": published} | now.to_dict() | last
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on in phase; the restored weights are published before the next frame."""
@@ -138,5 +148,6 @@ class PublishHook(TrainerHookBase):
         self._last = Counters.from_dict(
             {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
         )
+        self._steps_at = {int(v): int(steps) for v, steps in state_dict["published"].tolist()}
         self._restore_version(int(state_dict["version"]))
         self._owe("resume")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt, Source, SyncPlan
@@ -13,6 +17,19 @@ from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.endpoints import endpoint_of
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.sync import Sync
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """The age of frames, one entry a frame.
+
+    Args:
+        versions: the learner's version minus the stamped one.
+        optim_steps: optimizer steps done since the stamped version was published.
+    """
+
+    versions: Tensor
+    optim_steps: Tensor
 
 
 class SyncWeights(PublishHook):
@@ -72,7 +89,7 @@ class SyncWeights(PublishHook):
         """
         if self.trainer is None:
             self._bind(trainer, name)
-        self._check_same(trainer)
+        self.require_trainer(trainer, "SyncWeights.register")
         units = self.when.units()
         if "optim_steps" in units:
             trainer.register_op("post_optim", self)
@@ -121,6 +138,31 @@ class SyncWeights(PublishHook):
             AdoptionTimeout: the deadline passed; names the workers.
         """
         self._bound.endpoint.wait(timeout_s)
+
+    def staleness(self, batch: TensorDictBase) -> Staleness:
+        """How old the frames of a batch are, now.
+
+        Args:
+            batch: frames that carry ``policy_version``; any shape.
+        """
+        stamps = batch.get(compat.STAMP).flatten()
+        versions, place = stamps.unique(return_inverse=True)
+        published = torch.tensor([self._steps_at.get(v, 0) for v in versions.tolist()])
+        steps = self.counters().optim_steps
+        return Staleness(self.version - stamps, steps - published.to(stamps.device)[place])
+
+    def require_stamps(self, who: str) -> None:
+        """Refuse a collector whose frames do not say which version acted.
+
+        Raises:
+            ConfigError: names ``who`` needs them.
+        """
+        if not self._bound.endpoint.stamped:
+            raise ConfigError(
+                "frames do not carry policy_version",
+                f"{who} on this trainer's collector",
+                "pass track_policy_version=True to the collector",
+            )
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
         return self._bound.publish(reason, now)

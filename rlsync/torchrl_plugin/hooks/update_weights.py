@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Every
 from rlsync.tensors.compare import check_same_leaves, named_like
@@ -73,6 +74,8 @@ class UpdateWeights(PublishHook):
         self._sync: Sync | None = None
         if weight_update_map is not None and trainer is not None and self._endpoint is not None:
             self._sync = Sync(weight_update_map, trainer, self._endpoint)
+        elif policy_weights_getter is not None and self._endpoint is not None:
+            self._endpoint.locate(parse("policy"), "UpdateWeights(policy_weights_getter=...)")
         if self._endpoint is not None and (self._sync or policy_weights_getter):
             self._endpoint.connect(self.publish)
         if trainer is not None:
@@ -82,14 +85,15 @@ class UpdateWeights(PublishHook):
         """Stand at ``post_steps``, or at ``post_optim`` when optimizer steps are counted."""
         if self.trainer is None:
             self._bind(trainer, name)
-        self._check_same(trainer)
+        self.require_trainer(trainer, "UpdateWeights.register")
         stage = "post_optim" if self.interval_unit == "optim_steps" else "post_steps"
         trainer.register_op(stage, self)
 
     def _bind(self, trainer: compat.Trainer, name: str) -> None:
         self._enrol(trainer, name)
-        if self.interval_unit == "optim_steps":
-            trainer.register_op("post_optim", self._count_optim_step)
+        trainer.register_op("post_optim", self._count_optim_step)
+        if self.interval_unit == "optim_steps":  # else its own calls are the batches
+            trainer.register_op("post_steps", self._count_batch)
 
     def __call__(self) -> None:
         """Count one batch, when batches are counted, and publish if it is due."""
