@@ -20,7 +20,7 @@ from rlsync import AdoptionTimeout, BoardScheme, SyncWeights, WeightBoard, Worke
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardHandle, BoardReader
 from tests.conftest import LeakCheck
-from tests.faults.running import acted, in_three_lines, on_a_board, values
+from tests.faults.running import in_three_lines, on_a_board, values
 from tests.parts import (
     CanaryPolicy,
     descendant_pids,
@@ -58,7 +58,7 @@ def _push(hook: SyncWeights, policy: CanaryPolicy) -> None:
 
 
 @contextmanager
-def _mid_rollout(adopt: str) -> Iterator[tuple[BaseCollector, SyncWeights, CanaryPolicy]]:
+def _mid_rollout(adopt: str) -> Iterator[tuple[BaseCollector, Iterator, SyncWeights, CanaryPolicy]]:
     """Two asynchronous workers that hold their leases in the middle of a rollout."""
     policy = make_small_canary()
     with on_a_board(policy, MultiAsyncCollector, adopt=adopt, frames_per_batch=50) as collector:
@@ -67,13 +67,13 @@ def _mid_rollout(adopt: str) -> Iterator[tuple[BaseCollector, SyncWeights, Canar
         hook.publish()
         while values(next(batches), "policy_version") != {2}:
             pass
-        yield collector, hook, policy
+        yield collector, batches, hook, policy
 
 
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 def test_killing_a_worker_delays_no_publish_and_a_wait_names_it(adopt: str) -> None:
-    with _mid_rollout(adopt) as (collector, hook, policy):
+    with _mid_rollout(adopt) as (collector, _, hook, policy):
         pid = collector.procs[0].pid
         kill(pid)
         _push(hook, policy)
@@ -92,7 +92,7 @@ def test_killing_a_worker_delays_no_publish_and_a_wait_names_it(adopt: str) -> N
 def test_stopping_a_worker_delays_no_publish_and_a_wait_names_it_within_its_deadline(
     adopt: str,
 ) -> None:
-    with _mid_rollout(adopt) as (collector, hook, policy):
+    with _mid_rollout(adopt) as (collector, batches, hook, policy):
         pid = collector.procs[1].pid
         with stopped(pid):
             _push(hook, policy)
@@ -106,29 +106,12 @@ def test_stopping_a_worker_delays_no_publish_and_a_wait_names_it_within_its_dead
         assert wait_until(lambda: values(next(batches), "policy_version") == {newest}, SOON_S, poll_s=0)
 
 
-@pytest.mark.usefixtures("fork_workers")
-def test_a_stopped_worker_goes_on_with_whole_weights_when_it_is_continued() -> None:
-    policy = make_small_canary()
-    with on_a_board(policy, MultiSyncCollector, workers=1, frames_per_batch=500) as collector:
-        hook, batches, pid = _hooked(collector, policy), iter(collector), collector.procs[0].pid
-        policy.fill(2)
-        hook.publish()
-        collector.pipes[0].send((None, "continue"))  # a rollout has begun
-        board = collector._weight_sync_schemes["policy"].board
-        assert wait_until(lambda: board.status()[0].adopted_version == 2, SOON_S, poll_s=0)
-        with stopped(pid):
-            _push(hook, policy)
-        old, _ = collector.queue_out.get(timeout=SOON_S)
-        assert acted(old[0]) == values(old[0], "policy_version") == {2}
-        batch = next(batches)
-    assert acted(batch) == values(batch, "policy_version") == {hook.version}
-
-
 # ----------------------------------------------------------------------------- the learner is killed
 
 
-def _learn_for_ever(started: bool) -> None:
+def _learn_for_ever(start_method: str) -> None:
     """Run as a script: workers that collect, until somebody kills this process."""
+    multiprocessing.set_start_method(start_method, force=True)
     policy = make_small_canary()
     collector = make_workers(MultiAsyncCollector, policy, schemes={"policy": BoardScheme()})
     print("workers", *(process.pid for process in collector.procs), flush=True)  # noqa: T201
@@ -137,9 +120,10 @@ def _learn_for_ever(started: bool) -> None:
 
 
 @pytest.mark.slow
-def test_no_process_is_left_when_the_learner_is_killed() -> None:
-    code = "from tests.test_worker_faults import _learn_for_ever as f\n"
-    code += "if __name__ == '__main__': f(True)"
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_no_process_is_left_when_the_learner_is_killed(start_method: str) -> None:
+    code = "from tests.test_worker_faults import _learn_for_ever as learn\n"
+    code += f"if __name__ == '__main__': learn({start_method!r})"
     learner = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -148,12 +132,12 @@ def test_no_process_is_left_when_the_learner_is_killed() -> None:
         words = learner.stdout.readline().split()
         assert words[:1] == ["workers"]
         workers = {int(word) for word in words[1:]}
-        time.sleep(0.5)  # they collect
         family = descendant_pids(learner.pid) | workers
+        time.sleep(0.5)  # they collect
         assert all(is_alive(pid) for pid in workers)
         learner.kill()
         learner.wait(SOON_S)
-        assert wait_until(lambda: not any(is_alive(pid) for pid in family), 30.0, poll_s=0.1)
+        assert wait_until(lambda: not any(is_alive(pid) for pid in family), SOON_S, poll_s=0.1)
     finally:
         learner.kill()
         learner.wait(SOON_S)
@@ -232,18 +216,17 @@ def test_five_collectors_whose_workers_are_killed_leave_nothing_behind(
         _collector_with_a_killed_worker(kind)
 
 
-def test_a_script_that_ends_without_a_shutdown_says_nothing_and_ends_its_workers() -> None:
+def test_a_script_that_leaves_its_collector_to_the_end_of_the_interpreter_says_nothing() -> None:
     code = (
-        "import multiprocessing; multiprocessing.set_start_method('fork')\n"
+        "import multiprocessing\n"
         "from tests.test_worker_faults import *\n"
-        "collector = make_workers(\n"
-        "    MultiSyncCollector, make_small_canary(), schemes={'policy': BoardScheme()})\n"
+        "multiprocessing.set_start_method('fork', force=True)\n"
+        "schemes = {'policy': BoardScheme()}\n"
+        "collector = make_workers(MultiSyncCollector, make_small_canary(), schemes=schemes)\n"
         "next(iter(collector))\n"
-        "print(*(p.pid for p in collector.procs))\n"
         "collector.shutdown()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert "Exception ignored" not in done.stderr
-    assert not any(is_alive(int(pid)) for pid in done.stdout.split())

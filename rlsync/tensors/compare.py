@@ -120,10 +120,7 @@ def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
     wanted = {spec.name for spec in expected}
     plain = [name.replace("_orig_mod.", "") for name in names]
     bare = [name.removeprefix("module.") for name in plain]
-    for candidate in (list(names), plain, bare):
-        if wanted & set(candidate):
-            return candidate
-    return list(names)
+    return max((list(names), plain, bare), key=lambda candidate: len(wanted & set(candidate)))
 
 
 def check_same_leaves(

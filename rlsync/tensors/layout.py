@@ -29,6 +29,7 @@ class LeafSpec:
         shape: its shape.
         dtype: its dtype.
         tie: name of the earlier leaf that is the same memory; empty when there is none.
+        once: no publish brings it any more: a worker takes it at its first adoption, and keeps its own.
     """
 
     name: str
@@ -36,6 +37,7 @@ class LeafSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     tie: str = ""
+    once: bool = False
 
     @property
     def payload_bytes(self) -> int:
@@ -121,8 +123,9 @@ class Layout:
     def to_json(self) -> bytes:
         """The layout as canonical JSON; equal layouts give equal bytes."""
         rows = [
-            [e.destination, e.leaf.name, e.leaf.kind, e.leaf.shape, e.leaf.dtype_name, e.leaf.tie]
+            [e.destination, leaf.name, leaf.kind, leaf.shape, leaf.dtype_name, leaf.tie, leaf.once]
             for e in self.entries
+            for leaf in (e.leaf,)
         ]
         return json.dumps(rows, separators=(",", ":")).encode()
 
@@ -130,8 +133,8 @@ class Layout:
     def from_json(cls, data: bytes) -> Layout:
         """The inverse of :meth:`to_json`."""
         destinations: dict[str, list[LeafSpec]] = {}
-        for destination, name, kind, shape, dtype, tie in json.loads(data):
-            leaf = LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie)
+        for destination, name, kind, shape, dtype, tie, once in json.loads(data):
+            leaf = LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, once)
             destinations.setdefault(destination, []).append(leaf)
         return cls.build(destinations)
 

@@ -7,7 +7,7 @@ that begins with an underscore.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -136,8 +136,10 @@ def around_rollouts(
     collector.rollout = rollout
 
 
-def around_updates(collector: MultiCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
-    """Run every ``update_policy_weights_`` of ``collector`` inside ``enter()``.
+def around_updates(
+    collector: MultiCollector, enter: Callable[[Iterable[str]], AbstractContextManager[object]]
+) -> None:
+    """Run every ``update_policy_weights_`` of ``collector`` inside ``enter(destinations)``.
 
     It sends the destinations of a ``weights_dict`` one by one; inside, they become one publish or none.
     """
@@ -147,7 +149,7 @@ def around_updates(collector: MultiCollector, enter: Callable[[], AbstractContex
         self = ref()
         if self is None:
             raise ReferenceError("the collector is gone")
-        with enter():
+        with enter(kwargs.get("weights_dict") or ()):
             return type(self)._weight_update_impl(self, *args, **kwargs)
 
     collector._weight_update_impl = update

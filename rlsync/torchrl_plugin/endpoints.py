@@ -314,7 +314,7 @@ class ForeignEndpoint:
         weights: dict[str, TensorDict] = {}
         for (destination, name), tensor in leaves.items():
             held = weights.setdefault(destination, TensorDict())
-            held.set(tuple(name.split(".")), tensor)
+            held.set(tuple(name.split(".")), tensor.detach().clone())  # it may be queued, or be shared
         update = getattr(self.collector, "update_policy_weights_", None)
         if not callable(update):
             raise PublishError(

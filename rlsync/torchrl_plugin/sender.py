@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import Tensor
 
 from rlsync.core.errors import PublishError
+from rlsync.core.path import nearest_name
+from rlsync.core.plan import no_destination
 from rlsync.tensors.compare import check_same_leaves, named_like
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves, memory_key
@@ -34,7 +36,8 @@ class BoardSender:
         self._collector: weakref.ref[compat.MultiCollector] | None = None
         self._specs: dict[str, list[LeafSpec]] = {}
         self._laid_out: dict[str, list[LeafSpec]] = {}
-        self._known: set[Key] = set()
+        self._brought: dict[str, set[str]] = {}  # by destination; its other leaves are brought no more
+        self._last_keys: frozenset[Key] = frozenset()
         self._owners: list[Key] = []
         self._ties: list[tuple[Key, Key]] = []
         self._carried: dict[Key, Tensor] = {}
@@ -90,8 +93,19 @@ class BoardSender:
         self._specs = said[0]
 
     @contextmanager
-    def one_publish(self) -> Iterator[None]:
-        """All sends inside are published as one version at the end, or not at all if one fails."""
+    def one_publish(self, destinations: Iterable[str] = ()) -> Iterator[None]:
+        """All sends inside are published as one version at the end, or not at all if one fails.
+
+        Args:
+            destinations: those that will be sent.
+
+        Raises:
+            DestinationNotFound: this board does not serve one of them.
+        """
+        for wanted in destinations:
+            if wanted not in self.destinations:
+                near = nearest_name(wanted, self.destinations)
+                raise no_destination(wanted, "update_policy_weights_", self.destinations, near)
         if self._staged is not None:
             yield
             return
@@ -139,8 +153,11 @@ class BoardSender:
 
     def publish(self, leaves: Mapping[Key, Tensor]) -> int | None:
         """Publish one version of everything: ``leaves``, and what is not among them as it was."""
-        if not leaves.keys() <= self._known or self._tie_broken(leaves):
+        same = leaves.keys() == self._last_keys
+        if (not same and self._brings_others(leaves)) or self._tie_broken(leaves):
             self._lay_out(leaves)
+        if not same:
+            self._last_keys = frozenset(leaves)
         tensors = [leaves.get(key) for key in self._owners]
         version = self.board.publish([self._carry(i) if t is None else t for i, t in enumerate(tensors)])
         if version is not None:
@@ -152,6 +169,9 @@ class BoardSender:
         carried = self._carried.get(self._owners[owner])
         return self.board.newest_views()[owner] if carried is None else carried
 
+    def _brings_others(self, leaves: Iterable[Key]) -> bool:
+        return any(self._brought.get(d) != names for d, names in _by_destination(leaves).items())
+
     def _tie_broken(self, leaves: Mapping[Key, Tensor]) -> bool:
         return any(
             tied in leaves and owner in leaves and leaves[tied].data_ptr() != leaves[owner].data_ptr()
@@ -160,6 +180,7 @@ class BoardSender:
 
     def _lay_out(self, leaves: Mapping[Key, Tensor]) -> None:
         self._keep_others(leaves)
+        self._brought |= _by_destination(leaves)
         first: dict[object, str] = {}
         laid_out: dict[str, list[LeafSpec]] = {}
         for destination, name in dict.fromkeys([*self._carried, *leaves]):
@@ -169,11 +190,10 @@ class BoardSender:
             if tensor is not None:
                 tied = first.setdefault((destination, memory_key(tensor)), name) if tensor.numel() else name
                 tie = "" if tied == name else tied
-            laid_out.setdefault(destination, []).append(replace(spec, tie=tie))
+            once = name not in self._brought[destination]
+            laid_out.setdefault(destination, []).append(replace(spec, tie=tie, once=once))
         layout = Layout.build(laid_out)
         self.board.lay_out(layout)
-        keys = [(e.destination, e.leaf.name) for e in layout.entries]
-        self._known = set(keys)
         self._owners = [(e.destination, e.leaf.name) for e in layout.owned]
         self._ties = [
             ((e.destination, e.leaf.name), (e.destination, e.leaf.tie)) for e in layout.entries if e.leaf.tie
@@ -197,3 +217,10 @@ class BoardSender:
         if tensor is None:
             raise PublishError(f"nothing is known of {name}", destination, "publish it first")
         return LeafSpec(name, "parameter", tuple(tensor.shape), tensor.dtype)
+
+
+def _by_destination(keys: Iterable[Key]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for destination, name in keys:
+        found.setdefault(destination, set()).add(name)
+    return found

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +24,9 @@ from rlsync.transport.board import BoardHandle, BoardReader
 
 Adopt = Literal["alias", "copy"]
 
+#: How often a worker looks whether its learner lives.
+LEARNER_WATCH_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
@@ -28,14 +35,18 @@ class Binding:
     Args:
         destination: its name.
         target: the module that acts.
-        views: which of a version's views are its.
-        alias: whether its parameters are pointed at the board.
+        names: the leaves that arrive.
+        views: which of a version's views they are.
+        alias: whether the parameters are pointed at the board.
+        once: whether this worker takes them this one time, and keeps its own from then on.
     """
 
     destination: str
     target: Target
-    views: slice
+    names: tuple[str, ...]
+    views: tuple[int, ...]
     alias: bool
+    once: bool
 
 
 class WorkerSync:
@@ -54,6 +65,7 @@ class WorkerSync:
         self._early: dict[str, nn.Module] = {}
         self._layout: Layout | None = None
         self._bindings: list[Binding] = []
+        self._had: set[tuple[str, str]] = set()
         self._guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._reader = BoardReader(handle, self._apply, worker_idx)
 
@@ -79,6 +91,7 @@ class WorkerSync:
             self._early.clear()
             self._let_go()
             compat.around_rollouts(collector, self._boundary)
+            threading.Thread(target=_end_with_the_learner, args=(self._reader,), daemon=True).start()
         stands = {d: Leaves(self._module(d), d).specs() for d in self._adopt_by}
         self._reader.leave_note(Layout.build(stands).to_json())
 
@@ -113,21 +126,29 @@ class WorkerSync:
             self._bind(layout)
         for binding in self._bindings:
             write = binding.target.alias if binding.alias else binding.target.copy
-            write(views[binding.views])
+            write([views[i] for i in binding.views])
+        self._had |= {(b.destination, name) for b in self._bindings for name in b.names}
+        self._bindings = [binding for binding in self._bindings if not binding.once]
         return any(binding.alias for binding in self._bindings)
 
     def _bind(self, layout: Layout) -> None:
-        bindings, at = [], 0
-        for destination, leaves in layout.destinations.items():
-            span, at = slice(at, at + len(leaves)), at + len(leaves)
-            if destination not in self._early and self._collector is None:
-                continue  # its collector does not exist yet: taken up when it does
+        self._own()
+        self._layout, self._bindings = layout, []
+        groups: dict[tuple[str, bool], list[int]] = {}
+        for i, entry in enumerate(layout.entries):
+            known = entry.destination in self._early or self._collector is not None
+            kept = entry.leaf.once and (entry.destination, entry.leaf.name) in self._had
+            if known and not kept:  # what is not known yet is taken up when its collector exists
+                groups.setdefault((entry.destination, entry.leaf.once), []).append(i)
+        for (destination, once), views in groups.items():
+            leaves = [layout.entries[i].leaf for i in views]
             module = self._module(destination)
             target = Target(module, f"{destination} of worker {self.worker_idx}", leaves)
-            bindings.append(Binding(destination, target, span, self._aliases(destination, target)))
+            alias = not once and self._aliases(destination, target)
+            names = tuple(leaf.name for leaf in leaves)
+            self._bindings.append(Binding(destination, target, names, tuple(views), alias, once))
             if isinstance(module, nn.Module) and module not in self._guarded:
                 self._guard(module)
-        self._layout, self._bindings = layout, bindings
 
     def _aliases(self, destination: str, target: Target) -> bool:
         collector = self._collector and self._collector()
@@ -149,7 +170,20 @@ class WorkerSync:
 
     def _let_go(self) -> None:
         """Take what acts off the board, until the next adoption puts it there again."""
-        for binding in self._bindings:
-            binding.target.own()
+        self._own()
         self._layout, self._bindings = None, []
         self._reader.forget()
+
+    def _own(self) -> None:
+        for binding in self._bindings:
+            if binding.alias:
+                binding.target.own()
+
+
+def _end_with_the_learner(reader: BoardReader) -> None:
+    """End this process when the learner was killed; touches nothing that acts."""
+    while not reader.closed:
+        if reader.learner_died:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        time.sleep(LEARNER_WATCH_S)

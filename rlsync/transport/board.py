@@ -219,7 +219,7 @@ class WeightBoard:
         self._views = {}
 
     def __del__(self) -> None:
-        if "_watch" in self.__dict__:  # the constructor finished
+        if "_watch" in self.__dict__ and os is not None:  # constructed, and Python is not shutting down
             self.close()
 
     def _check_open(self) -> None:

@@ -25,6 +25,20 @@ class BoardHandle:
     board_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class SlotImage:
+    """A slot as it is mapped here."""
+
+    at: int
+    pointer: int
+    image: torch.Tensor
+    views: list[torch.Tensor]
+
+    def still_at(self, at: int) -> bool:
+        """Whether this is the image at ``at``: a tensor that was pickled takes its storage elsewhere."""
+        return self.at == at and self.image.data_ptr() == self.pointer
+
+
 class BoardReader:
     """Adopts versions from a board, in the caller's thread, without ever waiting for the learner.
 
@@ -49,7 +63,7 @@ class BoardReader:
         self._head = 0
         self._lease: int | None = None
         self._layouts: dict[int, Layout] = {}
-        self._views: dict[int, tuple[int, list[torch.Tensor]]] = {}  # by slot: where its image lies
+        self._images: dict[int, SlotImage] = {}
         self.reader = self._claim_line(reader)
         self._line = fmt.reader_line(self.reader)
         self._words[self._line + fmt.READER_ADOPTED] = 0
@@ -72,6 +86,16 @@ class BoardReader:
     def closed_by_learner(self) -> bool:
         """Whether the learner has closed the board or died."""
         return bool(self._words[fmt.CLOSED]) or not self._file.is_locked(fmt.WRITER_LOCK)
+
+    @property
+    def closed(self) -> bool:
+        """Whether this reader was closed."""
+        return self._file.fd < 0
+
+    @property
+    def learner_died(self) -> bool:
+        """Whether the learner is gone and did not close the board."""
+        return not self._words[fmt.CLOSED] and not self._file.is_locked(fmt.WRITER_LOCK)
 
     def adopt(self) -> int:
         """Adopt the newest version; see :class:`rlsync.transport.base.Subscriber`."""
@@ -150,14 +174,14 @@ class BoardReader:
             size = self._words[line + fmt.SLOT_LAYOUT_BYTES]
             self._layouts[layout_at] = Layout.from_json(self._file.read(size, layout_at))
             # Slots of an older layout are retired and never come back.
-            self._views = {s: v for s, v in self._views.items() if s == self._lease}
+            self._images = {s: image for s, image in self._images.items() if s == self._lease}
         layout = self._layouts[layout_at]
         at = self._words[line + fmt.SLOT_IMAGE_AT]
-        if slot not in self._views or self._views[slot][0] != at:
+        if slot not in self._images or not self._images[slot].still_at(at):
             size = self._words[line + fmt.SLOT_IMAGE_BYTES]
             image = self._file.map(fmt.whole_pages(size), at, writable=False, populate=True)
-            self._views[slot] = (at, layout.views(image))
-        return layout, self._views[slot][1]
+            self._images[slot] = SlotImage(at, image.data_ptr(), image, layout.views(image))
+        return layout, self._images[slot].views
 
     def _checked_words(self, handle: BoardHandle) -> memoryview:
         if self._file.size_bytes() >= fmt.CONTROL_BYTES:  # reading past the end would be SIGBUS

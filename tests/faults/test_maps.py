@@ -208,7 +208,7 @@ def test_weights_for_a_model_that_has_no_scheme_update_nothing_at_all() -> None:
     with on_a_board(make_small_canary().fill(1), workers=1) as collector:
         batches = iter(collector)
         weights = {"policy": make_small_canary().fill(5), "critic": make_critic()}
-        with pytest.raises(KeyError, match="critic"):
+        with pytest.raises(DestinationNotFound, match="no destination 'critic'"):
             collector.update_policy_weights_(weights_dict=weights)
         batch = next(batches)
     assert acted(batch) == {1}
