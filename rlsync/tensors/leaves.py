@@ -5,20 +5,18 @@ Names are those of ``named_parameters``, free of the prefixes that DDP and ``tor
 
 from __future__ import annotations
 
-import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rlsync.core.errors import LayoutMismatch
+from rlsync.tensors.extra_state import flatten_state
 from rlsync.tensors.layout import Kind, LeafSpec
+from rlsync.tensors.wrappers import check_travels, unwrap
 
 EXTRA_STATE = "_extra_state"
 
@@ -202,106 +200,6 @@ def _extra_reader(module: nn.Module, prefix: str, name: str, where: str) -> Call
         return dict(flatten_state(module.get_extra_state(), prefix + EXTRA_STATE, where))[name]
 
     return read
-
-
-def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str, Tensor]]:
-    """Flatten extra state or a state dict: nested mappings, sequences, tensors and numbers."""
-    match state:
-        case None:
-            return
-        case Tensor():
-            yield prefix, state
-        case bool() | int() | float():
-            yield prefix, torch.tensor(state, dtype=_number_dtype(state))
-        case TensorDictBase() | Mapping():
-            for key, value in state.items():
-                yield from flatten_state(value, f"{prefix}.{key}" if prefix else str(key), where)
-        case list() | tuple():
-            for i, value in enumerate(state):
-                yield from flatten_state(value, f"{prefix}.{i}" if prefix else str(i), where)
-        case _:
-            raise LayoutMismatch(
-                f"{prefix or 'the mapping'} holds a {type(state).__name__}, which cannot travel",
-                where,
-                "keep tensors and numbers in extra state, or exclude the leaf in the route",
-            )
-
-
-def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`flatten_state`: ``template`` with what ``leaves`` has; the rest stays."""
-    match template:
-        case Tensor():
-            return leaves[prefix].clone() if prefix in leaves else template
-        case bool() | int() | float():
-            return type(template)(leaves[prefix].item()) if prefix in leaves else template
-        case TensorDictBase() | Mapping():
-            rebuilt: Any = copy.copy(template)
-            for key, value in template.items():
-                rebuilt[key] = rebuild_state(value, f"{prefix}.{key}", leaves)
-            return rebuilt
-        case list() | tuple():
-            values = [rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template)]
-            named = isinstance(template, tuple) and type(template) is not tuple
-            return type(template)(*values) if named else type(template)(values)
-    return template
-
-
-def _number_dtype(number: bool | int | float) -> torch.dtype:
-    if isinstance(number, bool):
-        return torch.bool
-    return torch.int64 if isinstance(number, int) else torch.float64
-
-
-def unwrap(module: nn.Module, where: str) -> nn.Module:
-    """See through DDP, DataParallel and ``torch.compile``; refuse FSDP.
-
-    Example:
-        >>> inner = nn.Linear(1, 1)
-        >>> unwrap(nn.DataParallel(inner), "policy") is inner
-        True
-    """
-    while True:
-        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            module = module.module
-        elif is_compiled_wrapper(module):
-            module = module._orig_mod  # type: ignore[assignment]
-        else:
-            break
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-        raise _sharded("the module", where)
-    return module
-
-
-def is_compiled_wrapper(module: nn.Module) -> bool:
-    """Whether ``module`` is what ``torch.compile(module)`` returns (no import of the compiler)."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-
-
-def check_travels(tensor: Tensor, name: str, where: str) -> None:
-    """Refuse tensors that have no plain bytes to copy."""
-    dtensor = sys.modules.get("torch.distributed.tensor")
-    if dtensor is not None and isinstance(tensor, dtensor.DTensor):
-        raise _sharded(name, where)
-    if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-        raise LayoutMismatch(
-            f"{name} is not initialised yet",
-            where,
-            "run the module once before registering the sync",
-        )
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise LayoutMismatch(
-            f"{name} is {tensor.layout}, which cannot travel", where, "exclude it in the route"
-        )
-
-
-def _sharded(name: str, where: str) -> LayoutMismatch:
-    return LayoutMismatch(
-        f"{name} is sharded over devices and is never shared as it is",
-        where,
-        "gather it first (full_tensor, or a full state dict) and name the gathered module",
-    )
 
 
 def memory_key(tensor: Tensor) -> tuple[Any, ...]:

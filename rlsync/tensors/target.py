@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
+from rlsync.tensors.extra_state import rebuild_state
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import ExtraState, Leaves, is_compiled_wrapper, rebuild_state
+from rlsync.tensors.leaves import ExtraState, Leaves
+from rlsync.tensors.wrappers import is_compiled_wrapper
 
 
 class Target:

@@ -1,0 +1,83 @@
+"""The endpoint of process collectors whose schemes are on one board."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from rlsync.core.errors import DestinationNotFound
+from rlsync.core.path import Path, nearest_name, parse
+from rlsync.core.plan import no_destination
+from rlsync.tensors.layout import LeafSpec
+from rlsync.torchrl_plugin.sender import BoardSender, Key
+
+
+class BoardEndpoint:
+    """Process collectors whose schemes are on one board."""
+
+    def __init__(self, sender: BoardSender, adopt: str) -> None:
+        self.sender = sender
+        self._adopt = adopt
+
+    @property
+    def transport(self) -> str:
+        workers = self.sender.collector.num_workers
+        return f"board: {workers} worker processes, adopted by {self._adopt}, one copy a publish"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def stamped(self) -> bool:
+        return True
+
+    @property
+    def version(self) -> int:
+        return self.sender.board.version
+
+    def connect(self, publish_default: Callable[[], object]) -> None:
+        self.sender.publish_default = publish_default
+
+    def locate(self, path: Path, where: str) -> Key:
+        offered = self.sender.destinations
+        inside = [d for d in offered if path.startswith(parse(d))]
+        if not inside:
+            raise no_destination(str(path), where, offered, nearest_name(str(path), offered))
+        destination = max(inside, key=len)
+        prefix = path.below(parse(destination)).leaf_prefix()
+        self._check_prefix(destination, prefix, path, where)
+        return destination, prefix
+
+    def _check_prefix(self, destination: str, prefix: str, path: Path, where: str) -> None:
+        specs = self.specs(destination)
+        if not prefix or specs is None:
+            return
+        if not any(s.name == prefix or s.name.startswith(prefix + ".") for s in specs):
+            parents = {s.name.rpartition(".")[0] for s in specs} - {""}
+            near = nearest_name(prefix, parents)
+            raise DestinationNotFound(
+                f"no leaves under {prefix!r} in {destination!r}",
+                f"path {str(path)!r}, {where}",
+                (f"did you mean {near!r}? " if near else "") + f"modules: {', '.join(sorted(parents))}",
+            )
+
+    def specs(self, destination: str) -> list[LeafSpec] | None:
+        return self.sender.specs(destination)
+
+    def tensors(self, destination: str) -> None:
+        return None
+
+    def publish(self, leaves: Mapping[Key, Tensor]) -> int | None:
+        return self.sender.publish(leaves)
+
+    def advance_to(self, version: int) -> None:
+        self.sender.board.advance_to(version)
+
+    def lag_versions(self) -> int:
+        return max((r.lag_versions for r in self.sender.board.status() if r.alive), default=0)
+
+    def wait(self, timeout_s: float) -> None:
+        board = self.sender.board
+        board.wait(board.version, timeout_s, range(self.sender.collector.num_workers))
