@@ -22,6 +22,7 @@ from rlsync.core.errors import (
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Every, LagAbove
 from rlsync.torchrl_plugin.hooks.policy_lag import LogPolicyLag
+from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
 from rlsync.torchrl_plugin.resolve import resolve
@@ -33,6 +34,7 @@ __all__ = [
     "SyncWeights",
     "UpdateWeights",
     "LogPolicyLag",
+    "BoundStaleness",
     "Every",
     "LagAbove",
     "Source",

@@ -12,6 +12,7 @@ PUBLIC = [
     "AmbiguousSource",
     "BoardClosed",
     "BoardScheme",
+    "BoundStaleness",
     "ConfigError",
     "DestinationNotFound",
     "Every",

@@ -10,6 +10,7 @@ from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, nearest_name, parse
 from rlsync.core.plan import no_destination
 from rlsync.tensors.layout import LeafSpec
+from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.sender import BoardSender, Key
 
 
@@ -75,8 +76,12 @@ class BoardEndpoint:
     def advance_to(self, version: int) -> None:
         self.sender.board.advance_to(version)
 
-    def lag_versions(self) -> int:
-        return max((r.lag_versions for r in self.sender.board.status() if r.alive), default=0)
+    def acting_versions(self) -> list[int]:
+        return [worker.adopted_version for worker in self.sender.board.status() if worker.alive]
+
+    @property
+    def in_flight(self) -> bool:
+        return compat.collects_in_the_background(self.sender.collector)
 
     def wait(self, timeout_s: float) -> None:
         board = self.sender.board

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.collectors import Collector
+from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs.llm.transforms.policy_version import PolicyVersion
@@ -109,6 +109,11 @@ def runs_compiled(collector: Collector) -> bool:
     Such code does not see a parameter whose ``.data`` was pointed elsewhere.
     """
     return bool(collector.compiled_policy or collector.cudagraphed_policy)
+
+
+def collects_in_the_background(collector: object) -> bool:
+    """Whether workers go on collecting while the learner has a batch in hand."""
+    return isinstance(collector, MultiAsyncCollector) or bool(getattr(collector, "_running_free", False))
 
 
 def is_stamped(collector: object) -> bool:

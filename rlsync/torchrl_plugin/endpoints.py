@@ -59,8 +59,12 @@ class Endpoint(Protocol):
     def advance_to(self, version: int) -> None:
         """Never give out ``version`` or a lower one again."""
 
-    def lag_versions(self) -> int:
-        """Newest published version minus the oldest one that a living worker acts with."""
+    def acting_versions(self) -> list[int]:
+        """The version that each living worker acts with, where this can be told."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether workers may be collecting while the learner publishes."""
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all workers act with the newest version."""

@@ -98,8 +98,12 @@ class ForeignEndpoint:
     def advance_to(self, version: int) -> None:
         self._version = max(self._version, version)
 
-    def lag_versions(self) -> int:
-        return 0
+    def acting_versions(self) -> list[int]:
+        return []
+
+    @property
+    def in_flight(self) -> bool:
+        return compat.collects_in_the_background(self.collector)
 
     def wait(self, timeout_s: float) -> None:
         """Nothing to wait for: TorchRL's update returns when it is done."""

@@ -68,8 +68,12 @@ class LocalEndpoint:
     def advance_to(self, version: int) -> None:
         self._transport.advance_to(version)
 
-    def lag_versions(self) -> int:
-        return self._transport.version - self._transport.adopted
+    def acting_versions(self) -> list[int]:
+        return [self._transport.adopted]
+
+    @property
+    def in_flight(self) -> bool:
+        return self.collector.is_running()
 
     def wait(self, timeout_s: float) -> None:
         """Nothing to wait for: a publish arrives at once, or when the running rollout ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -41,6 +42,7 @@ class PublishHook(TrainerHookBase):
         self._started = time.monotonic()
         self._last = Counters()
         self._owed: str | None = None
+        self._gates: list[Callable[[], bool]] = []
         self._steps_at: dict[int, int] = {}  # optimizer steps done when a version was published
 
     @property
@@ -69,8 +71,12 @@ class PublishHook(TrainerHookBase):
         now = self.counters()
         if self._owed is not None:
             self._settle()
-        elif self.when.due(self._last, now):
+        elif self.when.due(self._last, now) and all(gate() for gate in self._gates):
             self._record("trigger", now)
+
+    def add_gate(self, gate: Callable[[], bool]) -> None:
+        """Put off a publish that is due while ``gate()`` is false."""
+        self._gates.append(gate)
 
     def publish(self) -> Receipt:
         """Publish now, whatever the trigger says."""

@@ -128,7 +128,16 @@ class SyncWeights(PublishHook):
 
     def lag_versions(self) -> int:
         """Newest published version minus the oldest one that a living worker acts with."""
-        return self._bound.endpoint.lag_versions()
+        return self.version - min(self.acting_versions(), default=self.version)
+
+    def acting_versions(self) -> list[int]:
+        """The version that each living worker acts with, where the transport can tell."""
+        return self._bound.endpoint.acting_versions()
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether workers may be collecting while the learner publishes."""
+        return self._bound.endpoint.in_flight
 
     def wait(self, timeout_s: float) -> None:
         """Wait until every worker acts with the newest version.

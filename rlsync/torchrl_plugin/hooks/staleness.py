@@ -1,0 +1,158 @@
+"""BoundStaleness: no frame older than a bound is consumed."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.trainers import TrainerHookBase
+
+from rlsync.core.errors import ConfigError, StalenessExceeded
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
+
+Action = Literal["drop", "wait", "raise"]
+
+
+class BoundStaleness(TrainerHookBase):
+    """Keep the staleness of every consumed frame at or below a bound, in versions.
+
+    ``"drop"`` leaves frames that are too old out of the batch that an optimizer step is about to use; of a
+    batch with several dimensions, whole rows. When nothing is left the trainer ends the epoch.
+
+    ``"wait"`` keeps frames from growing too old: a publish that would let one exceed the bound is put off
+    until the batch in hand is consumed and the living workers act with newer weights. Nothing blocks, so a
+    worker that dies holds nothing up. Waiting cannot make a frame of a replay buffer younger; one that is
+    too old all the same is an error.
+
+    ``"raise"`` ends the run.
+
+    Register a LogPolicyLag after this hook, so that it sees what is left.
+
+    With bound 0 and a collector that does not collect in the background, frames are always consumed under
+    the version that made them: the run makes the same updates as one that publishes after each batch.
+
+    Logs, once an iteration: ``staleness/dropped_frames`` and ``staleness/put_off_publishes`` so far.
+
+    Args:
+        sync: the hook that publishes, bound to the same trainer.
+        max_versions: the bound, a whole number not below zero.
+        action: what is done about frames that exceed it.
+
+    Raises:
+        ConfigError: an argument is wrong; or, at :meth:`register`, the frames carry no stamps, or workers
+            collect in the background and ``"wait"`` is to hold bound 0.
+        StalenessExceeded: while training, with ``"raise"``, or when waiting did not help.
+
+    Example:
+        >>> from rlsync import SyncWeights
+        >>> sync = SyncWeights({"policy": "loss_module.actor_network"})
+        >>> hook = BoundStaleness(sync, 2, "drop")
+        >>> # sync.register(trainer); hook.register(trainer)
+    """
+
+    def __init__(self, sync: SyncWeights, max_versions: int, action: Action = "drop") -> None:
+        whole = isinstance(max_versions, int) and not isinstance(max_versions, bool)
+        if not whole or max_versions < 0:
+            raise ConfigError(
+                f"a staleness bound is a whole number of versions, got {max_versions!r}",
+                f"BoundStaleness(max_versions={max_versions!r})",
+                "for example 2",
+            )
+        if action not in get_args(Action):
+            raise ConfigError(
+                f"no action {action!r}",
+                f"BoundStaleness(action={action!r})",
+                f"choose one of: {', '.join(get_args(Action))}",
+            )
+        self.sync = sync
+        self.max_versions = max_versions
+        self.action = action
+        self.dropped_frames = 0
+        self.put_off_publishes = 0
+        self._in_hand: int | None = None
+        self._put_off = False
+
+    def register(self, trainer: compat.Trainer, name: str = "bound_staleness") -> None:
+        """Watch what this trainer consumes; register after its replay buffer and its SyncWeights."""
+        self.sync.require_trainer(trainer, "BoundStaleness.register")
+        self.sync.require_stamps("BoundStaleness")
+        if self.action == "wait":
+            self._check_can_wait()
+            self.sync.add_gate(self._may_publish)
+        trainer.register_op("process_optim_batch", self._consume)
+        trainer.register_op("post_optim_complete_log", self._batch_done)
+        trainer.register_op("post_steps", self._ask_again)
+        trainer.register_op("post_steps_log", self._report)
+        trainer.register_module(name, self)
+
+    def _check_can_wait(self) -> None:
+        if self.max_versions == 0 and self.sync.in_flight:
+            raise ConfigError(
+                "workers that collect in the background cannot hold bound 0: their next rollout begins "
+                "before the learner publishes",
+                "BoundStaleness(max_versions=0, action='wait')",
+                "use MultiSyncCollector, a bound of at least 1, or action='drop'",
+            )
+
+    def _consume(self, batch: TensorDictBase) -> TensorDictBase:
+        if self.action == "wait":
+            stamps = batch.get(compat.STAMP)
+            if stamps.numel():
+                self._in_hand = int(stamps.min())
+        age = self.sync.staleness(batch).versions
+        stale = age > self.max_versions
+        if not bool(stale.any()):
+            return batch
+        if self.action == "drop":
+            return self._fresh(batch, stale.view(batch.get(compat.STAMP).shape))
+        raise StalenessExceeded(
+            f"{int(stale.sum())} of {age.numel()} frames are up to {int(age.max())} versions old; "
+            f"the bound is {self.max_versions}",
+            f"optimizer step {self.sync.counters().optim_steps + 1}, version {self.sync.version}",
+            "publish less often, raise the bound, or use action='drop'",
+        )
+
+    def _fresh(self, batch: TensorDictBase, stale: Tensor) -> TensorDictBase:
+        rows = stale.flatten(1).any(1) if stale.ndim > 1 else stale
+        dropped = int(torch.count_nonzero(rows)) * (stale.numel() // max(1, rows.numel()))
+        self.dropped_frames += dropped
+        if bool(rows.all()):
+            raise StopIteration  # TorchRL's word for: this epoch has no more batches
+        return batch[~rows]
+
+    def _may_publish(self) -> bool:
+        """Whether the coming version leaves every frame that is still to be consumed within the bound."""
+        oldest = [] if self._in_hand is None else [self._in_hand]
+        if self.sync.in_flight:
+            oldest += self.sync.acting_versions()
+        may = self.sync.version + 1 - min(oldest, default=self.sync.version + 1) <= self.max_versions
+        self.put_off_publishes += not may
+        self._put_off = not may
+        return may
+
+    def _batch_done(self, optim_steps: int, average_losses: TensorDictBase | None) -> None:
+        self._in_hand = None
+
+    def _ask_again(self) -> None:
+        """Make up for a publish that was put off, as soon as the batch in hand is consumed."""
+        if self._put_off:
+            self._put_off = False
+            self.sync()
+
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
+        return {
+            "staleness/dropped_frames": self.dropped_frames,
+            "staleness/put_off_publishes": self.put_off_publishes,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The two counts."""
+        return {"dropped_frames": self.dropped_frames, "put_off_publishes": self.put_off_publishes}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.dropped_frames = int(state_dict["dropped_frames"])
+        self.put_off_publishes = int(state_dict["put_off_publishes"])
