@@ -25,6 +25,7 @@ from rlsync.torchrl_plugin.hooks.policy_lag import LogPolicyLag
 from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
+from rlsync.torchrl_plugin.hooks.verify import VerifySync
 from rlsync.torchrl_plugin.resolve import resolve
 from rlsync.torchrl_plugin.scheme import BoardScheme, WeightBoard
 
@@ -35,6 +36,7 @@ __all__ = [
     "UpdateWeights",
     "LogPolicyLag",
     "BoundStaleness",
+    "VerifySync",
     "Every",
     "LagAbove",
     "Source",

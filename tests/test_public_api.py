@@ -31,6 +31,7 @@ PUBLIC = [
     "SyncPlan",
     "SyncWeights",
     "UpdateWeights",
+    "VerifySync",
     "WeightBoard",
     "WorkerLost",
     "__version__",

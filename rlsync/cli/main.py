@@ -14,6 +14,7 @@ from rlsync.core.path import nearest_name
 VERBS = {
     "train": "train a recipe: rlsync train [key=value ...]",
     "explain": "print what a sync map moves: rlsync explain [key=value ... | file.py:function]",
+    "status": "tell how a running training's workers are: rlsync status RUN",
 }
 
 EXIT_FAILED = 1

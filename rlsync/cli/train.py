@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import hydra
@@ -17,13 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights
+from rlsync import BoardScheme, SyncWeights
 from rlsync.cli import overrides, schema
 from rlsync.cli.interrupt import EXIT_INTERRUPTED, Interrupts
 from rlsync.cli.live import LiveLine
 from rlsync.cli.main import exit_status
 from rlsync.cli.resume import checkpoint_in, load
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
 from rlsync.core.path import nearest_name
 from rlsync.recipes import dqn, parts, ppo
 from rlsync.recipes.config import Config
@@ -32,6 +34,7 @@ from rlsync.torchrl_plugin import compat
 
 RECIPES: dict[str, Callable[[Config], Trainer]] = {"ppo": ppo.build, "dqn": dqn.build}
 RESOLVED = "config.yaml"
+BOARD = "board.json"
 
 
 def main(arguments: list[str]) -> int:
@@ -138,7 +141,8 @@ def train(config: Config) -> int:
                 print("stopped: interrupted before the first frame", flush=True)
                 return EXIT_INTERRUPTED
             sync, returns = find_hooks(trainer)
-            with LiveLine(trainer, sync, returns, Console()) as line:
+            leave_address(trainer, run_dir)
+            with LiveLine(trainer, sync, returns, Console()) as line, told_as_lost(sync):
                 trainer.train()
             print(summary(trainer, sync, returns, interrupts, line.seconds()), flush=True)
         return EXIT_INTERRUPTED if interrupts.count else 0
@@ -159,6 +163,32 @@ def shut_down(trainer: Trainer) -> Iterator[Trainer]:
         yield trainer
     finally:
         trainer.shutdown()
+
+
+@contextlib.contextmanager
+def told_as_lost(sync: SyncWeights) -> Iterator[None]:
+    """Tell the death of a worker, which TorchRL reports as a RuntimeError, in three lines.
+
+    Raises:
+        WorkerLost: in place of TorchRL's error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not compat.says_a_worker_died(error):
+            raise
+        raise WorkerLost(
+            str(error).partition(". ")[0],
+            f"after {sync.counters().frames:,} frames, version {sync.version}",
+            "the worker's own error stands above; resume=RUN goes on from the last checkpoint",
+        ) from error
+
+
+def leave_address(trainer: Trainer, run_dir: Path) -> None:
+    """Write down where the board is, for ``rlsync status``."""
+    for scheme in compat.schemes_of(trainer.collector).values():
+        if isinstance(scheme, BoardScheme):
+            (run_dir / BOARD).write_text(json.dumps(asdict(scheme.board.handle)))
 
 
 def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:

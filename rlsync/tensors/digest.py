@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -36,15 +37,24 @@ def digest(tensors: Iterable[Tensor]) -> int:
 _BLOCK_WORDS = 1 << 16
 
 
+@functools.cache
+def _odd_numbers() -> Tensor:
+    return torch.arange(_BLOCK_WORDS, dtype=torch.int64) * 2 + 1
+
+
 def _sums(tensor: Tensor) -> tuple[int, int]:
     raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     whole = raw.numel() // 8 * 8
     words = raw[:whole].clone().view(torch.int64) if raw.data_ptr() % 8 else raw[:whole].view(torch.int64)
     plain = weighted = 0
+    odd = _odd_numbers()
     for start in range(0, words.numel(), _BLOCK_WORDS):
         block = words[start : start + _BLOCK_WORDS]
-        weights = torch.arange(2 * start + 1, 2 * (start + block.numel()), 2, dtype=torch.int64)
-        plain += int(block.sum())
-        weighted += int((block * weights).sum())
+        total = int(block.sum())
+        plain += total
+        # The weights are the odd numbers from 2 * start + 1 on; dot needs no memory for the products.
+        weighted += int(torch.dot(block, odd[: block.numel()])) + 2 * start * total
+    if whole == raw.numel():
+        return plain, weighted
     tail = int.from_bytes(bytes(raw[whole:].tolist()), "little")
     return plain + tail, weighted ^ (tail * _ODD)

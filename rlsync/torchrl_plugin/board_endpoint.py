@@ -11,6 +11,7 @@ from rlsync.core.path import Path, nearest_name, parse
 from rlsync.core.plan import no_destination
 from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.check import BoardCheck
 from rlsync.torchrl_plugin.sender import BoardSender, Key
 
 
@@ -86,3 +87,6 @@ class BoardEndpoint:
     def wait(self, timeout_s: float) -> None:
         board = self.sender.board
         board.wait(board.version, timeout_s, range(self.sender.collector.num_workers))
+
+    def check(self) -> BoardCheck:
+        return BoardCheck(self.sender)

@@ -192,6 +192,11 @@ def optimizer_steps(trainer: Trainer, counted: int) -> int:
     return counted if own is None else int(own)
 
 
+def says_a_worker_died(error: RuntimeError) -> bool:
+    """Whether TorchRL raised ``error`` because it found a worker process dead."""
+    return str(error).startswith("At least one process failed")
+
+
 def registered_modules(trainer: Trainer) -> list[object]:
     """What the trainer keeps in its checkpoints."""
     return list(trainer._modules.values())

@@ -12,6 +12,7 @@ from rlsync.core.path import Path
 from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.board_endpoint import BoardEndpoint
+from rlsync.torchrl_plugin.check import Check
 from rlsync.torchrl_plugin.foreign_endpoint import ForeignEndpoint
 from rlsync.torchrl_plugin.local_endpoint import LocalEndpoint
 from rlsync.torchrl_plugin.scheme import BoardScheme
@@ -68,6 +69,13 @@ class Endpoint(Protocol):
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all workers act with the newest version."""
+
+    def check(self) -> Check:
+        """What compares the weights that act with those that were published.
+
+        Raises:
+            ConfigError: the workers of this collector cannot be asked.
+        """
 
 
 def endpoint_of(collector: object) -> Endpoint:

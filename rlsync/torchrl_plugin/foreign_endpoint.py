@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlsync.core.errors import DestinationNotFound, PublishError
+from rlsync.core.errors import ConfigError, DestinationNotFound, PublishError
 from rlsync.core.path import Path, nearest_name
 from rlsync.core.plan import no_destination
 from rlsync.tensors.layout import LeafSpec
@@ -107,3 +108,10 @@ class ForeignEndpoint:
 
     def wait(self, timeout_s: float) -> None:
         """Nothing to wait for: TorchRL's update returns when it is done."""
+
+    def check(self) -> NoReturn:
+        raise ConfigError(
+            f"the workers of this {type(self.collector).__name__} cannot be asked what they act with",
+            "VerifySync.register",
+            "weight_sync_schemes={'policy': rlsync.BoardScheme()} lets them answer",
+        )

@@ -13,6 +13,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import write
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.check import LocalCheck
 from rlsync.torchrl_plugin.sender import Key
 from rlsync.transport.local import LocalTransport
 
@@ -24,6 +25,7 @@ class LocalEndpoint:
         self.collector = collector
         self._stands: dict[str, tuple[Path, Leaves]] = {}
         self._keys: list[Key] = []
+        self._check = LocalCheck(self._leaves)
         self._transport = LocalTransport(Layout.build({}), self._copy)
 
     @property
@@ -78,6 +80,9 @@ class LocalEndpoint:
     def wait(self, timeout_s: float) -> None:
         """Nothing to wait for: a publish arrives at once, or when the running rollout ends."""
 
+    def check(self) -> LocalCheck:
+        return self._check
+
     def _lay_out(self, leaves: Mapping[Key, Tensor]) -> None:
         chosen: dict[str, list[LeafSpec]] = {}
         for (destination, name), tensor in leaves.items():
@@ -102,9 +107,11 @@ class LocalEndpoint:
         with self._transport.acting() as version:
             compat.stamp(collector, version)
             yield
+            self._check.acted(version)
 
     def _copy(self, version: int, layout: Layout, views: Sequence[Tensor]) -> None:
         arrived = dict(zip(layout.entries, views, strict=True))
         for destination in layout.destinations:
             mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
             write(self._leaves(destination), mine)
+        self._check.adopted(version, layout, views)

@@ -33,6 +33,7 @@ class BoardSender:
         self.board = board
         self.destinations: list[str] = []
         self.publish_default: Callable[[], object] | None = None
+        self.after_publish: Callable[[int], None] | None = None
         self._collector: weakref.ref[compat.MultiCollector] | None = None
         self._specs: dict[str, list[LeafSpec]] = {}
         self._laid_out: dict[str, list[LeafSpec]] = {}
@@ -163,6 +164,8 @@ class BoardSender:
         if version is not None:
             self._carried.clear()
             compat.announce_version(self.collector, version)
+            if self.after_publish is not None:
+                self.after_publish(version)
         return version
 
     def _carry(self, owner: int) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import cmath
 import time
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from rlsync.core.errors import PublishError
 from rlsync.core.plan import Receipt, SyncPlan
 from rlsync.core.trigger import Counters
 from rlsync.tensors.leaves import memory_key
@@ -34,13 +37,17 @@ class Sync:
         sync_map: the map.
         trainer: where its sources are.
         endpoint: where its destinations are.
+        finite: whether weights that are not all finite are refused.
 
     Raises:
         SyncMapError: the map cannot be carried out.
     """
 
-    def __init__(self, sync_map: SyncMap, trainer: compat.Trainer, endpoint: Endpoint) -> None:
+    def __init__(
+        self, sync_map: SyncMap, trainer: compat.Trainer, endpoint: Endpoint, *, finite: bool = False
+    ) -> None:
         self.endpoint = endpoint
+        self._finite = finite
         self._map = sync_map
         self._trainer = trainer
         self._routes: list[BoundRoute] = []
@@ -59,10 +66,13 @@ class Sync:
 
         Raises:
             SyncMapError: the sources have changed and do not fit any more.
+            PublishError: a weight is not finite, and ``finite`` was asked for.
         """
         started = time.perf_counter()
         if not all(route.current(self._trainer) for route in self._routes):
             self._bind()
+        if self._finite:
+            self._require_finite()
         gathered = self._gather()
         version = self.endpoint.publish(gathered.copied)
         coalesced = version is None
@@ -102,6 +112,32 @@ class Sync:
                 found.cast_leaves += becomes is not tensor.dtype
         return found
 
+    def _require_finite(self) -> None:
+        for route in self._routes:
+            for leaf, spec, tensor in zip(route.picked, route.specs, route.tensors(), strict=True):
+                if not all_finite(tensor, spec.dtype):
+                    raise PublishError(
+                        f"{route.route.source}.{leaf.name} is not finite; nothing was published",
+                        f"version {self.endpoint.version + 1}, destination {route.destination!r}",
+                        "look at the loss and the gradients of the last steps; resume from a checkpoint",
+                    )
+
     def _standing(self, route: BoundRoute) -> dict[str, Tensor] | None:
         """What stands at the destination in this process, by name; checked anew at every publish."""
         return self.endpoint.tensors(route.destination)
+
+
+@torch.no_grad()
+def all_finite(tensor: Tensor, becomes: torch.dtype) -> bool:
+    """Whether every number of ``tensor`` is finite, also after a cast to ``becomes``.
+
+    Example:
+        >>> big = torch.tensor([1e30])
+        >>> all_finite(big, torch.float32), all_finite(big, torch.float16)
+        (True, False)
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    cast = tensor.to(becomes)
+    # A number that is not finite makes the sum so. The sum of finite ones may overflow: then look closely.
+    return cmath.isfinite(cast.sum().item()) or bool(torch.isfinite(cast).all())

@@ -16,11 +16,14 @@ from torch import Tensor, nn
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, parse, walk
+from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target, materialise
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.check import Answer
 from rlsync.transport.board import BoardHandle, BoardReader
+from rlsync.transport.board_format import Note
 
 Adopt = Literal["alias", "copy"]
 
@@ -66,6 +69,7 @@ class WorkerSync:
         self._layout: Layout | None = None
         self._bindings: list[Binding] = []
         self._had: set[tuple[str, str]] = set()
+        self._answered = 0
         self._guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._reader = BoardReader(handle, self._apply, worker_idx)
 
@@ -104,8 +108,28 @@ class WorkerSync:
     def _boundary(self, collector: compat.Collector) -> Iterator[None]:
         if not all(self._current(binding) for binding in self._bindings):
             self._let_go()
-        compat.stamp(collector, self._reader.adopt())
+        acted = self._reader.version
+        version = self._reader.adopt()
+        compat.stamp(collector, version)
+        asked = self._reader.asked
+        if asked == self._answered or not asked:
+            yield
+            return
+        # Buffers are as published until forward() changes them; parameters must still be so afterwards.
+        arrived = {} if version == acted else self._digests(parameters=False)
         yield
+        answer = Answer(asked, version, self._digests(parameters=True), arrived)
+        self._reader.leave_note(answer.to_json(), Note.ANSWER)
+        self._answered = asked
+
+    def _digests(self, *, parameters: bool) -> dict[str, int]:
+        """Of what acts now, as the live modules hold it, by destination."""
+        found = {}
+        for binding in self._bindings:
+            leaves = Leaves(self._module(binding.destination), binding.destination).leaves
+            live = {leaf.name: leaf for leaf in leaves if (leaf.kind == "parameter") is parameters}
+            found[binding.destination] = digest(live[name].read() for name in binding.names if name in live)
+        return found
 
     def _current(self, binding: Binding) -> bool:
         return binding.target.module is self._module(binding.destination) and binding.target.current()

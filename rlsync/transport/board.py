@@ -28,8 +28,9 @@ from torch import Tensor
 from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.tensors.layout import Layout
 from rlsync.transport import board_format as fmt
-from rlsync.transport.board_format import ReaderStatus, SlotState
-from rlsync.transport.board_reader import BoardHandle, BoardReader
+from rlsync.transport.board_format import Note, ReaderStatus, SlotState
+from rlsync.transport.board_handle import BoardHandle
+from rlsync.transport.board_reader import BoardReader
 from rlsync.transport.board_watch import BoardWatch
 from rlsync.transport.shared_file import SharedFile
 
@@ -187,13 +188,29 @@ class WeightBoard:
         """One entry for each reader that ever attached and did not leave by itself."""
         return self._watch.status()
 
-    def note(self, reader: int) -> bytes | None:
+    @property
+    def newest(self) -> int:
+        """The version that readers see; behind :attr:`version` after :meth:`advance_to`."""
+        return fmt.unpack_head(self._words[fmt.HEAD])[0]
+
+    def ask(self) -> int:
+        """Ask all readers what they act with, of the newest version or a later one.
+
+        Returns:
+            The number of the question, which the answers (:attr:`Note.ANSWER`) carry.
+        """
+        self._check_open()
+        self._words[fmt.ASKED_FROM] = self.newest
+        self._words[fmt.ASKED] += 1
+        return self._words[fmt.ASKED]
+
+    def note(self, reader: int, kind: Note = Note.STANDS) -> bytes | None:
         """What a reader left with :meth:`BoardReader.leave_note`; ``None`` while it leaves nothing."""
-        size = self._words[fmt.reader_line(reader) + fmt.READER_NOTE_BYTES]
+        size = self._words[fmt.reader_line(reader) + kind]
         if not size:
             return None
         try:
-            return zlib.decompress(self._file.read(size, fmt.note_at(reader)))
+            return zlib.decompress(self._file.read(size, fmt.note_at(reader, kind)))
         except zlib.error:
             return None  # it is being replaced at this moment
 

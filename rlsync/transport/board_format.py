@@ -3,10 +3,10 @@
 ::
 
     page 0    header, never changed: magic, format, board id
-    control   head (newest version and its slot), slot count, closed
+    control   head (newest version and its slot), slot count, closed, what is asked of the readers
     slots     one line a slot: state, version, time, digest, where its image and its layout lie
-    readers   one line a reader: pid, adopted version, heartbeat, leased slot, size of its note
-    notes     room for one note a reader, sparse: what it wants the writer to know
+    readers   one line a reader: pid, adopted version, heartbeat, leased slot, sizes of its notes
+    notes     room for two notes a reader, sparse: what stands in it, and its answer to the writer
     then      page-aligned layouts (JSON) and slot images, as they come to be needed
 
 All words are 64 bits. ``head`` packs version and slot, so that one aligned read sees both.
@@ -20,7 +20,7 @@ from enum import IntEnum
 from rlsync.transport.shared_file import PAGE_BYTES
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
-FORMAT = 1
+FORMAT = 2
 
 MAX_SLOTS = 1024
 MAX_READERS = 1022
@@ -32,16 +32,20 @@ _CONTROL = PAGE_BYTES // 8
 HEAD = _CONTROL
 SLOT_COUNT = _CONTROL + 1
 CLOSED = _CONTROL + 2
+ASKED = _CONTROL + 3  # how often the writer has asked
+ASKED_FROM = _CONTROL + 4  # the lowest version of which it may be answered
 _SLOT_LINES = _CONTROL + LINE_WORDS
 _READER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
 CONTROL_BYTES = -(-(_READER_LINES + MAX_READERS * LINE_WORDS) * 8 // PAGE_BYTES) * PAGE_BYTES
 
 NOTE_BYTES = 1 << 20
-DATA_AT = CONTROL_BYTES + MAX_READERS * NOTE_BYTES  # file offsets, not memory: untouched pages cost nothing
+# File offsets, not memory: untouched pages cost nothing.
+DATA_AT = CONTROL_BYTES + 2 * MAX_READERS * NOTE_BYTES
 
 SLOT_STATE, SLOT_VERSION, SLOT_TIME_NS, SLOT_DIGEST = range(4)
 SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES = range(4, 8)
-READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE, READER_NOTE_BYTES = range(5)
+READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE = range(4)
+READER_NOTE_BYTES, READER_ANSWER_BYTES = range(4, 6)
 
 # Lock offsets lie far behind the data: advisory locks need no bytes under them.
 SLOT_LOCK = 1 << 40
@@ -49,6 +53,13 @@ READER_LOCK = 1 << 41
 WRITER_LOCK = 1 << 42
 
 _SLOT_BITS = 10
+
+
+class Note(IntEnum):
+    """What a reader tells the writer; the value is the word of its line that holds the size."""
+
+    STANDS = READER_NOTE_BYTES  # which leaves stand in it
+    ANSWER = READER_ANSWER_BYTES  # what it acts with, when it was asked
 
 
 class SlotState(IntEnum):
@@ -85,9 +96,9 @@ def reader_line(reader: int) -> int:
     return _READER_LINES + reader * LINE_WORDS
 
 
-def note_at(reader: int) -> int:
+def note_at(reader: int, kind: Note) -> int:
     """Offset of a reader's note."""
-    return CONTROL_BYTES + reader * NOTE_BYTES
+    return CONTROL_BYTES + (2 * reader + (kind is Note.ANSWER)) * NOTE_BYTES
 
 
 def whole_pages(size_bytes: int) -> int:

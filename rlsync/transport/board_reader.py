@@ -9,20 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from rlsync.core.errors import BoardClosed, ConfigError, PublishError
+from rlsync.core.errors import ConfigError, PublishError
 from rlsync.tensors.layout import Layout
 from rlsync.transport import board_format as fmt
 from rlsync.transport.base import Apply
-from rlsync.transport.board_format import SlotState
-from rlsync.transport.shared_file import FileAddress, SharedFile
-
-
-@dataclass(frozen=True, slots=True)
-class BoardHandle:
-    """How a worker finds a board: small, picklable, valid while the learner lives."""
-
-    address: FileAddress
-    board_id: int
+from rlsync.transport.board_format import Note, SlotState
+from rlsync.transport.board_handle import BoardHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +49,7 @@ class BoardReader:
     """
 
     def __init__(self, handle: BoardHandle, apply: Apply, reader: int | None = None) -> None:
-        self._file = SharedFile.open(handle.address)
-        self._words = self._checked_words(handle)
+        self._file, self._words = handle.open()
         self._apply = apply
         self._head = 0
         self._lease: int | None = None
@@ -69,6 +60,7 @@ class BoardReader:
         self._words[self._line + fmt.READER_ADOPTED] = 0
         self._words[self._line + fmt.READER_LEASE] = 0
         self._words[self._line + fmt.READER_NOTE_BYTES] = 0
+        self._words[self._line + fmt.READER_ANSWER_BYTES] = 0
         self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
         self._words[self._line + fmt.READER_PID] = os.getpid()
 
@@ -81,6 +73,11 @@ class BoardReader:
     def newest(self) -> int:
         """The newest published version: one 8-byte read."""
         return fmt.unpack_head(self._words[fmt.HEAD])[0]
+
+    @property
+    def asked(self) -> int:
+        """The number of the writer's last question; 0 when it is not about the version adopted last."""
+        return self._words[fmt.ASKED] if self.version >= max(1, self._words[fmt.ASKED_FROM]) else 0
 
     @property
     def closed_by_learner(self) -> bool:
@@ -106,8 +103,8 @@ class BoardReader:
                 self._take(head, version, slot)
         return self.version
 
-    def leave_note(self, note: bytes) -> None:
-        """Tell the writer something that it may read at any time; replaces an earlier note.
+    def leave_note(self, note: bytes, kind: Note = Note.STANDS) -> None:
+        """Tell the writer something that it may read at any time; replaces an earlier one.
 
         Raises:
             PublishError: the note is larger than 1 MiB when compressed.
@@ -119,9 +116,9 @@ class BoardReader:
                 f"worker {self.reader}",
                 f"stay below {fmt.NOTE_BYTES} bytes, compressed",
             )
-        self._words[self._line + fmt.READER_NOTE_BYTES] = 0
-        self._file.write(packed, fmt.note_at(self.reader))
-        self._words[self._line + fmt.READER_NOTE_BYTES] = len(packed)
+        self._words[self._line + kind] = 0
+        self._file.write(packed, fmt.note_at(self.reader, kind))
+        self._words[self._line + kind] = len(packed)
 
     def forget(self) -> None:
         """Act as if nothing were adopted: the next :meth:`adopt` takes the newest version again."""
@@ -182,19 +179,6 @@ class BoardReader:
             image = self._file.map(fmt.whole_pages(size), at, writable=False, populate=True)
             self._images[slot] = SlotImage(at, image.data_ptr(), image, layout.views(image))
         return layout, self._images[slot].views
-
-    def _checked_words(self, handle: BoardHandle) -> memoryview:
-        if self._file.size_bytes() >= fmt.CONTROL_BYTES:  # reading past the end would be SIGBUS
-            words = self._file.words(fmt.CONTROL_BYTES, 0)
-            header = words[fmt.HEADER_MAGIC], words[fmt.HEADER_FORMAT], words[fmt.HEADER_ID]
-            if header == (fmt.MAGIC, fmt.FORMAT, handle.board_id):
-                return words
-        self._file.close()
-        raise BoardClosed(
-            f"the board of process {handle.address.pid} is gone",
-            f"another file stands at {handle.address.path}",
-            "the learner must live while workers attach",
-        )
 
     def _claim_line(self, wanted: int | None) -> int:
         if wanted is not None and not 0 <= wanted < fmt.MAX_READERS:

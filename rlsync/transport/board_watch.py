@@ -16,11 +16,24 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 1e-3
 
 
 class BoardWatch:
-    """Reads the reader lines of a board; asks the kernel, not the workers, who is alive."""
+    """Reads the reader lines of a board; asks the kernel, not the workers, who is alive.
+
+    Any process of the same user may watch a board from outside: ``BoardWatch(*handle.open())``.
+    """
 
     def __init__(self, file: SharedFile, words: memoryview) -> None:
         self._file = file
         self._words = words
+
+    @property
+    def version(self) -> int:
+        """The newest published version."""
+        return fmt.unpack_head(self._words[fmt.HEAD])[0]
+
+    @property
+    def slot_count(self) -> int:
+        """Slots that were ever in use."""
+        return self._words[fmt.SLOT_COUNT]
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that attached and did not leave by itself."""
@@ -51,19 +64,17 @@ class BoardWatch:
 
     def _missing(self, version: int, expected: list[int] | None) -> list[ReaderStatus]:
         known = {status.reader: status for status in self.status()}
-        newest, _ = fmt.unpack_head(self._words[fmt.HEAD])
-        absent = ReaderStatus(-1, 0, False, "never attached", 0, newest, 0.0)
+        absent = ReaderStatus(-1, 0, False, "never attached", 0, self.version, 0.0)
         wanted = sorted(known) if expected is None else expected
         asked = [known.get(reader) or replace(absent, reader=reader) for reader in wanted]
         return [status for status in asked if status.adopted_version < version]
 
     def _read(self, reader: int, pid: int) -> ReaderStatus:
         line = fmt.reader_line(reader)
-        newest, _ = fmt.unpack_head(self._words[fmt.HEAD])
         adopted = self._words[line + fmt.READER_ADOPTED]
         silent_ns = time.monotonic_ns() - self._words[line + fmt.READER_HEARTBEAT_NS]
         state = self._state(reader, pid)
-        lag = max(0, newest - adopted)
+        lag = max(0, self.version - adopted)
         age_s = max(0, silent_ns) / 1e9
         return ReaderStatus(reader, pid, state != "dead", state, adopted, lag, age_s)
 

@@ -14,6 +14,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.check import Check
 from rlsync.torchrl_plugin.endpoints import endpoint_of
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.sync import Sync
@@ -48,6 +49,8 @@ class SyncWeights(PublishHook):
             arguments (``post_steps``, ``post_optim``, ``post_epoch``).
         history: how many receipts are kept.
         receipts_file: receipts are appended here, one JSON object a line.
+        finite: refuse to publish weights that are not all finite; costs one more reading of them. The
+            publish raises a PublishError that names the leaf, and nothing is published.
 
     Raises:
         SyncMapError: the map cannot be carried out.
@@ -69,6 +72,7 @@ class SyncWeights(PublishHook):
         trainer: compat.Trainer | None = None,
         history: int = 1000,
         receipts_file: str | FilePath | None = None,
+        finite: bool = False,
     ) -> None:
         super().__init__(
             Every(1, "batches") if when is None else when,
@@ -76,6 +80,7 @@ class SyncWeights(PublishHook):
             receipts_file=receipts_file,
         )
         self.sync_map = sync_map
+        self.finite = finite
         self._sync: Sync | None = None
         if trainer is not None:
             self._bind(trainer, "sync_weights")
@@ -98,7 +103,7 @@ class SyncWeights(PublishHook):
 
     def _bind(self, trainer: compat.Trainer, name: str) -> None:
         endpoint = endpoint_of(trainer.collector)
-        sync = Sync(self.sync_map, trainer, endpoint)
+        sync = Sync(self.sync_map, trainer, endpoint, finite=self.finite)
         self._enrol(trainer, name)
         self._sync = sync
         endpoint.connect(self.publish)
@@ -147,6 +152,14 @@ class SyncWeights(PublishHook):
             AdoptionTimeout: the deadline passed; names the workers.
         """
         self._bound.endpoint.wait(timeout_s)
+
+    def check(self) -> Check:
+        """What compares the weights that act with those that were published.
+
+        Raises:
+            ConfigError: the workers of this collector cannot be asked.
+        """
+        return self._bound.endpoint.check()
 
     def staleness(self, batch: TensorDictBase) -> Staleness:
         """How old the frames of a batch are, now.

@@ -1,0 +1,60 @@
+"""``rlsync status`` on a run that trains, whose worker is stopped, then killed, and that has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from rlsync.cli.main import main
+from tests.parts.processes import descendant_pids, stopped, wait_until
+from tests.test_cli import ENDLESS, Run, folder
+
+__all__ = ["folder"]  # a fixture
+
+
+def workers_of(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict]:
+    main(["status", "--json", str(run_folder)])
+    return json.loads(capsys.readouterr().out)["workers"]
+
+
+@pytest.mark.timeout(150)
+def test_status_tells_which_workers_live_and_what_they_act_with(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(folder, "train", "logger=none", *ENDLESS)
+    try:
+        run.wait_for(r"frames .* version", 60)
+        run_folder = folder / run.run_folder()
+        assert main(["status", str(run_folder)]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert re.fullmatch(r"newest version \d+", said[0])
+        assert [line.split(" (")[0] for line in said[1:]] == ["worker 0", "worker 1"]
+
+        workers = workers_of(run_folder, capsys)
+        assert {w["pid"] for w in workers} <= descendant_pids(run.process.pid)
+        assert all(w["alive"] and w["adopted_version"] > 1 for w in workers)
+
+        with stopped(workers[0]["pid"]):
+            assert workers_of(run_folder, capsys)[0]["state"] == "stopped"
+
+        os.kill(workers[1]["pid"], signal.SIGKILL)
+        assert run.exit_status(60) == 1
+        assert f"worker 1 (exit code -{int(signal.SIGKILL)})" in run.output
+        assert "after " in run.output
+        assert "resume=RUN" in run.output
+        assert "Traceback" not in run.output.split("At least one process failed")[-1]
+        assert wait_until(lambda: not descendant_pids(run.process.pid), 10)
+    finally:
+        run.kill()
+    assert main(["status", str(run_folder)]) == 1
+    assert "is gone" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_board_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(tmp_path)]) == 2
+    assert "name the folder that rlsync train printed" in capsys.readouterr().err
