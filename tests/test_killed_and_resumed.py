@@ -29,7 +29,8 @@ def receipts(run_folder: Path) -> list[dict]:
 def kill_after_its_first_checkpoint(run: Run, folder: Path) -> Path:
     run.wait_for(r"frames ", 60)
     run_folder = folder / run.run_folder()
-    assert wait_until(lambda: (run_folder / "checkpoint" / "manifest.json").exists(), 40)
+    saved = run_folder / "checkpoint" / "manifest.json"
+    assert wait_until(lambda: saved.exists() and len(receipts(run_folder)) > 1, 40)
     time.sleep(random.Random(os.getpid()).uniform(0, 1.5))
     family = descendant_pids(run.process.pid)
     os.kill(run.process.pid, signal.SIGKILL)
