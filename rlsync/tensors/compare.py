@@ -12,7 +12,7 @@ from torch import Tensor
 from rlsync.core.errors import LayoutMismatch
 from rlsync.core.plan import Verdict
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import memory_key
+from rlsync.tensors.leaves import Leaves, memory_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,27 @@ def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
     plain = [name.replace("_orig_mod.", "") for name in names]
     bare = [name.removeprefix("module.") for name in plain]
     return max((list(names), plain, bare), key=lambda candidate: len(wanted & set(candidate)))
+
+
+def fitted(
+    weights: object, where: str, expected: Sequence[LeafSpec] | None, against: str
+) -> dict[str, Tensor]:
+    """The tensors of a module, tensordict or mapping, under the names of the leaves that they must fit.
+
+    Args:
+        weights: what is sent.
+        where: how errors call it.
+        expected: the leaves that stand at the destination; ``None`` when nobody can tell.
+        against: how errors call these.
+
+    Raises:
+        LayoutMismatch: a leaf is missing, unexpected, or does not fit.
+    """
+    source = Leaves(weights, where)
+    names = source.names if expected is None else named_like(source.names, expected)
+    if expected is not None:
+        check_same_leaves(source.specs_named(names), expected, where, against)
+    return dict(zip(names, source.tensors(), strict=True))
 
 
 def check_same_leaves(

@@ -12,9 +12,9 @@ from torch import Tensor
 from rlsync.core.errors import PublishError
 from rlsync.core.path import nearest_name
 from rlsync.core.plan import no_destination
-from rlsync.tensors.compare import check_same_leaves, named_like
+from rlsync.tensors.compare import check_same_leaves, fitted
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.leaves import memory_key
 from rlsync.torchrl_plugin import compat
 from rlsync.transport.board import WeightBoard
 
@@ -129,13 +129,8 @@ class BoardSender:
             return
         if weights is None:
             weights = self._learners_own(destination)
-        source = Leaves(weights, f"the weights sent to {destination!r}")
-        expected = self.specs(destination)
-        names = source.names if expected is None else named_like(source.names, expected)
-        sent = dict(zip(names, source.tensors(), strict=True))
-        found = source.specs_named(names)
-        if expected is not None:
-            check_same_leaves(found, expected, source.where, f"of {destination!r} in the workers")
+        where, against = f"the weights sent to {destination!r}", f"of {destination!r} in the workers"
+        sent = fitted(weights, where, self.specs(destination), against)
         keyed = {(destination, name): tensor for name, tensor in sent.items()}
         if self._staged is None:
             self.publish(keyed)

@@ -98,7 +98,7 @@ class Sync:
     def _gather(self) -> Gathered:
         found = Gathered()
         for route in self._routes:
-            stands = self._standing(route)
+            stands = self.endpoint.tensors(route.destination)  # checked anew at every publish
             for key, spec, tensor in zip(route.keys, route.specs, route.tensors(), strict=True):
                 moved_bytes = 0 if spec.tie else spec.payload_bytes
                 there = stands.get(key[1]) if stands else None
@@ -121,10 +121,6 @@ class Sync:
                         f"version {self.endpoint.version + 1}, destination {route.destination!r}",
                         "look at the loss and the gradients of the last steps; resume from a checkpoint",
                     )
-
-    def _standing(self, route: BoundRoute) -> dict[str, Tensor] | None:
-        """What stands at the destination in this process, by name; checked anew at every publish."""
-        return self.endpoint.tensors(route.destination)
 
 
 @torch.no_grad()

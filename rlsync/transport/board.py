@@ -191,7 +191,7 @@ class WeightBoard:
     @property
     def newest(self) -> int:
         """The version that readers see; behind :attr:`version` after :meth:`advance_to`."""
-        return fmt.unpack_head(self._words[fmt.HEAD])[0]
+        return self._watch.version
 
     def ask(self) -> int:
         """Ask all readers what they act with, of the newest version or a later one.

@@ -10,8 +10,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.path import parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Every
-from rlsync.tensors.compare import check_same_leaves, named_like
-from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.compare import fitted
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.endpoints import Endpoint, endpoint_of
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
@@ -139,14 +138,9 @@ class UpdateWeights(PublishHook):
         return 0, 0
 
     def _send_checked(self, weights: Any, endpoint: Endpoint) -> tuple[int, int]:
-        source = Leaves(weights, "policy_weights_getter()")
-        stands = endpoint.specs("policy")
-        names = source.names if stands is None else named_like(source.names, stands)
-        if stands is not None:
-            check_same_leaves(source.specs_named(names), stands, source.where, "of 'policy'")
-        tensors = source.tensors()
-        endpoint.publish({("policy", n): t for n, t in zip(names, tensors, strict=True)})
-        return len(names), sum(tensor.nbytes for tensor in tensors)
+        sent = fitted(weights, "policy_weights_getter()", endpoint.specs("policy"), "of 'policy'")
+        endpoint.publish({("policy", name): tensor for name, tensor in sent.items()})
+        return len(sent), sum(tensor.nbytes for tensor in sent.values())
 
     def _restore_version(self, version: int) -> None:
         self._sent = version
