@@ -248,7 +248,7 @@ class Learner:
         self.board.lay_out(layout)
         self._tensors = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves]
         self.payload_bytes = layout.image_bytes
-        self.text_bytes += fmt.whole_pages(len(layout.to_json()))
+        self.text_bytes = fmt.whole_pages(len(layout.to_json()))
         self.counts["layouts"] += 1
         self.publish()
 
@@ -276,7 +276,6 @@ class Learner:
         return {
             "slots_peak": self.slots_peak,
             "board_peak_bytes": self.file_bytes_peak,
-            "layout_text_bytes": self.text_bytes,
             "publish_median_us": round(statistics.median(self.durations_s or [0.0]) * 1e6, 1),
             "publish_longest_us": round(self.longest_s * 1e6, 1),
         }
@@ -366,7 +365,7 @@ def soak(workers: int, seconds: float, seed: int) -> dict[str, object]:
 
 
 def _unaccounted_bytes(learner: Learner) -> int:
-    """Memory of the board beyond its control pages, its slots of today and the texts of its layouts."""
+    """Memory of the board beyond its control pages, its slots and the text of its layout of today."""
     slots = learner.board.slot_count * fmt.whole_pages(learner.payload_bytes)
     return max(0, learner.file_bytes() - slots - learner.text_bytes - fmt.CONTROL_BYTES)
 

@@ -26,6 +26,7 @@ from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
 from rlsync.torchrl_plugin.hooks.verify import VerifySync
+from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers
 from rlsync.torchrl_plugin.resolve import resolve
 from rlsync.torchrl_plugin.scheme import BoardScheme, WeightBoard
 
@@ -37,6 +38,7 @@ __all__ = [
     "LogPolicyLag",
     "BoundStaleness",
     "VerifySync",
+    "WatchWorkers",
     "Every",
     "LagAbove",
     "Source",

@@ -63,3 +63,14 @@ def test_the_footprint_of_a_board_is_one_descriptor_a_worker_however_many_tensor
     assert len({row["worker_descriptors"] for row in rows}) == 1
     assert all(row["grown_bytes"] > 0 for row in rows)
     assert "| 200 | 2 |" in table.read_text()
+
+
+def test_workers_that_adopt_by_alias_keep_no_copy_of_their_own(tmp_path: Path) -> None:
+    out, table = tmp_path / "footprint.json", tmp_path / "footprint.md"
+    size = ["--tensors", 20, "--floats", 1_000_000, "--workers", 3, "--big-floats", 0]
+    script, written = BENCHMARKS / "footprint.py", ["--out", out, "--table", table]
+    ended = _run(script, "--schemes", "board alias", "board copy", *size, *written)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    by_alias, by_copy = (row["copies"] for row in json.loads(out.read_text())["rows"])
+    assert by_alias < 3.5  # three slots
+    assert by_copy > 5.5  # and a copy for each of three workers

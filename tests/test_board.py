@@ -420,12 +420,6 @@ def test_other_dtypes_are_cast(board: WeightBoard) -> None:
     reader.close()
 
 
-def test_a_digest_is_kept_beside_its_version(board: WeightBoard) -> None:
-    board.publish(filled(LAYOUT, 1.0), digest=2**64 - 1)
-    slot = fmt.unpack_head(board._words[fmt.HEAD])[1]
-    assert board._words[fmt.slot_line(slot) + fmt.SLOT_DIGEST] == 2**64 - 1
-
-
 def test_a_publish_that_fails_half_way_leaves_the_last_version_to_readers_and_late_joiners(
     board: WeightBoard,
 ) -> None:
@@ -953,7 +947,7 @@ def test_a_second_destination_joins_while_readers_hold_leases() -> None:
         assert low_high(acts.tensors) == (9.0, 9.0)
     publish(board, 10.0)
     assert bytes_in_memory(board) < (3 * 2 + 0.3) * image, "all old slots are given back"
-    assert not board._retiring
+    assert not board._slots._retiring
     for reader in (keeper, mover, late):
         reader.close()
     board.close()
@@ -980,10 +974,24 @@ def test_retired_slots_read_by_a_process_of_its_own_stay_until_it_adopts(
 
 def test_laying_out_the_same_again_changes_nothing(board: WeightBoard) -> None:
     publish(board, 1.0)
-    slots, size = board._words[fmt.SLOT_COUNT], board._end
+    slots, size = board._words[fmt.SLOT_COUNT], board._file.size_bytes()
     board.lay_out(plain_layout())
-    assert (board._words[fmt.SLOT_COUNT], board._end) == (slots, size)
+    assert (board._words[fmt.SLOT_COUNT], board._file.size_bytes()) == (slots, size)
     assert low_high(board.newest_views()) == (1.0, 1.0)
+
+
+def test_texts_of_earlier_layouts_are_given_back() -> None:
+    board = WeightBoard()
+    layouts = [plain_layout(1, 8, *(f"extra{i}" for i in range(300 + n))) for n in range(40)]
+    board.lay_out(layouts[0])
+    publish(board, 1.0)
+    held = bytes_in_memory(board)
+    for layout in layouts:
+        board.lay_out(layout)
+        publish(board, 1.0)
+    text = len(layouts[0].to_json())
+    assert bytes_in_memory(board) < held + 8 * text, "40 texts are more than that"
+    board.close()
 
 
 def test_however_often_it_is_laid_out_anew_versions_and_readers_stay_right() -> None:
@@ -993,7 +1001,7 @@ def test_however_often_it_is_laid_out_anew_versions_and_readers_stay_right() -> 
     reader, acts = attach(board, "copy")
     for number in range(1, 401):
         board.lay_out(layouts[number % 2])
-        assert max(board._slots) < fmt.MAX_SLOTS, "a reader would look for it for ever"
+        assert board._words[fmt.SLOT_COUNT] <= fmt.MAX_SLOTS, "a reader would look for it for ever"
         assert publish(board, number) == number
         assert reader.adopt() == number
         assert low_high(acts.tensors) == (number, number)
@@ -1014,7 +1022,7 @@ def test_however_often_it_is_laid_out_without_a_publish_the_lines_suffice_or_it_
             board.lay_out(layouts[number % 2])
         except PublishError:
             break
-        assert max(board._slots) < fmt.MAX_SLOTS, "it runs over the lines of the readers"
+        assert board._words[fmt.SLOT_COUNT] <= fmt.MAX_SLOTS, "it runs over the lines of the readers"
     assert reader.adopt() == 1
     assert publish(board, 2.0) == 2
     assert reader.adopt() == 2

@@ -32,6 +32,7 @@ PUBLIC = [
     "SyncWeights",
     "UpdateWeights",
     "VerifySync",
+    "WatchWorkers",
     "WeightBoard",
     "WorkerLost",
     "__version__",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -298,3 +299,15 @@ def test_no_run_folder_means_that_nothing_is_written() -> None:
     settings = parts.trainer_settings(Config())
     assert settings["logger"] is None
     assert settings["save_trainer_file"] is None
+
+
+def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) -> None:
+    trained(ppo.build(small_ppo(run_dir=str(tmp_path))))
+    drawn = torch.rand(8)
+    assert not torch.equal(torch.rand(8), drawn)
+    resumed = ppo.build(small_ppo(seed=1))
+    try:
+        resumed.load_from_file(tmp_path / parts.CHECKPOINT)
+        assert torch.equal(torch.rand(8), drawn)
+    finally:
+        resumed.shutdown()

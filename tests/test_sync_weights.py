@@ -292,7 +292,7 @@ def test_a_coalesced_publish_is_owed_and_made_up_for(fork_workers, monkeypatch):
     hook = SyncWeights(sync_map, when=Every(2, "batches"), trainer=trainer)
     hook._settle()
     board = trainer.collector._weight_sync_schemes["policy"].board
-    monkeypatch.setattr(board, "_take_free_slot", lambda layout: None)
+    monkeypatch.setattr(board._slots, "take", lambda: None)
     hook._batches = 2
     hook()
     assert hook.receipts[-1].coalesced

@@ -78,7 +78,9 @@ def test_killing_a_worker_delays_no_publish_and_a_wait_names_it(adopt: str) -> N
         kill(pid)
         _push(hook, policy)
         started = time.monotonic()
-        with pytest.raises(WorkerLost, match=f"worker 0 .pid {pid}, dead") as lost:
+        with pytest.raises(
+            WorkerLost, match=f"worker 0 .pid {pid}, killed by SIGKILL, acted with version"
+        ) as lost:
             hook.wait(60)
         assert time.monotonic() - started < SOON_S
         assert in_three_lines(lost.value)

@@ -208,6 +208,7 @@ class Receipt:
         cast_leaves: leaves copied into another dtype.
         copied_bytes: bytes copied.
         aliased_bytes: bytes that did not have to be.
+        background_bytes: how many of them were copied after the publish had returned.
         duration_s: seconds for which the publish held the learner.
         coalesced: no slot was free, nothing was written, and the next publish carries the weights.
         repaired: leaves whose tie was found broken and that are copied from now on.
@@ -222,6 +223,7 @@ class Receipt:
     cast_leaves: int
     copied_bytes: int
     aliased_bytes: int
+    background_bytes: int
     duration_s: float
     coalesced: bool
     repaired: tuple[str, ...]

@@ -31,6 +31,7 @@ class CollectorConfig:
     num_workers: int = above_zero(2)
     frames_per_batch: int = above_zero(2048)
     adopt: str = one_of("alias", "copy")
+    silent_timeout_s: float | None = above_zero(300.0)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import nn, optim
-from torchrl.checkpoint import Checkpoint
+from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
@@ -22,7 +22,7 @@ from torchrl.modules import MLP
 from torchrl.record.loggers import CSVLogger, Logger
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, SyncWeights
+from rlsync import BoardScheme, SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import Config, EnvConfig, LoggerConfig, sync_map, trigger
 from rlsync.recipes.hooks import EpisodeReturns, SyncMetrics
@@ -160,12 +160,12 @@ def trainer_settings(config: Config) -> dict[str, Any]:
         "log_interval": config.logger.every_frames - 1,  # TorchRL logs when MORE frames have passed
         "save_trainer_interval": config.checkpoint_every_frames,
         "save_trainer_file": None if run_dir is None else Path(run_dir) / CHECKPOINT,
-        "checkpoint": Checkpoint(),
+        "checkpoint": Checkpoint(rng=GlobalRNGState()),
     }
 
 
 def register_hooks(trainer: Trainer, config: Config) -> None:
-    """Give a stock trainer the config's sync map, and the hooks that watch returns and pushes."""
+    """Give a stock trainer the config's sync map, and the hooks that watch returns, pushes and workers."""
     run_dir = config.run_dir
     sync = SyncWeights(
         sync_map(config.sync),
@@ -176,3 +176,4 @@ def register_hooks(trainer: Trainer, config: Config) -> None:
     sync.register(trainer)
     EpisodeReturns(config.recipe.target_return, config.recipe.target_episodes).register(trainer)
     SyncMetrics(sync).register(trainer)
+    WatchWorkers(config.collector.silent_timeout_s).register(trainer)

@@ -64,7 +64,7 @@ def compare(
     found: list[Comparison] = []
     for spec in destination:
         if not _excluded(spec.name, exclude):
-            found.append(_verdict(sent.get(spec.name), spec, cast_to))
+            found.append(_verdict(sent.get(spec.name), spec, cast_to, sent))
     names = {spec.name for spec in destination}
     for spec in source:
         if spec.name not in names and not _excluded(spec.name, exclude):
@@ -78,13 +78,16 @@ def _excluded(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _verdict(sent: LeafSpec | None, stands: LeafSpec, cast_to: torch.dtype | None) -> Comparison:
+def _verdict(
+    sent: LeafSpec | None, stands: LeafSpec, cast_to: torch.dtype | None, source: Mapping[str, LeafSpec]
+) -> Comparison:
     if sent is None:
         return Comparison(stands.name, stands, Verdict.MISSING)
     if sent.shape != stands.shape:
         note = f"shape {list(sent.shape)} does not fit {list(stands.shape)}"
         return Comparison(stands.name, stands, Verdict.MISMATCH, note)
-    if stands.tie and not sent.tie:
+    tied = source.get(stands.tie)
+    if stands.tie and (not sent.tie if tied is None else _owner(sent) != _owner(tied)):
         note = f"the destination ties it to {stands.tie}, the source does not"
         return Comparison(stands.name, stands, Verdict.MISMATCH, note)
     becomes = cast_to if cast_to is not None and sent.dtype.is_floating_point else sent.dtype
@@ -97,6 +100,10 @@ def _verdict(sent: LeafSpec | None, stands: LeafSpec, cast_to: torch.dtype | Non
     if becomes != sent.dtype:
         return Comparison(stands.name, stands, Verdict.CAST, f"from {sent.dtype_name}")
     return Comparison(stands.name, stands, Verdict.COPIED)
+
+
+def _owner(spec: LeafSpec) -> str:
+    return spec.tie or spec.name
 
 
 def _alias(

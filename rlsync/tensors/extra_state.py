@@ -40,7 +40,7 @@ def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> A
     """The inverse of :func:`flatten_state`: ``template`` with what ``leaves`` has; the rest stays."""
     match template:
         case Tensor():
-            return leaves[prefix].clone() if prefix in leaves else template
+            return leaves[prefix].to(template.dtype, copy=True) if prefix in leaves else template
         case bool() | int() | float():
             return type(template)(leaves[prefix].item()) if prefix in leaves else template
         case TensorDictBase() | Mapping():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from torch import Tensor
 
-from rlsync.core.errors import DestinationNotFound
+from rlsync.core.errors import DestinationNotFound, WorkerLost
 from rlsync.core.path import Path, nearest_name, parse
 from rlsync.core.plan import no_destination
 from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.check import BoardCheck
 from rlsync.torchrl_plugin.sender import BoardSender, Key
+from rlsync.torchrl_plugin.waits import worker_ends
+from rlsync.transport.board_format import ReaderStatus
+from rlsync.transport.board_watch import worker_lost
 
 
 class BoardEndpoint:
@@ -71,8 +74,15 @@ class BoardEndpoint:
     def tensors(self, destination: str) -> None:
         return None
 
-    def publish(self, leaves: Mapping[Key, Tensor]) -> int | None:
-        return self.sender.publish(leaves)
+    @property
+    def publishes_in_background(self) -> bool:
+        return True
+
+    def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
+        return self.sender.publish(leaves, steady)
+
+    def join(self) -> None:
+        self.sender.join()
 
     def advance_to(self, version: int) -> None:
         self.sender.board.advance_to(version)
@@ -85,8 +95,31 @@ class BoardEndpoint:
         return compat.collects_in_the_background(self.sender.collector)
 
     def wait(self, timeout_s: float) -> None:
+        self.join()
         board = self.sender.board
-        board.wait(board.version, timeout_s, range(self.sender.collector.num_workers))
+        try:
+            board.wait(board.version, timeout_s, range(self.sender.collector.num_workers))
+        except WorkerLost as lost:  # the board does not know how its readers ended
+            raise lost_workers(self.sender, board.status(), lost.where) or lost from None
 
     def check(self) -> BoardCheck:
         return BoardCheck(self.sender)
+
+
+def lost_workers(sender: BoardSender, workers: Iterable[ReaderStatus], where: str) -> WorkerLost | None:
+    """What to raise for the workers that are dead now, with how they ended; ``None`` while all live.
+
+    Args:
+        sender: the learner's side.
+        workers: what the board says of them.
+        where: what they are needed for.
+    """
+    known = {status.reader: status for status in workers}
+    unlocked = {worker for worker, status in known.items() if not status.alive}
+    ends = worker_ends(sender.collector, unlocked)
+    dead = {
+        known[worker]: end or "dead"
+        for worker, end in ends.items()
+        if worker in known and (end or worker in unlocked)
+    }
+    return worker_lost(dead, where) if dead else None

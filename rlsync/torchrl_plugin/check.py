@@ -144,6 +144,7 @@ class BoardCheck:
         self._published: dict[int, dict[str, Prints]] = {}
 
     def ask(self) -> None:
+        self._sender.join()
         self._published = {}
         self._sender.after_publish = self._remember
         self._remember(self._sender.board.newest)

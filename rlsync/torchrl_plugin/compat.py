@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
@@ -101,6 +101,16 @@ def stamp(collector: Collector, version: int) -> None:
     written = collector._carrier.get(STAMP, None)
     if isinstance(written, torch.Tensor):
         collector._carrier.set(STAMP, torch.full_like(written, version))
+
+
+def drop_first_weights(collector: Collector) -> None:
+    """Let go of the memory that the policy of a worker's collector had when this was constructed.
+
+    ``Collector.policy_weights`` holds it for weight updaters of the learner's side, which a worker's
+    collector does not have; where a policy was pointed to other memory it would keep one copy too many.
+    An empty one is what TorchRL itself sets for policies that are no modules.
+    """
+    collector.policy_weights = TensorDict()
 
 
 def runs_compiled(collector: Collector) -> bool:
@@ -197,6 +207,16 @@ def says_a_worker_died(error: RuntimeError) -> bool:
     return str(error).startswith("At least one process failed")
 
 
+def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
+    """The optimizers of a trainer: its own, its stepper's, and those of hooks that it knows.
+
+    Goes when Trainer has an accessor for all of them.
+    """
+    owners = [trainer, trainer.optimization_stepper, *trainer._modules.values()]
+    held = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
+    return list({id(o): o for o in held if isinstance(o, torch.optim.Optimizer)}.values())
+
+
 def registered_modules(trainer: Trainer) -> list[object]:
     """What the trainer keeps in its checkpoints."""
     return list(trainer._modules.values())
@@ -210,3 +230,15 @@ def refuse_remote_learner(trainer: Trainer) -> None:
             f"{type(trainer).__name__}(learner_backend={trainer.learner_backend!r})",
             "use learner_backend='local'; TorchRL publishes remote learners by itself",
         )
+
+
+def runs_free(collector: MultiCollector) -> bool:
+    """Whether its workers fill a replay buffer by themselves, after ``start()`` and outside ``pause()``."""
+    return bool(collector._running_free)
+
+
+def wrap_write_lock(collector: MultiCollector, wrap: Callable[[Any], object]) -> None:
+    """Put ``wrap(lock)`` in the place of the lock of a replay buffer that is shared, if there is one."""
+    buffer = collector.replay_buffer
+    if isinstance(buffer, ReplayBuffer) and buffer.shared:
+        buffer._write_lock = wrap(buffer._write_lock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -54,8 +54,20 @@ class Endpoint(Protocol):
     def tensors(self, destination: str) -> dict[str, Tensor] | None:
         """The live tensors that stand there, by name, where this process holds them."""
 
-    def publish(self, leaves: Mapping[Key, Tensor]) -> int | None:
-        """Publish one version; ``None`` when it was coalesced."""
+    @property
+    def publishes_in_background(self) -> bool:
+        """Whether a publish may go on after it has returned."""
+
+    def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
+        """Publish one version; ``None`` when it was coalesced.
+
+        Args:
+            leaves: what is published.
+            steady: those that nobody writes to before :meth:`join`.
+        """
+
+    def join(self) -> None:
+        """Wait until what was published is there."""
 
     def advance_to(self, version: int) -> None:
         """Never give out ``version`` or a lower one again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NoReturn
 
 import torch
@@ -77,7 +77,14 @@ class ForeignEndpoint:
     def tensors(self, destination: str) -> None:
         return None
 
-    def publish(self, leaves: Mapping[Key, Tensor]) -> int:
+    @property
+    def publishes_in_background(self) -> bool:
+        return False
+
+    def join(self) -> None:
+        """Nothing to wait for: a publish is made when it returns."""
+
+    def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int:
         weights: dict[str, TensorDict] = {}
         for (destination, name), tensor in leaves.items():
             held = weights.setdefault(destination, TensorDict())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -60,7 +60,14 @@ class LocalEndpoint:
         leaves = self._leaves(destination)
         return dict(zip(leaves.names, leaves.tensors(), strict=True))
 
-    def publish(self, leaves: Mapping[Key, Tensor]) -> int:
+    @property
+    def publishes_in_background(self) -> bool:
+        return False
+
+    def join(self) -> None:
+        """Nothing to wait for: a publish is made when it returns."""
+
+    def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int:
         if list(leaves) != self._keys:
             self._lay_out(leaves)
         version = self._transport.publish([leaves[key] for key in self._keys])

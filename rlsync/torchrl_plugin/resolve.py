@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tensordict.nn import TensorDictParams
@@ -119,7 +119,38 @@ def bind_routes(sync_map: SyncMap, trainer: compat.Trainer, endpoint: Endpoint) 
                 )
             taken[leaf] = route.route.source
         bound.append(route)
+    _refuse_shared_places(bound, endpoint)
     return bound
+
+
+def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> None:
+    """Refuse two sources for one piece of memory: ties between entries, and indices from the end."""
+    destinations = dict.fromkeys(route.destination for route in bound)
+    places = {destination: _places(destination, endpoint) for destination in destinations}
+    taken: dict[object, tuple[Tensor, str]] = {}
+    for route in bound:
+        for (destination, name), tensor in zip(route.keys, route.tensors(), strict=True):
+            place = places[destination].get(name, (destination, name))
+            there, source = taken.setdefault(place, (tensor, route.route.source))
+            if source != route.route.source and memory_key(there) != memory_key(tensor):
+                raise AmbiguousSource(
+                    f"{destination}.{name} is the same memory as another leaf that is sent",
+                    f"{route.route.source}, and {source}",
+                    "let each leaf come from one place, and leaves that are tied from tied leaves",
+                )
+
+
+def _places(destination: str, endpoint: Endpoint) -> dict[str, object]:
+    """By name, what is equal for leaves that stand in the same memory."""
+    live = endpoint.tensors(destination) or {}
+    found: dict[str, object] = {}
+    for spec in endpoint.specs(destination) or ():
+        tensor = None if spec.kind == "extra_state" else live.get(spec.name)
+        if tensor is not None and tensor.numel():
+            found[spec.name] = memory_key(tensor)
+        else:
+            found[spec.name] = destination, spec.tie or spec.name
+    return found
 
 
 def bind_route(

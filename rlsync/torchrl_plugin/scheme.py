@@ -12,7 +12,7 @@ from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backe
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.path import parse
 from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin import compat, waits
 from rlsync.torchrl_plugin.sender import BoardSender
 from rlsync.torchrl_plugin.worker import Adopt, WorkerSync
 from rlsync.transport import board as transport
@@ -86,9 +86,13 @@ class BoardScheme(compat.WeightSyncScheme):
         adopt: ``"alias"`` points the worker's parameters at the board (no copy); ``"copy"`` copies out.
             Compiled policies and workers on other devices than the CPU copy by themselves, and so do
             buffers.
+        start_timeout_s: how long the workers may take to make their environments and policies, seconds.
+            ``None`` waits for ever for those that live.
 
     Raises:
         ConfigError: ``adopt`` is neither; or the collector is not a process collector.
+        WorkerLost: from the collector's constructor, when a worker process ended without a word.
+        AdoptionTimeout: from the collector's constructor, when a worker does not stand in time.
 
     Example:
         >>> BoardScheme("copy").adopt
@@ -101,7 +105,13 @@ class BoardScheme(compat.WeightSyncScheme):
           cure   choose one of: alias, copy
     """
 
-    def __init__(self, adopt: Adopt = "alias", *, _link: BoardLink | None = None) -> None:
+    def __init__(
+        self,
+        adopt: Adopt = "alias",
+        *,
+        start_timeout_s: float | None = 300.0,
+        _link: BoardLink | None = None,
+    ) -> None:
         if adopt not in get_args(Adopt):
             raise ConfigError(
                 f"no adoption mode {adopt!r}",
@@ -110,6 +120,7 @@ class BoardScheme(compat.WeightSyncScheme):
             )
         super().__init__(strategy="tensordict")
         self.adopt: Adopt = adopt
+        self.start_timeout_s = start_timeout_s
         self._pid = os.getpid()
         self._board: transport.WeightBoard | None = None
         if _link is None:
@@ -172,6 +183,10 @@ class BoardScheme(compat.WeightSyncScheme):
     ) -> None:
         if weights is not None:
             self.send(weights)
+        # Workers of other schemes stand only when those are connected, too; TorchRL waits for them itself.
+        schemes = compat.schemes_of(self.context).values()
+        if schemes and all(isinstance(scheme, BoardScheme) for scheme in schemes):
+            waits.await_start(self.context, self.start_timeout_s)
 
     def _init_on_receiver_impl(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -42,6 +42,7 @@ class BoardSender:
         self._owners: list[Key] = []
         self._ties: list[tuple[Key, Key]] = []
         self._carried: dict[Key, Tensor] = {}
+        self._unannounced: int | None = None
         self._staged: dict[Key, Tensor] | None = None
         self._default_wanted = False
 
@@ -147,21 +148,42 @@ class BoardSender:
                 "pass the weights, or register a SyncWeights, whose map names their source",
             ) from cause
 
-    def publish(self, leaves: Mapping[Key, Tensor]) -> int | None:
-        """Publish one version of everything: ``leaves``, and what is not among them as it was."""
+    def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
+        """Publish one version of everything: ``leaves``, and what is not among them as it was.
+
+        Args:
+            leaves: what is published.
+            steady: those that nobody writes to before :meth:`join`; they may be copied after this.
+        """
+        self.join()
         same = leaves.keys() == self._last_keys
         if (not same and self._brings_others(leaves)) or self._tie_broken(leaves):
             self._lay_out(leaves)
         if not same:
             self._last_keys = frozenset(leaves)
         tensors = [leaves.get(key) for key in self._owners]
-        version = self.board.publish([self._carry(i) if t is None else t for i, t in enumerate(tensors)])
+        later = {i for i, key in enumerate(self._owners) if key in steady} if steady else set()
+        carried = [self._carry(i) if t is None else t for i, t in enumerate(tensors)]
+        version = self.board.publish(carried, later)
         if version is not None:
             self._carried.clear()
+            self._unannounced = version
+            if not later:
+                self.join()
+        return version
+
+    def join(self) -> None:
+        """Wait until what was published is there.
+
+        Raises:
+            PublishError: it was written to meanwhile, and is not published.
+        """
+        version, self._unannounced = self._unannounced, None
+        if version is not None:
+            self.board.join()
             compat.announce_version(self.collector, version)
             if self.after_publish is not None:
                 self.after_publish(version)
-        return version
 
     def _carry(self, owner: int) -> Tensor:
         carried = self._carried.get(self._owners[owner])
@@ -200,9 +222,9 @@ class BoardSender:
 
     def _keep_others(self, leaves: Mapping[Key, Tensor]) -> None:
         """Set aside the published leaves that the coming publish leaves out; a new layout loses them."""
-        layout = self.board.layout
-        if layout is not None and self.board.version:
-            for entry, view in zip(layout.entries, layout.spread(self.board.newest_views()), strict=True):
+        if self.board.newest:
+            layout, views = self.board.newest_leaves()
+            for entry, view in zip(layout.entries, layout.spread(views), strict=True):
                 key = (entry.destination, entry.leaf.name)
                 if key not in leaves:
                     self._carried.setdefault(key, view.clone())

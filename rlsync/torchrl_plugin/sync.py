@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import cmath
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -52,6 +54,7 @@ class Sync:
         self._trainer = trainer
         self._routes: list[BoundRoute] = []
         self._aliased: set[Key] = set()
+        self._joined: WeakSet[torch.optim.Optimizer] = WeakSet()
         self.plan: SyncPlan
         self._bind()
 
@@ -61,8 +64,15 @@ class Sync:
         if not self._aliased:
             self._aliased = self._gather().aliased
 
-    def publish(self, reason: str, now: Counters) -> Receipt:
+    def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
         """Publish the present weights as one version.
+
+        Args:
+            reason: why, for the receipt.
+            now: the learner's counters, for the receipt.
+            in_background: copy what an optimizer of the trainer's writes after this has returned, and
+                before that optimizer's next step. Everything else is copied at once: forward() writes to
+                buffers, and nobody knows who writes to the rest.
 
         Raises:
             SyncMapError: the sources have changed and do not fit any more.
@@ -73,8 +83,10 @@ class Sync:
             self._bind()
         if self._finite:
             self._require_finite()
+        self.endpoint.join()
         gathered = self._gather()
-        version = self.endpoint.publish(gathered.copied)
+        steady = self._steady(gathered.copied) if in_background else {}
+        version = self.endpoint.publish(gathered.copied, steady.keys())
         coalesced = version is None
         repaired = tuple(f"{d}.{name}" for d, name in sorted(self._aliased & gathered.copied.keys()))
         self._aliased = gathered.aliased
@@ -86,6 +98,7 @@ class Sync:
             cast_leaves=0 if coalesced else gathered.cast_leaves,
             copied_bytes=0 if coalesced else gathered.copied_bytes,
             aliased_bytes=gathered.aliased_bytes,
+            background_bytes=0 if coalesced else sum(steady.values()),
             duration_s=time.perf_counter() - started,
             coalesced=coalesced,
             repaired=repaired,
@@ -111,6 +124,24 @@ class Sync:
                 found.copied_bytes += moved_bytes
                 found.cast_leaves += becomes is not tensor.dtype
         return found
+
+    def _steady(self, leaves: Mapping[Key, Tensor]) -> dict[Key, int]:
+        """The leaves that nobody writes to before an optimizer's next step, with their bytes."""
+        held = set()
+        for optimizer in compat.optimizers(self._trainer):
+            if optimizer not in self._joined:
+                optimizer.register_step_pre_hook(self._join)
+                self._joined.add(optimizer)
+            held |= {memory_key(p) for group in optimizer.param_groups for p in group["params"]}
+        moved_bytes = {
+            key: 0 if spec.tie else spec.payload_bytes
+            for route in self._routes
+            for key, spec in zip(route.keys, route.specs, strict=True)
+        }
+        return {key: moved_bytes[key] for key, tensor in leaves.items() if memory_key(tensor) in held}
+
+    def _join(self, *_: object) -> None:
+        self.endpoint.join()
 
     def _require_finite(self) -> None:
         for route in self._routes:

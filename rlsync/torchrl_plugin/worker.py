@@ -19,6 +19,7 @@ from rlsync.core.path import Path, parse, walk
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.memory import return_freed_memory
 from rlsync.tensors.target import Target, materialise
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.check import Answer
@@ -146,14 +147,25 @@ class WorkerSync:
         )
 
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
-        if layout is not self._layout:
+        bound_anew = layout is not self._layout
+        if bound_anew:
             self._bind(layout)
         for binding in self._bindings:
             write = binding.target.alias if binding.alias else binding.target.copy
             write([views[i] for i in binding.views])
         self._had |= {(b.destination, name) for b in self._bindings for name in b.names}
         self._bindings = [binding for binding in self._bindings if not binding.once]
-        return any(binding.alias for binding in self._bindings)
+        aliased = any(binding.alias for binding in self._bindings)
+        if aliased and bound_anew:
+            self._return_own_memory()
+        return aliased
+
+    def _return_own_memory(self) -> None:
+        """What acts lies on the board now: the memory that it had before is of no use to anybody."""
+        collector = self._collector and self._collector()
+        if collector is not None:
+            compat.drop_first_weights(collector)
+        return_freed_memory()
 
     def _bind(self, layout: Layout) -> None:
         self._own()

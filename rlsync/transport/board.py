@@ -20,23 +20,24 @@ import os
 import secrets
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-from rlsync.core.errors import BoardClosed, ConfigError, PublishError
+from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.tensors.layout import Layout
 from rlsync.transport import board_format as fmt
 from rlsync.transport.board_format import Note, ReaderStatus, SlotState
 from rlsync.transport.board_handle import BoardHandle
 from rlsync.transport.board_reader import BoardReader
+from rlsync.transport.board_slots import FIRST_SLOTS, BoardSlots
 from rlsync.transport.board_watch import BoardWatch
 from rlsync.transport.shared_file import SharedFile
+from rlsync.transport.untouched import Untouched
 
 __all__ = ["BoardHandle", "BoardReader", "ReaderStatus", "WeightBoard"]
-
-_FIRST_SLOTS = 3
 
 
 class WeightBoard:
@@ -68,29 +69,24 @@ class WeightBoard:
     """
 
     def __init__(self, max_slots: int = fmt.MAX_SLOTS) -> None:
-        if not _FIRST_SLOTS <= max_slots <= fmt.MAX_SLOTS:
+        if not FIRST_SLOTS <= max_slots <= fmt.MAX_SLOTS:
             raise ConfigError(
-                f"max_slots is between {_FIRST_SLOTS} and {fmt.MAX_SLOTS}, got {max_slots}",
+                f"max_slots is between {FIRST_SLOTS} and {fmt.MAX_SLOTS}, got {max_slots}",
                 f"WeightBoard(max_slots={max_slots})",
                 "leave it out, or allow 2 * workers + 2",
             )
-        self.max_slots = max_slots
-        self.layout: Layout | None = None
         self._version = 0
-        self._slots: list[int] = []
-        self._views: dict[int, list[Tensor]] = {}
         self._pid = os.getpid()
         self._file = SharedFile.create("rlsync-board")
-        self._end = fmt.DATA_AT
-        self._file.resize(self._end)
+        self._file.resize(fmt.DATA_AT)
         self._words = self._file.words(fmt.CONTROL_BYTES, 0)
         self._words[fmt.HEADER_FORMAT] = fmt.FORMAT
         self._words[fmt.HEADER_ID] = secrets.randbits(64)
         self._words[fmt.HEADER_MAGIC] = fmt.MAGIC
         self._file.try_lock(fmt.WRITER_LOCK, exclusive=True)
-        self._layout_at = self._layout_bytes = 0
-        self._retiring: list[int] = []
-        self._free_lines: list[int] = []
+        self._slots = BoardSlots(self._file, self._words, max_slots)
+        self._copier = ThreadPoolExecutor(1, "rlsync-publish")  # its thread starts when it is needed
+        self._copying: tuple[Future[None], Untouched] | None = None
         self._watch = BoardWatch(self._file, self._words)
 
     @property
@@ -104,12 +100,18 @@ class WeightBoard:
         return self._version
 
     @property
+    def layout(self) -> Layout | None:
+        """What the coming publishes carry; ``None`` before :meth:`lay_out`."""
+        return self._slots.layout
+
+    @property
     def slot_count(self) -> int:
         """Slots in use for the present layout."""
-        return len(self._slots)
+        return self._slots.count
 
     def advance_to(self, version: int) -> None:
         """Never give out ``version`` or a lower one again: a resumed run goes on counting."""
+        self.join()
         self._version = max(self._version, version)
 
     def lay_out(self, layout: Layout) -> None:
@@ -118,71 +120,85 @@ class WeightBoard:
         The first three slots are touched now, so that no publish pays for page faults.
         """
         self._check_open()
-        if layout == self.layout:
-            return
-        self._retiring += self._slots
-        self._slots = []
-        self._retire()
-        if self._free_line_count() < _FIRST_SLOTS:
-            raise PublishError(
-                f"all {fmt.MAX_SLOTS} slots are leased", "WeightBoard.lay_out", "let the workers adopt first"
-            )
-        text = layout.to_json()
-        self._layout_at = self._reserve(len(text))
-        self._layout_bytes = len(text)
-        self._file.write(text, self._layout_at)
-        self.layout = layout
-        self._views = {}
-        for _ in range(_FIRST_SLOTS):
-            self._add_slot(layout, touch=True)
+        self.join()
+        if layout != self.layout:
+            self._slots.lay_out(layout)
 
-    def publish(self, tensors: Sequence[Tensor], digest: int = 0) -> int | None:
+    def publish(self, tensors: Sequence[Tensor], later: Set[int] = frozenset()) -> int | None:
         """Publish one version; see :class:`rlsync.transport.base.Publisher`.
 
         Args:
             tensors: one for each entry of the layout that owns its bytes; other dtypes are cast.
-            digest: kept beside the version; 0 for none.
+            later: those among them, by number, that a thread copies after this has returned. Nobody may
+                write to them before :meth:`join`; the version is there when they are copied.
 
         Raises:
             BoardClosed: the board was closed, or nothing is laid out yet.
             LayoutMismatch: a tensor has not the shape of its leaf.
         """
         self._check_open()
+        self.join()
         if self.layout is None:
             raise BoardClosed("nothing is laid out yet", "WeightBoard.publish", "call lay_out first")
         self.layout.check(tensors)
-        slot = self._take_free_slot(self.layout)
+        slot = self._slots.take()
         if slot is None:
             return None
-        line, version = fmt.slot_line(slot), self._version + 1
-        words = self._words
-        words[line + fmt.SLOT_STATE] = SlotState.WRITING
+        version, views = self._version + 1, self._slots.leaves(slot)[1]
+        self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = SlotState.WRITING
+        if not later:
+            self._finish(slot, version, views, tensors)
+            return version
+        now = [i for i in range(len(views)) if i not in later]
         try:
-            with torch.no_grad():
-                torch._foreach_copy_(self._views[slot], list(tensors))
-            words[line + fmt.SLOT_VERSION] = version
-            words[line + fmt.SLOT_TIME_NS] = time.monotonic_ns()
-            words[line + fmt.SLOT_DIGEST] = digest
-            words[line + fmt.SLOT_STATE] = SlotState.READY
-        finally:
+            _copy([views[i] for i in now], [tensors[i] for i in now])
+        except BaseException:
             self._file.unlock(fmt.SLOT_LOCK + slot)
-        self._version = version
-        words[fmt.HEAD] = fmt.pack_head(version, slot)
-        if self._retiring:
-            self._retire()
+            raise
+        rest, into = [tensors[i] for i in later], [views[i] for i in later]
+        untouched = Untouched.now(rest, version)
+        copying = self._copier.submit(self._finish, slot, version, into, rest, untouched)
+        self._copying = copying, untouched
         return version
 
-    def newest_views(self) -> list[Tensor]:
-        """The newest version's leaves as this process sees them, one for each owning entry; read only.
+    def join(self) -> None:
+        """Wait until a version that is still being copied is there.
+
+        Raises:
+            PublishError: a tensor was written to before this.
+        """
+        if self._copying is not None:
+            (copying, untouched), self._copying = self._copying, None
+            copying.result()
+            untouched.check()  # also what was being written to while the copy ended
+
+    def newest_leaves(self) -> tuple[Layout, list[Tensor]]:
+        """What the newest version carries, as this process sees it; read only.
+
+        Returns:
+            Its layout, which is not the present one between :meth:`lay_out` and the next publish, and its
+            leaves, one for each entry that owns its bytes.
 
         Raises:
             BoardClosed: nothing was published yet, or the board was closed.
         """
         self._check_open()
-        newest = self._newest_slot
-        if newest not in self._views:
-            raise BoardClosed("nothing was published yet", "WeightBoard.newest_views", "publish first")
-        return self._views[newest]
+        if self._slots.newest < 0:
+            raise BoardClosed("nothing was published yet", "WeightBoard.newest_leaves", "publish first")
+        return self._slots.leaves(self._slots.newest)
+
+    def newest_views(self) -> list[Tensor]:
+        """The newest version's leaves under the present layout, one for each owning entry; read only.
+
+        Raises:
+            BoardClosed: nothing was published with this layout yet, or the board was closed.
+        """
+        layout, views = self.newest_leaves()
+        if layout is not self.layout:
+            raise BoardClosed(
+                "nothing was published with this layout yet", "WeightBoard.newest_views", "publish first"
+            )
+        return views
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that ever attached and did not leave by itself."""
@@ -231,9 +247,13 @@ class WeightBoard:
     def close(self) -> None:
         """Close the board. Workers keep what they act with and see that it is closed."""
         if self._file.fd >= 0 and os.getpid() == self._pid:
-            self._words[fmt.CLOSED] = 1
-            self._file.close()
-        self._views = {}
+            try:
+                self.join()
+            finally:
+                self._words[fmt.CLOSED] = 1
+                self._copier.shutdown()
+                self._file.close()
+        self._slots.forget()
 
     def __del__(self) -> None:
         if "_watch" in self.__dict__ and os is not None:  # constructed, and Python is not shutting down
@@ -243,61 +263,31 @@ class WeightBoard:
         if self._file.fd < 0:
             raise BoardClosed("this board was closed", f"process {os.getpid()}", "make a new one")
 
-    def _take_free_slot(self, layout: Layout) -> int | None:
-        newest = self._newest_slot
-        for slot in self._slots:
-            if slot != newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
-                return slot
-        if len(self._slots) >= self.max_slots or not self._free_line_count():
-            return None
-        slot = self._add_slot(layout, touch=False)
-        return slot if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True) else None
+    def _finish(
+        self,
+        slot: int,
+        version: int,
+        views: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        untouched: Untouched | None = None,
+    ) -> None:
+        """Copy what is left to copy and let readers see it, unless it was written to meanwhile."""
+        line, words = fmt.slot_line(slot), self._words
+        try:
+            _copy(views, tensors)
+            if untouched is not None:
+                untouched.check()
+            words[line + fmt.SLOT_VERSION] = version
+            words[line + fmt.SLOT_TIME_NS] = time.monotonic_ns()
+            words[line + fmt.SLOT_STATE] = SlotState.READY
+        finally:
+            self._file.unlock(fmt.SLOT_LOCK + slot)
+        self._version = version
+        words[fmt.HEAD] = fmt.pack_head(version, slot)
+        self._slots.retire()
 
-    @property
-    def _newest_slot(self) -> int:
-        """The slot that head names; -1 before the first publish."""
-        version, slot = fmt.unpack_head(self._words[fmt.HEAD])
-        return slot if version else -1
 
-    def _free_line_count(self) -> int:
-        return len(self._free_lines) + fmt.MAX_SLOTS - self._words[fmt.SLOT_COUNT]
-
-    def _add_slot(self, layout: Layout, *, touch: bool) -> int:
-        if self._free_lines:
-            slot = self._free_lines.pop()
-        else:
-            slot = self._words[fmt.SLOT_COUNT]
-            self._words[fmt.SLOT_COUNT] = slot + 1
-        size = fmt.whole_pages(layout.image_bytes)
-        at = self._reserve(size)
-        line = fmt.slot_line(slot)
-        self._words[line + fmt.SLOT_STATE] = SlotState.EMPTY
-        self._words[line + fmt.SLOT_IMAGE_AT] = at
-        self._words[line + fmt.SLOT_IMAGE_BYTES] = size
-        self._words[line + fmt.SLOT_LAYOUT_AT] = self._layout_at
-        self._words[line + fmt.SLOT_LAYOUT_BYTES] = self._layout_bytes
-        image = self._file.map(size, at, writable=True, populate=touch)
-        views = layout.views(image)
-        entries = layout.entries
-        self._views[slot] = [v for v, e in zip(views, entries, strict=True) if not e.leaf.tie]
-        self._slots.append(slot)
-        return slot
-
-    def _retire(self) -> None:
-        """Give back the memory of slots of an earlier layout that nobody leases any more."""
-        newest = self._newest_slot
-        for slot in list(self._retiring):
-            if slot != newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
-                line = fmt.slot_line(slot)
-                self._words[line + fmt.SLOT_STATE] = SlotState.RETIRED
-                at, size = line + fmt.SLOT_IMAGE_AT, line + fmt.SLOT_IMAGE_BYTES
-                self._file.discard(self._words[at], self._words[size])
-                self._file.unlock(fmt.SLOT_LOCK + slot)
-                self._retiring.remove(slot)
-                self._free_lines.append(slot)
-
-    def _reserve(self, size_bytes: int) -> int:
-        at = self._end
-        self._end += fmt.whole_pages(size_bytes)
-        self._file.resize(self._end)
-        return at
+@torch.no_grad()
+def _copy(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    if views:
+        torch._foreach_copy_(list(views), list(tensors))

@@ -4,7 +4,7 @@
 
     page 0    header, never changed: magic, format, board id
     control   head (newest version and its slot), slot count, closed, what is asked of the readers
-    slots     one line a slot: state, version, time, digest, where its image and its layout lie
+    slots     one line a slot: state, version, time, where its image and its layout lie
     readers   one line a reader: pid, adopted version, heartbeat, leased slot, sizes of its notes
     notes     room for two notes a reader, sparse: what stands in it, and its answer to the writer
     then      page-aligned layouts (JSON) and slot images, as they come to be needed
@@ -20,7 +20,7 @@ from enum import IntEnum
 from rlsync.transport.shared_file import PAGE_BYTES
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
-FORMAT = 2
+FORMAT = 3
 
 MAX_SLOTS = 1024
 MAX_READERS = 1022
@@ -42,8 +42,8 @@ NOTE_BYTES = 1 << 20
 # File offsets, not memory: untouched pages cost nothing.
 DATA_AT = CONTROL_BYTES + 2 * MAX_READERS * NOTE_BYTES
 
-SLOT_STATE, SLOT_VERSION, SLOT_TIME_NS, SLOT_DIGEST = range(4)
-SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES = range(4, 8)
+SLOT_STATE, SLOT_VERSION, SLOT_TIME_NS = range(3)
+SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES = range(3, 7)
 READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE = range(4)
 READER_NOTE_BYTES, READER_ANSWER_BYTES = range(4, 6)
 

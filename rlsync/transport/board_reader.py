@@ -169,7 +169,7 @@ class BoardReader:
         layout_at = self._words[line + fmt.SLOT_LAYOUT_AT]
         if layout_at not in self._layouts:
             size = self._words[line + fmt.SLOT_LAYOUT_BYTES]
-            self._layouts[layout_at] = Layout.from_json(self._file.read(size, layout_at))
+            self._layouts = {layout_at: Layout.from_json(self._file.read(size, layout_at))}
             # Slots of an older layout are retired and never come back.
             self._images = {s: image for s, image in self._images.items() if s == self._lease}
         layout = self._layouts[layout_at]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rlsync.core.errors import AdoptionTimeout, WorkerLost
+from rlsync.core.errors import AdoptionTimeout, BoardClosed, WorkerLost
 from rlsync.transport import board_format as fmt
 from rlsync.transport.board_format import ReaderStatus
 from rlsync.transport.shared_file import SharedFile
@@ -48,10 +48,8 @@ class BoardWatch:
         while missing := self._missing(version, expected):
             dead = [status for status in missing if status.state == "dead"]
             if dead:
-                raise WorkerLost(
-                    "; ".join(map(str, dead)),
-                    f"waiting for version {version} to be adopted",
-                    "look for the worker's own error above; restart the run or the worker",
+                raise worker_lost(
+                    {status: status.state for status in dead}, f"waiting for version {version} to be adopted"
                 )
             if time.monotonic() >= deadline:
                 raise AdoptionTimeout(
@@ -79,6 +77,8 @@ class BoardWatch:
         return ReaderStatus(reader, pid, state != "dead", state, adopted, lag, age_s)
 
     def _state(self, reader: int, pid: int) -> str:
+        if self._file.fd < 0:
+            raise BoardClosed("this board was closed", f"looking for worker {reader}", "look before that")
         if not self._file.is_locked(fmt.READER_LOCK + reader):
             return "dead"
         try:
@@ -86,3 +86,28 @@ class BoardWatch:
         except OSError:
             return "running"  # no /proc here: the lock alone says that it lives
         return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")
+
+
+def worker_lost(dead: Mapping[ReaderStatus, str], where: str) -> WorkerLost:
+    """What is raised for dead workers.
+
+    Args:
+        dead: what the board knows of each, and how it ended, in words.
+        where: what they were needed for.
+
+    Example:
+        >>> status = ReaderStatus(1, 4242, False, "dead", 7, 2, 0.4)
+        >>> print(worker_lost({status: "killed by SIGKILL"}, "waiting for frames").what)
+        worker 1 (pid 4242, killed by SIGKILL, acted with version 7, 2 behind, last seen 0.4 s ago)
+    """
+    told = (
+        f"worker {status.reader} (pid {status.pid}, {how}, acted with version {status.adopted_version}, "
+        f"{status.lag_versions} behind, last seen {status.heartbeat_age_s:.1f} s ago)"
+        for status, how in dead.items()
+    )
+    return WorkerLost(
+        "; ".join(told),
+        where,
+        "look for the worker's own error above, or in the kernel's log if memory was short; "
+        "restart the run or the worker",
+    )

@@ -55,7 +55,9 @@ def test_a_push_after_a_worker_was_killed_returns_and_waiting_names_the_dead(kin
         hook.publish()
 
         started = time.monotonic()
-        with pytest.raises(WorkerLost, match=f"worker 1 .pid {pid}, dead") as lost:
+        with pytest.raises(
+            WorkerLost, match=f"worker 1 .pid {pid}, killed by SIGKILL, acted with version"
+        ) as lost:
             hook.wait(60)
         assert time.monotonic() - started < SOON_S
         assert in_three_lines(lost.value)

@@ -56,6 +56,9 @@ class PublishHook(TrainerHookBase):
     def _restore_version(self, version: int) -> None:
         raise NotImplementedError
 
+    def join(self) -> None:
+        """Wait until what was published is there; needed only where a publish goes on after it returned."""
+
     def counters(self) -> Counters:
         """The learner's counters now."""
         trainer, steps = self.trainer, self._optim_steps
@@ -71,8 +74,10 @@ class PublishHook(TrainerHookBase):
         now = self.counters()
         if self._owed is not None:
             self._settle()
-        elif self.when.due(self._last, now) and all(gate() for gate in self._gates):
-            self._record("trigger", now)
+        elif self.when.due(self._last, now):
+            self.join()
+            if all(gate() for gate in self._gates):
+                self._record("trigger", now)
 
     def add_gate(self, gate: Callable[[], bool]) -> None:
         """Put off a publish that is due while ``gate()`` is false."""
@@ -141,6 +146,7 @@ class PublishHook(TrainerHookBase):
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase and version, for the trainer's checkpoint."""
+        self.join()
         now = self.counters()
         last = {f"last_{name}": value for name, value in self._last.to_dict().items()}
         published = torch.tensor(list(self._steps_at.items()), dtype=torch.int64).view(-1, 2)

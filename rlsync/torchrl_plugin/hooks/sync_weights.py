@@ -15,7 +15,7 @@ from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.check import Check
-from rlsync.torchrl_plugin.endpoints import endpoint_of
+from rlsync.torchrl_plugin.endpoints import Endpoint, endpoint_of
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.sync import Sync
 
@@ -51,6 +51,10 @@ class SyncWeights(PublishHook):
         receipts_file: receipts are appended here, one JSON object a line.
         finite: refuse to publish weights that are not all finite; costs one more reading of them. The
             publish raises a PublishError that names the leaf, and nothing is published.
+        background: a publish by the trigger copies what the optimizers write in a thread, during the next
+            forward and backward pass, and is joined before an optimizer writes again; workers see the
+            version when it is copied. Whatever else writes to these weights after an optimizer's step
+            must do so at a stage before this hook's. Needs workers on a board.
 
     Raises:
         SyncMapError: the map cannot be carried out.
@@ -73,6 +77,7 @@ class SyncWeights(PublishHook):
         history: int = 1000,
         receipts_file: str | FilePath | None = None,
         finite: bool = False,
+        background: bool = False,
     ) -> None:
         super().__init__(
             Every(1, "batches") if when is None else when,
@@ -81,6 +86,7 @@ class SyncWeights(PublishHook):
         )
         self.sync_map = sync_map
         self.finite = finite
+        self.background = background
         self._sync: Sync | None = None
         if trainer is not None:
             self._bind(trainer, "sync_weights")
@@ -103,13 +109,21 @@ class SyncWeights(PublishHook):
 
     def _bind(self, trainer: compat.Trainer, name: str) -> None:
         endpoint = endpoint_of(trainer.collector)
+        if self.background:
+            _require_background(trainer, endpoint)
         sync = Sync(self.sync_map, trainer, endpoint, finite=self.finite)
         self._enrol(trainer, name)
         self._sync = sync
         endpoint.connect(self.publish)
         trainer.register_op("post_optim", self._count_optim_step)
         trainer.register_op("post_steps", self._count_batch)
+        if self.background and not endpoint.in_flight:
+            # Workers that wait for the learner act with what was published for their rollout.
+            trainer.register_op("post_steps_log", self._join_before_rollout)
         self._owe("start")
+
+    def _join_before_rollout(self, batch: object) -> None:
+        self.join()
 
     @property
     def _bound(self) -> Sync:
@@ -130,6 +144,15 @@ class SyncWeights(PublishHook):
     def version(self) -> int:
         """The newest published version; 0 before the first."""
         return self._bound.endpoint.version
+
+    def join(self) -> None:
+        """Wait until what was published in the background is there.
+
+        Raises:
+            PublishError: it was written to meanwhile, and is not published.
+        """
+        if self._sync is not None:
+            self._sync.endpoint.join()
 
     def lag_versions(self) -> int:
         """Newest published version minus the oldest one that a living worker acts with."""
@@ -187,7 +210,23 @@ class SyncWeights(PublishHook):
             )
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
-        return self._bound.publish(reason, now)
+        in_background = self.background and reason == "trigger"
+        return self._bound.publish(reason, now, in_background=in_background)
 
     def _restore_version(self, version: int) -> None:
         self._bound.endpoint.advance_to(version)
+
+
+def _require_background(trainer: compat.Trainer, endpoint: Endpoint) -> None:
+    if not endpoint.publishes_in_background:
+        raise ConfigError(
+            "weights of this collector are not published in the background",
+            f"SyncWeights(background=True), transport {endpoint.transport}",
+            "leave it out, or use a process collector with a BoardScheme",
+        )
+    if not compat.optimizers(trainer):
+        raise ConfigError(
+            "this trainer has no optimizer before whose step a publish could be joined",
+            "SyncWeights(background=True)",
+            "give the trainer its optimizer, or leave background out",
+        )

@@ -118,6 +118,7 @@ class UpdateWeights(PublishHook):
             cast_leaves=0,
             copied_bytes=moved_bytes,
             aliased_bytes=0,
+            background_bytes=0,
             duration_s=time.perf_counter() - started,
             coalesced=False,
             repaired=(),

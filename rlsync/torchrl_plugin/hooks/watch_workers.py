@@ -1,0 +1,220 @@
+"""WatchWorkers: a learner that waits for its workers is told when they die, stop or hang."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torchrl.trainers import TrainerHookBase
+
+from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
+from rlsync.torchrl_plugin import compat, waits
+from rlsync.torchrl_plugin.board_endpoint import BoardEndpoint, lost_workers
+from rlsync.torchrl_plugin.endpoints import endpoint_of
+from rlsync.torchrl_plugin.sender import BoardSender
+from rlsync.transport.board_format import ReaderStatus
+
+#: How long the learner waits at a stretch; it looks at the workers in between.
+LOOK_EVERY_S = 0.1
+
+#: How long the other workers are given to leave, before the learner is told; then they are killed.
+END_WITHIN_S = 5.0
+
+_DEAD_WITHIN_S = 1.0
+
+#: Silence counts for at most this part of the timeout between two looks: a learner that was suspended
+#: together with its workers, and then looks at them once, has not seen them silent all that time.
+_COUNTED_BETWEEN_LOOKS = 0.25
+
+
+class WatchWorkers(TrainerHookBase):
+    """Raise in the learner, instead of waiting for ever, when a worker is dead, stopped or hangs.
+
+    Watches the workers of a process collector whose weights come from a board, wherever the trainer
+    waits for them: for a batch of a collector that it iterates over, for frames in a replay buffer that
+    workers fill by themselves (``async_collection``), for the lock of that buffer, for an answer to a
+    request (seeds, checkpoints).
+
+    A dead worker raises WorkerLost at once, with its pid, how it ended and the version it acted with last;
+    the error that TorchRL raised, if it noticed first, is its cause. What the worker itself had to say
+    stands on stderr.
+
+    A worker that lives and has not begun a rollout while the learner waited for ``silent_timeout_s``
+    seconds raises AdoptionTimeout. While the batches of other workers keep coming the learner does not
+    wait; workers that fill a replay buffer by themselves are awaited all the time.
+
+    Before either is raised the other workers are ended, as TorchRL does when it finds one dead.
+
+    Nothing is done while data flows. What can still block is a worker killed while it writes to a pipe
+    or counts the frames of a shared buffer: moments, but no wait of TorchRL's there has a deadline.
+
+    Args:
+        silent_timeout_s: seconds; longer than the longest rollout. ``None`` waits for ever for workers
+            that live.
+
+    Raises:
+        ConfigError: the timeout is not above zero; or, at :meth:`register`, the collector has no workers
+            on a board, or is watched already.
+        WorkerLost: in the trainer's loop.
+        AdoptionTimeout: in the trainer's loop.
+
+    Example:
+        >>> hook = WatchWorkers(silent_timeout_s=60.0)
+        >>> # hook.register(trainer)
+    """
+
+    def __init__(self, silent_timeout_s: float | None = 300.0) -> None:
+        if silent_timeout_s is not None and not silent_timeout_s > 0:
+            raise ConfigError(
+                f"a timeout is a number of seconds above zero, got {silent_timeout_s!r}",
+                f"WatchWorkers(silent_timeout_s={silent_timeout_s!r})",
+                "for example 300.0; None waits for ever",
+            )
+        self.silent_timeout_s = silent_timeout_s
+
+    def register(self, trainer: compat.Trainer, name: str = "watch_workers") -> None:
+        """Watch the workers of this trainer's collector.
+
+        Args:
+            trainer: the trainer.
+            name: not used: the hook keeps nothing in checkpoints.
+        """
+        endpoint = endpoint_of(trainer.collector)
+        if not isinstance(endpoint, BoardEndpoint):
+            raise ConfigError(
+                "this collector has no workers on a board",
+                f"WatchWorkers.register; the collector is a {type(trainer.collector).__name__}",
+                "pass weight_sync_schemes={'policy': BoardScheme()} to a process collector",
+            )
+        collector = endpoint.sender.collector
+        if waits.is_watched(collector):
+            raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
+        watch = _Watch(endpoint.sender, self.silent_timeout_s)
+        waits.around_waits(collector, watch.wait, watch.came)
+        waits.around_requests(collector, watch.told)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
+
+
+class _Watch:
+    """Waits for the workers of one collector, looks at them meanwhile, and keeps nothing alive."""
+
+    def __init__(self, sender: BoardSender, silent_timeout_s: float | None) -> None:
+        self._sender = weakref.ref(sender)
+        self._collector = weakref.ref(sender.collector)
+        self._timeout_s = math.inf if silent_timeout_s is None else silent_timeout_s
+        self._take_turns = not compat.collects_in_the_background(sender.collector)
+        self._pid = os.getpid()
+        self._looked_at: float | None = None
+        self._silent_s: dict[int, float] = {}
+        self._had_its_turn: set[int] = set()
+
+    def wait(self, step: Callable[[float], bool], timeout_s: float | None) -> bool:
+        """See :data:`rlsync.torchrl_plugin.waits.Wait`.
+
+        Raises:
+            WorkerLost: a worker is dead.
+            AdoptionTimeout: a worker is silent for too long.
+        """
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not step(max(0.0, min(LOOK_EVERY_S, deadline - time.monotonic()))):
+            self._look()
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    def came(self, worker: int) -> None:
+        """A batch of ``worker`` has come: nobody was waited for in vain."""
+        self._silent_s.clear()
+        self._looked_at = None
+        collector = self._collector()
+        if self._take_turns and collector is not None:
+            self._had_its_turn.add(worker)
+            if len(self._had_its_turn) == collector.num_workers:
+                self._had_its_turn.clear()
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Name the dead workers where TorchRL says that there are some, or stumbles over them.
+
+        Raises:
+            WorkerLost: in place of the error, which becomes its cause.
+        """
+        try:
+            yield
+        except RlsyncError:
+            raise
+        except Exception as error:
+            lost = self._lost_to(error)
+            if lost is None:
+                raise
+            self._end_workers()
+            raise lost from error
+
+    def _lost_to(self, error: Exception) -> WorkerLost | None:
+        # A process that ends closes its pipes a moment before it is seen to be dead.
+        broken = isinstance(error, (ConnectionError, EOFError))
+        until = time.monotonic() + (_DEAD_WITHIN_S if broken else 0.0)
+        while (sender := self._watched()) is not None:
+            lost = lost_workers(sender, sender.board.status(), "asking for a batch")
+            if lost is not None or time.monotonic() >= until:
+                return lost
+            time.sleep(LOOK_EVERY_S / 10)
+        return None
+
+    def _watched(self) -> BoardSender | None:
+        """What there is to look at, unless the workers have been shut down or are another process's."""
+        collector = self._collector()
+        ours = collector is not None and not collector.closed and os.getpid() == self._pid
+        return self._sender() if ours else None
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        since = None if self._looked_at is None else now - self._looked_at
+        if since is not None and since < LOOK_EVERY_S / 2:
+            return
+        sender = self._watched()
+        if sender is None:
+            return
+        self._looked_at = now
+        workers = sender.board.status()
+        error = lost_workers(sender, workers, "waiting for frames") or self._hanging(workers, since or 0.0)
+        if error is not None:
+            self._end_workers()
+            raise error
+
+    def _hanging(self, workers: list[ReaderStatus], since_s: float) -> AdoptionTimeout | None:
+        counted_s = min(since_s, self._timeout_s * _COUNTED_BETWEEN_LOOKS)
+        for worker in workers:
+            silent_s = self._silent_s.get(worker.reader, 0.0) + counted_s
+            self._silent_s[worker.reader] = min(silent_s, worker.heartbeat_age_s)
+        silent = [
+            worker
+            for worker in workers
+            if self._silent_s[worker.reader] > self._timeout_s and worker.reader not in self._had_its_turn
+        ]
+        # One that is stopped may hold what the others wait for.
+        named = [worker for worker in silent if worker.state == "stopped"] or silent
+        if not named:
+            return None
+        return AdoptionTimeout(
+            "; ".join(f"{worker} has not begun a rollout for {self._timeout_s:g} s" for worker in named),
+            f"waiting for frames; WatchWorkers(silent_timeout_s={self._timeout_s:g})",
+            "find out who stopped it, or where it hangs (py-spy dump --pid PID); a rollout that takes that "
+            "long needs a longer silent_timeout_s",
+        )
+
+    def _end_workers(self) -> None:
+        collector = self._collector()
+        if collector is not None:
+            collector.shutdown(timeout=END_WITHIN_S, raise_on_error=False)

@@ -1,0 +1,56 @@
+"""What a copy that goes on in a thread relies on: nobody writes to what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlsync.core.errors import PublishError
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """Tensors that nobody is to write to for a while.
+
+    Args:
+        tensors: they.
+        writes: how often autograd saw each of them written to, when that while began.
+        version: which version they are copied for.
+
+    Example:
+        >>> import torch
+        >>> weights = Untouched.now([torch.zeros(2)], version=1)
+        >>> weights.check()
+        >>> _ = weights.tensors[0].add_(1)
+        >>> weights.check()
+        Traceback (most recent call last):
+        rlsync.core.errors.PublishError: weights were written to while version 1 was copied from them...
+    """
+
+    tensors: Sequence[Tensor]
+    writes: Sequence[int]
+    version: int
+
+    @classmethod
+    def now(cls, tensors: Sequence[Tensor], version: int) -> Untouched:
+        """From now on."""
+        return cls(tensors, cls._count(tensors), version)
+
+    @staticmethod
+    def _count(tensors: Sequence[Tensor]) -> list[int]:
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+    def check(self) -> None:
+        """See whether they are as they were.
+
+        Raises:
+            PublishError: somebody wrote to them.
+        """
+        if self._count(self.tensors) != self.writes:
+            raise PublishError(
+                f"weights were written to while version {self.version} was copied from them",
+                "a publish in the background",
+                "write to them at a stage before the publish, or publish with background=False",
+            )
