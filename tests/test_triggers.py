@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import accumulate
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.trigger import UNITS, Counters, Every, LagAbove, Trigger
+from rlsync.core.trigger import UNITS, Combined, Counters, Every, LagAbove, Trigger
 
 # Slow machines are no failures.
 settings.register_profile("patient", deadline=None)
@@ -29,6 +31,11 @@ readings = st.builds(
 simple = st.one_of(
     st.builds(Every, st.integers(1, 50), st.sampled_from(UNITS)),
     st.builds(LagAbove, st.integers(0, 50)),
+)
+combined = st.recursive(
+    simple,
+    lambda inner: st.tuples(inner, inner, st.booleans()).map(lambda p: p[0] | p[1] if p[2] else p[0] & p[1]),
+    max_leaves=4,
 )
 
 
@@ -56,6 +63,50 @@ def slow_reference(n: int, counts: list[int]) -> list[int]:
     return out
 
 
+def slow_lag_reference(n: int, counts: list[int]) -> list[int]:
+    """Lets the debt grow unit by unit, and pays all of it at the first count where it is above n."""
+    out, at, debt = [], 0, 0
+    for count in counts:
+        while at < count:
+            at, debt = at + 1, debt + 1
+        if debt > n:
+            out.append(count)
+            debt = 0
+    return out
+
+
+@dataclass
+class SlowState:
+    """A trigger that keeps books: of every unit since the last publish, and of every multiple passed."""
+
+    moved: dict[str, int] = field(default_factory=lambda: dict.fromkeys(UNITS, 0))
+    at: dict[str, int] = field(default_factory=lambda: dict.fromkeys(UNITS, 0))
+    passed: set[tuple[str, int]] = field(default_factory=set)
+
+    def move(self, unit: str) -> None:
+        self.moved[unit] += 1
+        self.at[unit] += 1
+        for n in range(1, 51):
+            if self.at[unit] % n == 0:
+                self.passed.add((unit, n))
+
+    def due(self, trigger: Trigger) -> bool:
+        match trigger:
+            case Every(n, unit):
+                return (unit, n) in self.passed
+            case LagAbove(n):
+                return self.moved["optim_steps"] > n
+            case Combined(left, right, "|"):
+                return self.due(left) or self.due(right)
+            case Combined(left, right, _):
+                return self.due(left) and self.due(right)
+        raise AssertionError(trigger)
+
+    def published(self) -> None:
+        self.moved = dict.fromkeys(UNITS, 0)
+        self.passed = set()
+
+
 def test_the_example_of_the_design_fires_at_5_6_and_9() -> None:
     assert fired(Every(3, "optim_steps"), [1, 2, 5, 6, 8, 9], "optim_steps") == [5, 6, 9]
 
@@ -67,6 +118,29 @@ def test_every_agrees_with_a_count_of_each_single_unit(n: int, steps: list[int],
         at += step
         counts.append(at)
     assert fired(Every(n, unit), counts, unit) == slow_reference(n, counts)
+
+
+@given(st.integers(0, 12), jumps)
+def test_lag_agrees_with_a_count_of_each_single_step(n: int, steps: list[int]) -> None:
+    counts = list(accumulate(steps))
+    assert fired(LagAbove(n), counts, "optim_steps") == slow_lag_reference(n, counts)
+
+
+@given(combined, st.lists(st.lists(st.sampled_from(UNITS), max_size=12), max_size=25))
+def test_any_combination_fires_where_a_reference_that_keeps_books_of_every_unit_does(
+    trigger: Trigger, steps: list[list[str]]
+) -> None:
+    """Each step moves some counters; the trigger is asked after each."""
+    slow, last, at = SlowState(), Counters(), dict.fromkeys(UNITS, 0)
+    for moved in steps:
+        for unit in moved:
+            at[unit] += 1
+            slow.move(unit)
+        now = Counters.from_dict(at)
+        assert trigger.due(last, now) == slow.due(trigger)
+        if trigger.due(last, now):
+            last = now
+            slow.published()
 
 
 @given(st.integers(1, 12), jumps, jumps, whole_units)
