@@ -14,6 +14,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights
 from rlsync.core.errors import ConfigError
+from rlsync.core.plan import Verdict
 from rlsync.recipes import dqn, parts, ppo
 from rlsync.recipes.config import (
     CollectorConfig,
@@ -130,6 +131,7 @@ def test_a_count_and_a_lag_bound_make_a_trigger_that_fires_on_either() -> None:
         ([RouteConfig("policy", "")], "no source"),
         ([RouteConfig("", "loss_module")], "no destination"),
         ([RouteConfig("policy", "a"), RouteConfig("policy", "b")], "two entries"),
+        ([RouteConfig("policy", "a", "bfloat61")], "no dtype 'bfloat61'"),
     ],
 )
 def test_a_sync_map_that_says_nothing_or_too_much_is_refused(routes: list[RouteConfig], said: str) -> None:
@@ -311,3 +313,34 @@ def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) ->
         assert torch.equal(torch.rand(8), drawn)
     finally:
         resumed.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("build", "routes"),
+    [
+        (lambda config: ppo.build(config), [RouteConfig("policy", "loss_module.actor_network", "bfloat16")]),
+        (
+            lambda config: dqn.build(config),
+            [
+                RouteConfig("policy.module[0]", "loss_module.value_network", "bfloat16"),
+                RouteConfig("policy.module[1]", "greedy_module"),
+            ],
+        ),
+    ],
+    ids=["ppo", "dqn"],
+)
+def test_an_entry_with_a_dtype_makes_workers_act_and_receive_in_it(
+    build: Callable[[Config], Trainer], routes: list[RouteConfig]
+) -> None:
+    config = small_ppo() if len(routes) == 1 else small_dqn(WhenConfig(every=3, unit="optim_steps"))
+    trainer = build(config)
+    full_bytes = hook_of(trainer).plan.payload_bytes
+    trainer.shutdown()
+    config.sync.map = routes
+    trainer = build(config)
+    cast = [row for row in hook_of(trainer).plan.rows if row.verdict is Verdict.CAST]
+    greedy_bytes = sum(row.payload_bytes for row in hook_of(trainer).plan.rows if row not in cast)
+    assert sum(row.payload_bytes for row in cast) == (full_bytes - greedy_bytes) // 2
+    hook = trained(trainer)
+    assert hook.version > 2
+    assert hook.receipts[-1].cast_leaves == len(cast) > 3

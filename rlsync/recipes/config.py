@@ -10,8 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import nearest_name
+from rlsync.core.plan import Source
 from rlsync.core.trigger import Every, LagAbove, Trigger
 from rlsync.recipes.bounds import above_zero, check_bounds, fraction, not_below_zero, one_of
+
+#: What weights may be cast to on their way.
+WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass
@@ -36,10 +41,11 @@ class CollectorConfig:
 
 @dataclass
 class RouteConfig:
-    """One entry of the sync map."""
+    """One entry of the sync map; with a ``dtype`` the workers' network computes, and receives, in it."""
 
     destination: str = ""
     source: str = ""
+    dtype: str | None = None
 
 
 @dataclass
@@ -161,13 +167,14 @@ def trigger(when: WhenConfig) -> Trigger:
     return parts[0] if len(parts) == 1 else parts[0] | parts[1]
 
 
-def sync_map(sync: SyncConfig) -> dict[str, str]:
+def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
     """The map ``{destination: source}`` that a config lists.
 
     Raises:
-        ConfigError: the list is empty, an entry lacks a side, or two entries share a destination.
+        ConfigError: the list is empty, an entry lacks a side or declares what is no floating dtype, or two
+            entries share a destination.
     """
-    found: dict[str, str] = {}
+    found: dict[str, str | Source] = {}
     for entry, route in enumerate(sync.map):
         where = f"sync.map[{entry}]"
         if not route.destination or not route.source:
@@ -179,7 +186,14 @@ def sync_map(sync: SyncConfig) -> dict[str, str]:
             )
         if route.destination in found:
             raise ConfigError(f"two entries of the sync map go to {route.destination!r}", where, "drop one")
-        found[route.destination] = route.source
+        if route.dtype not in (None, *WIRE_DTYPES):
+            near = nearest_name(str(route.dtype), WIRE_DTYPES)
+            raise ConfigError(
+                f"no dtype {route.dtype!r}",
+                f"{where}.dtype",
+                (f"did you mean {near!r}? " if near else "") + f"give one of {', '.join(WIRE_DTYPES)}",
+            )
+        found[route.destination] = Source(route.source, dtype=route.dtype) if route.dtype else route.source
     if not found:
         raise ConfigError(
             "the sync map is empty",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import OneHot, TensorSpec
@@ -26,6 +27,7 @@ from rlsync import BoardScheme, SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import Config, EnvConfig, LoggerConfig, sync_map, trigger
 from rlsync.recipes.hooks import EpisodeReturns, SyncMetrics
+from rlsync.tensors.layout import dtype_named
 
 RECEIPTS = "receipts.jsonl"
 CHECKPOINT = "checkpoint"
@@ -84,15 +86,36 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float) -> MLP:
+class MixedMLP(MLP):
+    """Computes in the dtype of its weights; gives float32."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """See :class:`torchrl.modules.MLP`."""
+        dtype = self[0].weight.dtype  # functional calls put plain tensors in the parameters' place
+        return super().forward(*(tensor.to(dtype) for tensor in inputs)).float()
+
+
+def mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float) -> MixedMLP:
     """A tanh network with orthogonal weights; the last layer's gain sets how bold it starts."""
-    net = MLP(in_features=features, out_features=outputs, num_cells=hidden, activation_class=nn.Tanh)
+    net = MixedMLP(in_features=features, out_features=outputs, num_cells=hidden, activation_class=nn.Tanh)
     layers = [layer for layer in net if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, 2**0.5)
         nn.init.zeros_(layer.bias)
     nn.init.orthogonal_(layers[-1].weight, last_gain)
     return net
+
+
+def workers_policy(config: Config, policy: TensorDictModuleBase) -> TensorDictModuleBase:
+    """What workers act with: ``policy``, or a copy whose networks have the dtype that the map declares."""
+    dtypes = [route.dtype for route in config.sync.map if route.dtype]
+    if not dtypes:
+        return policy
+    policy = copy.deepcopy(policy)
+    for module in policy.modules():
+        if isinstance(module, MixedMLP):
+            module.to(dtype_named(dtypes[0]))
+    return policy
 
 
 @contextmanager
@@ -104,7 +127,7 @@ def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[
     settings = config.collector
     collector = _COLLECTORS[settings.kind](
         [partial(make_env, config.env)] * settings.num_workers,
-        policy,
+        workers_policy(config, policy),
         frames_per_batch=settings.frames_per_batch,
         total_frames=-1,  # the trainer counts
         num_sub_threads=1,
