@@ -1,0 +1,224 @@
+"""ImpalaLoss: the V-trace actor-critic loss as a TorchRL loss module, with one pass of the network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.objectives import LossModule
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.impala import batch as keys
+from rlsync.recipes.impala.batch import check_batch, network_keys
+from rlsync.recipes.impala.models import Finals, ImpalaNet, Unrolled
+from rlsync.recipes.impala.policy_head import Categorical
+from rlsync.recipes.impala.terms import (
+    DIAGNOSTICS,
+    TRUST_DIAGNOSTICS,
+    LossSettings,
+    Steps,
+    loss_terms,
+)
+from rlsync.recipes.impala.trust import TrustRegion
+
+
+class ImpalaLoss(LossModule):
+    """The loss of IMPALA, and with a trust region that of LASER, on a batch of unrolls.
+
+    One pass of the network over T+1 observations gives the policy, the values and, detached, their
+    V-trace targets; ratios come from the log-probabilities that the workers stored with the taken
+    actions. The losses, before their coefficients, of one step are::
+
+        policy    -advantage * log pi(action)
+        baseline  (target - value)^2 / 2
+        entropy   -entropy of pi
+
+    The network stays a plain submodule: TorchRL's ``convert_to_functional`` would keep its parameters
+    a second time as ``actor_network_params`` and swap them in and out around each pass. So the
+    optimizer, the loss, a copy of the loss and the sync map ``{"policy": "loss_module.actor_network"}``
+    all see the same parameters. Compile it in place, which renames no parameter: ``loss.compile()``, which
+    does not check batches any more, or the network alone: ``loss.actor_network.compile()``.
+
+    Args:
+        actor_network: policy and value in one.
+        gamma: discount.
+        rho_bar, c_bar, pg_rho_bar: bounds of the ratio in the temporal difference, the trace and the
+            advantage; see :func:`vtrace`.
+        lam: mixes in shorter returns; 1 is plain V-trace.
+        entropy_coeff, baseline_coeff: weigh the losses. They can be assigned during a run.
+        reward_clipping: ``"none"``, or ``"clip"`` to [-1, 1].
+        reduction: ``"mean"`` or ``"sum"`` (as in the paper) over the T * B steps.
+        trust_region: LASER's; rejected steps teach neither policy nor baseline.
+        entropy_on: ``"all"`` unrolls, or the ``"online"`` ones alone, as LASER does.
+
+    Raises:
+        ConfigError: an option is out of its range, or a batch is not what
+            :mod:`rlsync.recipes.impala.batch` says (the first batch is checked in full).
+
+    Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.objectives.A2CLoss.
+
+    Example:
+        >>> from rlsync.recipes.impala import Categorical
+        >>> loss = ImpalaLoss(ImpalaNet((4,), Categorical(2)), entropy_coeff=0.01)
+        >>> T, B = 5, 3
+        >>> no = torch.zeros(T, B, dtype=torch.bool)
+        >>> batch = TensorDict({
+        ...     "observation": torch.randn(T + 1, B, 4), "is_init": torch.zeros(T + 1, B, dtype=torch.bool),
+        ...     "action": torch.zeros(T, B, dtype=torch.int64), "reward": torch.ones(T, B),
+        ...     "behaviour_log_prob": torch.full((T, B), 0.5).log(), "terminated": no, "truncated": no,
+        ... })
+        >>> sorted(key for key in loss(batch).keys() if key.startswith("loss_"))
+        ['loss_baseline', 'loss_entropy', 'loss_policy']
+    """
+
+    actor_network: ImpalaNet
+
+    def __init__(
+        self,
+        actor_network: ImpalaNet,
+        *,
+        gamma: float = 0.99,
+        rho_bar: float = 1.0,
+        c_bar: float = 1.0,
+        pg_rho_bar: float = 1.0,
+        lam: float = 1.0,
+        entropy_coeff: float = 0.01,
+        baseline_coeff: float = 0.5,
+        reward_clipping: str = "none",
+        reduction: str = "mean",
+        trust_region: TrustRegion | None = None,
+        entropy_on: str = "all",
+    ) -> None:
+        super().__init__()
+        self.actor_network = actor_network
+        self.settings = LossSettings(
+            gamma, rho_bar, c_bar, pg_rho_bar, lam, reward_clipping, reduction, entropy_on, trust_region
+        )
+        if trust_region is not None and trust_region.reference == "implied":
+            _must_be_categorical(actor_network)
+        self.entropy_coeff = entropy_coeff
+        self.baseline_coeff = baseline_coeff
+        self.loss_mask_key = None  # an unroll has no padding
+        optional = [keys.BEHAVIOUR_PARAMS] if trust_region is not None else []
+        self._optional = optional + ([keys.REPLAYED] if entropy_on == "online" else [])
+        self._checked = False
+
+    @property
+    def functional(self) -> bool:
+        """False: the network keeps its parameters."""
+        return False
+
+    @property
+    def in_keys(self) -> list[str]:
+        """What is read of a batch, ``final_observation`` and ``final_index`` aside, which may be absent."""
+        return [*keys.REQUIRED, *network_keys(self.actor_network), *self._optional]
+
+    @property
+    def out_keys(self) -> list[str]:
+        """Three losses, whose sum is to be minimised, and scalars to log."""
+        logged = DIAGNOSTICS if self.settings.trust_region is None else DIAGNOSTICS + TRUST_DIAGNOSTICS
+        return ["loss_policy", "loss_baseline", "loss_entropy", *logged]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDict:
+        """The losses, coefficients included, and what there is to log, as scalars.
+
+        Args:
+            tensordict: a batch as :mod:`rlsync.recipes.impala.batch` describes it.
+
+        Raises:
+            ConfigError: the batch does not fit; see there.
+        """
+        if not self._checked and not torch.compiler.is_compiling():
+            check_batch(tensordict, self.actor_network, self._optional)
+            self._checked = True
+        finals = self._finals(tensordict)
+        seen = self._unrolled(tensordict, finals)
+        steps = self._steps(tensordict)
+        losses, logged = loss_terms(seen, steps, self.actor_network.head, self.settings)
+        return TensorDict(
+            {
+                "loss_policy": losses["policy"],
+                "loss_baseline": self.baseline_coeff * losses["baseline"],
+                "loss_entropy": self.entropy_coeff * losses["entropy"],
+                **logged,
+            }
+        )
+
+    def _unrolled(self, batch: TensorDictBase, finals: Finals | None) -> Unrolled:
+        network, is_init = self.actor_network, batch.get(keys.IS_INIT)
+        state = (
+            network.initial_state(is_init.shape[1])
+            if network.lstm is None
+            else batch.get(keys.RECURRENT_STATE)
+        )
+        last_action = last_reward = None
+        if network.takes_last_action:
+            last_action = _after(batch.get(keys.LAST_ACTION), batch.get(keys.ACTION))
+        if network.takes_last_reward:
+            last_reward = _after(batch.get(keys.LAST_REWARD), batch.get(keys.REWARD))
+        seen: Unrolled = network(
+            batch.get(keys.OBSERVATION), is_init, state, last_action, last_reward, finals
+        )
+        return seen
+
+    def _finals(self, batch: TensorDictBase) -> Finals | None:
+        index = _final_index(batch)
+        if not torch.compiler.is_compiling():
+            _must_be_as_many(batch, 0 if index is None else len(index))
+        if index is None:
+            return None
+        time, env = index.unbind(-1)
+        network = self.actor_network
+        return Finals(
+            batch.get(keys.FINAL_OBSERVATION),
+            time,
+            env,
+            batch.get(keys.ACTION)[time, env] if network.takes_last_action else None,
+            batch.get(keys.REWARD)[time, env] if network.takes_last_reward else None,
+        )
+
+    def _steps(self, batch: TensorDictBase) -> Steps:
+        trusts, online = self.settings.trust_region is not None, self.settings.entropy_on == "online"
+        return Steps(
+            batch.get(keys.ACTION),
+            batch.get(keys.REWARD),
+            batch.get(keys.TERMINATED),
+            batch.get(keys.TRUNCATED),
+            batch.get(keys.BEHAVIOUR_LOG_PROB),
+            batch.get(keys.BEHAVIOUR_PARAMS) if trusts else None,
+            batch.get(keys.REPLAYED) if online else None,
+            _final_index(batch),
+        )
+
+
+def _after(first: Tensor, rest: Tensor) -> Tensor:
+    return torch.cat([first.unsqueeze(0), rest])
+
+
+def _final_index(batch: TensorDictBase) -> Tensor | None:
+    # Not get(key, None): torch.compile (2.13) would not notice when a later batch brings the key.
+    if keys.FINAL_INDEX not in batch or not len(batch.get(keys.FINAL_INDEX)):
+        return None
+    return batch.get(keys.FINAL_INDEX)
+
+
+def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
+    """Every batch, because the fault is silent: the value of a foreign episode would be bootstrapped."""
+    truncated = int((batch.get(keys.TRUNCATED) & ~batch.get(keys.TERMINATED)).sum())
+    if given < truncated:
+        raise ConfigError(
+            f"{truncated} steps were truncated, and {given} final observations are given",
+            "batch, 'final_observation' and 'final_index'",
+            "keep the last observation of each episode that is truncated; see rlsync.recipes.impala.batch",
+        )
+
+
+def _must_be_categorical(network: Any) -> None:
+    if not isinstance(network.head, Categorical):
+        raise ConfigError(
+            f"the implied policy of a {type(network.head).__name__} has no closed form",
+            "TrustRegion(reference='implied')",
+            "use reference='mu'",
+        )

@@ -1,0 +1,206 @@
+"""What a network's policy outputs mean: sampling for workers, log-probabilities for the loss.
+
+The same few lines serve both, so that the ratio of an action is exactly one while the weights agree.
+torch.distributions does the same sums, but builds objects and checks its arguments at every call.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.impala.precision import wide
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class PolicyHead(ABC):
+    """A family of distributions over actions, stateless: parameters come from the network.
+
+    ``params`` is [..., width] wherever it appears; all sums are done in float32 or wider.
+    """
+
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """How many numbers describe one distribution: the outputs of the network."""
+
+    @property
+    @abstractmethod
+    def features(self) -> int:
+        """How many numbers describe one action as an input of the network."""
+
+    @property
+    @abstractmethod
+    def action_shape(self) -> tuple[int, ...]:
+        """The shape of one action."""
+
+    @property
+    @abstractmethod
+    def action_dtype(self) -> torch.dtype:
+        """The dtype of an action."""
+
+    @abstractmethod
+    def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Draw one action for each distribution; returns it with its log-probability, [...]."""
+
+    @abstractmethod
+    def mode(self, params: Tensor) -> Tensor:
+        """The likeliest action."""
+
+    @abstractmethod
+    def score(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """The log-probability of ``action`` and the entropy, both [...], in nats."""
+
+    @abstractmethod
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        """KL(params || other), [...], in nats."""
+
+    @abstractmethod
+    def kl_implied(self, params: Tensor, other: Tensor) -> Tensor:
+        """KL(params || q), [...], in nats; q is the normalised minimum of both."""
+
+    @abstractmethod
+    def encode(self, action: Tensor) -> Tensor:
+        """Actions as inputs of the network, [..., features]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Categorical(PolicyHead):
+    """One of ``actions``, from logits [..., actions]; an action is an int64 index.
+
+    Source: torch.distributions.Categorical, to which tests compare it.
+
+    Example:
+        >>> log_prob, entropy = Categorical(2).score(torch.zeros(1, 2), torch.tensor([1]))
+        >>> log_prob.exp(), entropy.exp()
+        (tensor([0.5000]), tensor([2.]))
+    """
+
+    actions: int
+
+    @property
+    def width(self) -> int:
+        return self.actions
+
+    @property
+    def features(self) -> int:
+        return self.actions
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.int64
+
+    def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        log_probs = _log_probs(params)
+        # The smallest of exponential waiting times with rates p is k with probability p[k].
+        waits = torch.empty_like(log_probs).exponential_(generator=generator)
+        action = (log_probs - waits.log_()).argmax(-1)
+        return action, _picked(log_probs, action)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return params.argmax(-1)
+
+    def score(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = _log_probs(params)
+        return _picked(log_probs, action), -(log_probs.exp() * log_probs).sum(-1)
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        ours, theirs = _log_probs(params), _log_probs(other)
+        return (ours.exp() * (ours - theirs)).sum(-1)
+
+    def kl_implied(self, params: Tensor, other: Tensor) -> Tensor:
+        ours, theirs = _log_probs(params), _log_probs(other)
+        return (ours.exp() * (ours - torch.minimum(ours, theirs).log_softmax(-1))).sum(-1)
+
+    def encode(self, action: Tensor) -> Tensor:
+        return F.one_hot(action, self.actions).to(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class DiagonalGaussian(PolicyHead):
+    """``size`` independent normal variables, from [..., 2 * size]: locations, then logarithms of scales.
+
+    Outside ``min_log_scale`` and ``max_log_scale`` the scale stays at the bound, and has no gradient.
+
+    Source: torch.distributions.Normal, to which tests compare it.
+
+    Example:
+        >>> log_prob, _ = DiagonalGaussian(1).score(torch.zeros(1, 2), torch.zeros(1, 1))
+        >>> log_prob
+        tensor([-0.9189])
+    """
+
+    size: int
+    min_log_scale: float = -5.0
+    max_log_scale: float = 2.0
+
+    @property
+    def width(self) -> int:
+        return 2 * self.size
+
+    @property
+    def features(self) -> int:
+        return self.size
+
+    @property
+    def action_shape(self) -> tuple[int, ...]:
+        return (self.size,)
+
+    @property
+    def action_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
+        loc, log_scale = self._split(params)
+        noise = torch.empty_like(loc).normal_(generator=generator)
+        log_prob = -(0.5 * noise.square() + log_scale + 0.5 * _LOG_2PI).sum(-1)
+        return torch.addcmul(loc, noise, log_scale.exp()), log_prob
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._split(params)[0]
+
+    def score(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        loc, log_scale = self._split(params)
+        noise = (action - loc) * (-log_scale).exp()
+        constant = log_scale + 0.5 * _LOG_2PI
+        return -(0.5 * noise.square() + constant).sum(-1), (constant + 0.5).sum(-1)
+
+    def kl(self, params: Tensor, other: Tensor) -> Tensor:
+        loc, log_scale = self._split(params)
+        other_loc, other_log_scale = self._split(other)
+        shift = (loc - other_loc) * (-other_log_scale).exp()
+        wider = log_scale - other_log_scale
+        return (0.5 * ((2 * wider).exp() + shift.square() - 1) - wider).sum(-1)
+
+    def kl_implied(self, params: Tensor, other: Tensor) -> Tensor:
+        raise ConfigError(
+            "the implied policy of two Gaussians has no closed form",
+            "trust region with reference='implied'",
+            "use reference='mu'",
+        )
+
+    def encode(self, action: Tensor) -> Tensor:
+        return action.to(torch.float32)
+
+    def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        loc, log_scale = wide(params)[0].split(self.size, -1)
+        return loc, log_scale.clamp(self.min_log_scale, self.max_log_scale)
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    return F.log_softmax(wide(logits)[0], -1)
+
+
+def _picked(log_probs: Tensor, action: Tensor) -> Tensor:
+    return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
