@@ -237,15 +237,15 @@ def test_weights_overwritten_once_between_rollouts_are_found_without_another_pub
 def test_a_worker_that_claims_a_version_it_did_not_take_ends_the_training(
     lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest, taken = Target._copy, []
+    honest = Target._copy
 
-    def forgetful(self, views, which):
+    def sloppy(self, views, which):
+        honest(self, views, which)
         mine = self._buffers if lost != "parameters" else self._parameters
-        skips = "worker 1" in self.where and taken  # its memory has to hold numbers once
-        taken.append(True)
-        honest(self, views, [i for i in which if not (skips and i in mine)])
+        for i in mine if "worker 1" in self.where else []:
+            self._stand[i].data.add_(1)
 
-    monkeypatch.setattr(Target, "_copy", forgetful)  # workers are forked: they have it, too
+    monkeypatch.setattr(Target, "_copy", sloppy)  # workers are forked: they have it, too
     actor = make_counted_policy()
     collector = make_workers(MultiSyncCollector, actor, schemes={"policy": BoardScheme("copy")})
     with running(collector):
@@ -329,7 +329,13 @@ def test_the_destination_at_fault_is_named_and_the_other_is_not(monkeypatch: pyt
 def test_a_deviation_can_be_logged_instead_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Target, "_copy", lambda self, views, which: None)
+    honest = Target._copy
+
+    def sloppy(self, views, which):
+        honest(self, views, which)
+        self._stand[0].data.add_(1)
+
+    monkeypatch.setattr(Target, "_copy", sloppy)
     actor = make_policy()
     collector = make_workers(MultiSyncCollector, actor, schemes={"policy": BoardScheme("copy")})
     trainer = make_trained(collector, actor)
