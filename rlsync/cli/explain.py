@@ -14,7 +14,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import SyncPlan, SyncWeights
 from rlsync.cli import overrides, schema
-from rlsync.cli.train import builder, prepare_process, shut_down
+from rlsync.cli.train import prepare_process, recipe_of, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import nearest_name
 from rlsync.torchrl_plugin import compat
@@ -80,14 +80,14 @@ def plan_of(trainer: Trainer) -> SyncPlan:
 
 
 def from_config(arguments: list[str]) -> Callable[[], Trainer]:
-    """A builder of what the overrides describe."""
+    """A recipe_of of what the overrides describe."""
     schema.register()
     line = overrides.read(arguments)
     config, *more = overrides.configs(line)
     if more:
         raise ConfigError("a sweep has many plans", "rlsync explain", "name one config")
-    build = builder(config)
-    return lambda: build(config)
+    recipe = recipe_of(config)
+    return lambda: recipe.build(config)
 
 
 def from_file(arguments: list[str]) -> Callable[[], Trainer] | None:

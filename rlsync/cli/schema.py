@@ -8,6 +8,7 @@ from hydra.core.config_store import ConfigStore
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import config as recipe_config
+from rlsync.recipes.impala import config as impala_config
 
 #: Config group in which the types are kept; not a choice for users.
 SCHEMA = "schema"
@@ -32,7 +33,11 @@ def register() -> None:
     }
     for name, node in parts.items():
         store.store(group=SCHEMA, name=name, node=node, provider="rlsync")
-    recipes = {"ppo": recipe_config.PPOConfig, "dqn": recipe_config.DQNConfig}
+    recipes = {
+        "ppo": recipe_config.PPOConfig,
+        "dqn": recipe_config.DQNConfig,
+        "impala": impala_config.ImpalaConfig,
+    }
     for name, recipe in recipes.items():
         store.store(group=f"{SCHEMA}/recipe", name=name, node=recipe, provider="rlsync")
 

@@ -9,7 +9,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import hydra
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, SyncWeights
+from rlsync import SyncWeights
 from rlsync.cli import overrides, schema
 from rlsync.cli.interrupt import EXIT_INTERRUPTED, Interrupts
 from rlsync.cli.live import LiveLine
@@ -28,11 +28,33 @@ from rlsync.cli.resume import checkpoint_in, load
 from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
 from rlsync.core.path import nearest_name
 from rlsync.recipes import dqn, parts, ppo
-from rlsync.recipes.config import Config
+from rlsync.recipes.config import Config, EnvConfig
 from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.impala import recipe as impala
+from rlsync.recipes.impala.hooks import Bottleneck
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.board_endpoint import BoardEndpoint
+from rlsync.torchrl_plugin.endpoints import endpoint_of
 
-RECIPES: dict[str, Callable[[Config], Trainer]] = {"ppo": ppo.build, "dqn": dqn.build}
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A builder of trainers, and a look at the environment before it builds.
+
+    Args:
+        build: makes the trainer that a config describes.
+        probe: raises ConfigError where the environment of a config cannot serve.
+    """
+
+    build: Callable[[Config], Trainer]
+    probe: Callable[[EnvConfig], object]
+
+
+RECIPES = {
+    "ppo": Recipe(ppo.build, parts.probe),
+    "dqn": Recipe(dqn.build, parts.probe),
+    "impala": Recipe(impala.build, impala.probe),
+}
 RESOLVED = "config.yaml"
 BOARD = "board.json"
 
@@ -83,14 +105,13 @@ def help_text() -> str:
 
 def check_names(config: Config) -> None:
     """Refuse names that lead nowhere: of the recipe, of the environment, of a checkpoint."""
-    builder(config)
-    parts.probe(config.env)
+    recipe_of(config).probe(config.env)
     if config.resume is not None:
         checkpoint_in(config.resume, config)
 
 
-def builder(config: Config) -> Callable[[Config], Trainer]:
-    """The function that builds this config's recipe.
+def recipe_of(config: Config) -> Recipe:
+    """The recipe that a config names.
 
     Raises:
         ConfigError: there is no such recipe.
@@ -132,7 +153,7 @@ def train(config: Config) -> int:
     print(f"run {run_dir}", flush=True)
     with Interrupts() as interrupts:
         with interrupts.held():
-            trainer = builder(config)(config)
+            trainer = recipe_of(config).build(config)
         with shut_down(trainer):
             if config.resume is not None:
                 load(trainer, config)
@@ -145,6 +166,9 @@ def train(config: Config) -> int:
             with LiveLine(trainer, sync, returns, Console()) as line, told_as_lost(sync):
                 trainer.train()
             print(summary(trainer, sync, returns, interrupts, line.seconds()), flush=True)
+            for part in compat.registered_modules(trainer):
+                if isinstance(part, Bottleneck):
+                    print(part.load, flush=True)
         return EXIT_INTERRUPTED if interrupts.count else 0
 
 
@@ -186,9 +210,9 @@ def told_as_lost(sync: SyncWeights) -> Iterator[None]:
 
 def leave_address(trainer: Trainer, run_dir: Path) -> None:
     """Write down where the board is, for ``rlsync status``."""
-    for scheme in compat.schemes_of(trainer.collector).values():
-        if isinstance(scheme, BoardScheme):
-            (run_dir / BOARD).write_text(json.dumps(asdict(scheme.board.handle)))
+    endpoint = endpoint_of(trainer.collector)
+    if isinstance(endpoint, BoardEndpoint):
+        (run_dir / BOARD).write_text(json.dumps(asdict(endpoint.sender.board.handle)))
 
 
 def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:

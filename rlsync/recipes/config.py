@@ -84,7 +84,6 @@ class RecipeConfig:
     total_frames: int = above_zero(150_000)
     target_return: float | None = 475.0
     target_episodes: int = above_zero(20)
-    hidden: list[int] = field(default_factory=lambda: [64, 64])
     lr: float = above_zero(2e-3)
     anneal_lr: bool = True
     gamma: float = fraction(0.99)
@@ -96,6 +95,7 @@ class RecipeConfig:
 class PPOConfig(RecipeConfig):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
     num_epochs: int = above_zero(4)
     gae_lambda: float = fraction(0.95)
     clip_epsilon: float = above_zero(0.2)
@@ -203,6 +203,16 @@ def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
     return found
 
 
+def check_widths(key: str, layers: list[int]) -> None:
+    """Refuse layers that are none, or without units.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if not layers or min(layers) < 1:
+        raise ConfigError(f"{key} cannot be {list(layers)}", key, "give widths, like [64,64]")
+
+
 def check(config: Config) -> Config:
     """Refuse values that cannot work, before any process is started.
 
@@ -217,11 +227,9 @@ def check(config: Config) -> Config:
     sync_map(config.sync)
     if not config.env.id:
         raise ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
-    layers = config.recipe.hidden
-    if not layers or min(layers) < 1:
-        raise ConfigError(
-            f"recipe.hidden cannot be {list(layers)}", "recipe.hidden", "give widths, like [64,64]"
-        )
+    match config.recipe:
+        case PPOConfig(hidden=layers) | DQNConfig(hidden=layers):
+            check_widths("recipe.hidden", layers)
     collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
     if collector.frames_per_batch < steps:
         raise ConfigError(

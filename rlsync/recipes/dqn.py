@@ -47,6 +47,7 @@ def build(config: Config) -> DQNTrainer:
     with parts.started_collector(config, TensorDictSequential(actor, greedy)) as collector:
         trainer = DQNTrainer(
             **settings,
+            enable_logging=False,  # EpisodeReturns and SyncMetrics log what matters here
             collector=collector,
             loss_module=loss,
             optimizer=optimizer,

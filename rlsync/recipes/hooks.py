@@ -37,7 +37,7 @@ class EpisodeReturns(TrainerHookBase):
     def __call__(self, batch: TensorDictBase | None) -> dict[str, Any] | None:
         if batch is None or self._trainer is None:
             return None
-        ended = batch["next", "reward_sum"][batch["next", "done"]].flatten().tolist()
+        ended = self.ended(batch)
         self.newest.extend(ended)
         self.finished += len(ended)
         full = len(self.newest) == self.newest.maxlen
@@ -45,6 +45,11 @@ class EpisodeReturns(TrainerHookBase):
             self.reached = True
             self._trainer.request_stop(f"return {self.mean:.0f} reached {self.target:g}")
         return {"return": self.mean, "episodes": self.finished} if self.newest else None
+
+    def ended(self, batch: TensorDictBase) -> list[float]:
+        """The returns of the episodes that ended in this batch."""
+        returns: list[float] = batch["next", "reward_sum"][batch["next", "done"]].flatten().tolist()
+        return returns
 
     def register(self, trainer: Trainer, name: str = "episode_returns") -> None:
         """Watch every batch of this trainer."""

@@ -178,7 +178,6 @@ def trainer_settings(config: Config) -> dict[str, Any]:
         "clip_grad_norm": True,
         "clip_norm": config.recipe.clip_norm,
         "progress_bar": False,
-        "enable_logging": False,  # EpisodeReturns and SyncMetrics log what matters here
         "logger": make_logger(config.logger, run_dir),
         "log_interval": config.logger.every_frames - 1,  # TorchRL logs when MORE frames have passed
         "save_trainer_interval": config.checkpoint_every_frames,

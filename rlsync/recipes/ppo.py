@@ -42,6 +42,7 @@ def build(config: Config) -> PPOTrainer:
         optimizer = optim.Adam(loss.parameters(), lr=config.recipe.lr, eps=1e-5)
         trainer = PPOTrainer(
             **settings,
+            enable_logging=False,  # EpisodeReturns and SyncMetrics log what matters here
             collector=collector,
             loss_module=loss,
             optimizer=optimizer,

@@ -1,4 +1,4 @@
-"""The endpoint of process collectors whose schemes are on one board."""
+"""The endpoint of process collectors whose schemes are on one board, or whose workers read one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsync.core.plan import no_destination
 from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.check import BoardCheck
-from rlsync.torchrl_plugin.sender import BoardSender, Key
+from rlsync.torchrl_plugin.sender import BoardCollector, BoardSender, Key
 from rlsync.torchrl_plugin.waits import worker_ends
 from rlsync.transport.board_format import ReaderStatus
 from rlsync.transport.board_watch import worker_lost
@@ -88,11 +88,14 @@ class BoardEndpoint:
         self.sender.board.advance_to(version)
 
     def acting_versions(self) -> list[int]:
-        return [worker.adopted_version for worker in self.sender.board.status() if worker.alive]
+        count = self.sender.collector.num_workers  # others may read along: an evaluator
+        readers = self.sender.board.status()
+        return [worker.adopted_version for worker in readers if worker.alive and worker.reader < count]
 
     @property
     def in_flight(self) -> bool:
-        return compat.collects_in_the_background(self.sender.collector)
+        collector = self.sender.collector
+        return isinstance(collector, BoardCollector) or compat.collects_in_the_background(collector)
 
     def wait(self, timeout_s: float) -> None:
         self.join()

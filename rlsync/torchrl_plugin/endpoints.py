@@ -16,7 +16,7 @@ from rlsync.torchrl_plugin.check import Check
 from rlsync.torchrl_plugin.foreign_endpoint import ForeignEndpoint
 from rlsync.torchrl_plugin.local_endpoint import LocalEndpoint
 from rlsync.torchrl_plugin.scheme import BoardScheme
-from rlsync.torchrl_plugin.sender import Key
+from rlsync.torchrl_plugin.sender import BoardCollector, Key
 
 
 class Endpoint(Protocol):
@@ -96,6 +96,8 @@ def endpoint_of(collector: object) -> Endpoint:
     Raises:
         ConfigError: some of a collector's schemes are boards and some are not, or on different boards.
     """
+    if isinstance(collector, BoardCollector):
+        return BoardEndpoint(collector.board_sender, "alias")
     schemes = compat.schemes_of(collector)
     boards = [s for s in schemes.values() if isinstance(s, BoardScheme)]
     if boards:

@@ -6,8 +6,10 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlsync.core.errors import PublishError
 from rlsync.core.path import nearest_name
@@ -22,6 +24,28 @@ from rlsync.transport.board import WeightBoard
 Key = tuple[str, str]
 
 
+@runtime_checkable
+class BoardCollector(Protocol):
+    """A collector whose own workers read a board, all the time, without a scheme of TorchRL's."""
+
+    board_sender: BoardSender
+    num_workers: int
+
+    @property
+    def procs(self) -> list[BaseProcess]:
+        """The worker processes, by their numbers."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers were ended."""
+
+    def get_model(self, model_id: str) -> nn.Module:
+        """The learner's module for a destination."""
+
+    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
+        """End the workers."""
+
+
 class BoardSender:
     """Publishes leaves by name on a board; destinations that a publish leaves out keep their weights.
 
@@ -34,7 +58,7 @@ class BoardSender:
         self.destinations: list[str] = []
         self.publish_default: Callable[[], object] | None = None
         self.after_publish: Callable[[int], None] | None = None
-        self._collector: weakref.ref[compat.MultiCollector] | None = None
+        self._collector: weakref.ref[compat.MultiCollector | BoardCollector] | None = None
         self._specs: dict[str, list[LeafSpec]] = {}
         self._laid_out: dict[str, list[LeafSpec]] = {}
         self._brought: dict[str, set[str]] = {}  # by destination; its other leaves are brought no more
@@ -47,7 +71,7 @@ class BoardSender:
         self._default_wanted = False
 
     @property
-    def collector(self) -> compat.MultiCollector:
+    def collector(self) -> compat.MultiCollector | BoardCollector:
         """The collector whose workers read the board."""
         collector = self._collector and self._collector()
         if collector is None:
@@ -58,7 +82,7 @@ class BoardSender:
             )
         return collector
 
-    def serve(self, collector: compat.MultiCollector, destination: str) -> None:
+    def serve(self, collector: compat.MultiCollector | BoardCollector, destination: str) -> None:
         """Take ``destination`` of ``collector`` on this board."""
         if self._collector is not None and self._collector() is not collector:
             raise PublishError(
@@ -68,8 +92,9 @@ class BoardSender:
             )
         if self._collector is None:
             self._collector = weakref.ref(collector)
-            compat.turn_on_stamps(collector)
-            compat.around_updates(collector, self.one_publish)
+            if isinstance(collector, compat.MultiCollector):
+                compat.turn_on_stamps(collector)
+                compat.around_updates(collector, self.one_publish)
         self.destinations.append(destination)
 
     def specs(self, destination: str) -> list[LeafSpec] | None:

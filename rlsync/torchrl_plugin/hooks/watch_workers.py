@@ -16,7 +16,7 @@ from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, Worker
 from rlsync.torchrl_plugin import compat, waits
 from rlsync.torchrl_plugin.board_endpoint import BoardEndpoint, lost_workers
 from rlsync.torchrl_plugin.endpoints import endpoint_of
-from rlsync.torchrl_plugin.sender import BoardSender
+from rlsync.torchrl_plugin.sender import BoardCollector, BoardSender
 from rlsync.transport.board_format import ReaderStatus
 
 #: How long the learner waits at a stretch; it looks at the workers in between.
@@ -92,6 +92,12 @@ class WatchWorkers(TrainerHookBase):
                 "pass weight_sync_schemes={'policy': BoardScheme()} to a process collector",
             )
         collector = endpoint.sender.collector
+        if isinstance(collector, BoardCollector):
+            raise ConfigError(
+                "this collector watches its workers by itself",
+                f"WatchWorkers.register; the collector is a {type(collector).__name__}",
+                "leave WatchWorkers out",
+            )
         if waits.is_watched(collector):
             raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
         watch = _Watch(endpoint.sender, self.silent_timeout_s)

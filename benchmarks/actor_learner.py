@@ -1,0 +1,181 @@
+"""Agent steps per second of the recipe ``impala`` on Pong, beside Sample Factory and TorchRL.
+
+    python benchmarks/actor_learner.py [--seconds 60] [--rounds 1] [--only NAME ...] [--torso shallow]
+                                       [--peer-venv FOLDER] [--out FILE.json] [--table FILE.md]
+
+Contenders, one after the other in each round, each in processes of its own with one torch thread:
+
+    rlsync-fp32, rlsync-bf16   this package's recipe
+    sample_factory             Sample Factory 2.1.1, APPO, in a virtual environment made for it (pip, once)
+    torchrl                    MultiAsyncCollector, VTrace, A2CLoss, SharedMemWeightSyncScheme
+
+All play Pong (84 x 84 x 4, four frames a step) on the CPU with 2 workers of 8 environments, rollouts of 32,
+an optimizer step for every 256 steps, and the same network. Steps are agent steps that the learner has
+trained on, not frames; the first third of a run does not count. "steps/cpu s" divides by the processor time
+of the whole process tree: on a machine that others use too, compare that, and look at "others". What each
+contender prints goes to its log beside ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from peers import appo_venv
+from peers.watch import Figures, figures, watch
+
+PEERS = Path(__file__).parent / "peers"
+RECIPE = "rlsync.recipes.impala.collector"
+APPO, TORCHRL = "sample_factory", "torchrl"
+PACKAGES = (
+    "torch",
+    "sample-factory",
+    "torchrl",
+    "tensordict",
+    "gymnasium",
+    "numpy",
+    "ale-py",
+    "opencv-python",
+)
+COLUMNS = (
+    *("steps/s", "x APPO", "x TorchRL", "steps/cpu s", "x APPO", "x TorchRL"),
+    *("cpu", "others", "lag mean", "lag max"),
+)
+OTHERS_DISTURB = 0.1  # processor seconds a second
+
+
+def run_rlsync(precision: str, options: argparse.Namespace) -> list[str] | None:
+    """The command for the recipe; None, with a line that says so, where there is no recipe."""
+    if find_spec(RECIPE) is None:
+        print(f"rlsync-{precision}: left out, there is no {RECIPE}")
+        return None
+    return [sys.executable, str(PEERS / "rlsync_peer.py"), "--precision", precision, *_like(options)]
+
+
+def run_sample_factory(options: argparse.Namespace) -> list[str]:
+    """The command for Sample Factory, in its own environment."""
+    python = appo_venv.python_of(options.peer_venv)
+    return [str(python), str(PEERS / "appo_peer.py"), *_like(options), *options.appo_args.split()]
+
+
+def run_torchrl(options: argparse.Namespace) -> list[str]:
+    """The command for TorchRL's own parts."""
+    return [sys.executable, str(PEERS / "torchrl_peer.py"), *_like(options), *options.torchrl_args.split()]
+
+
+CONTENDERS: dict[str, Callable[[argparse.Namespace], list[str] | None]] = {
+    "rlsync-fp32": lambda options: run_rlsync("fp32", options),
+    "rlsync-bf16": lambda options: run_rlsync("bf16", options),
+    APPO: run_sample_factory,
+    TORCHRL: run_torchrl,
+}
+
+
+def _like(options: argparse.Namespace) -> list[str]:
+    names = ("seconds", "workers", "envs", "rollout", "torso")
+    return [word for name in names for word in (f"--{name}", str(vars(options)[name]))]
+
+
+def versions(python: str) -> dict[str, str]:
+    """Of the packages that matter, as that interpreter sees them."""
+    ask = (
+        "import importlib.metadata as m, json; "
+        f"print(json.dumps({{d.name: d.version for d in m.distributions() if d.name in {PACKAGES}}}))"
+    )
+    found = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
+    return {"python": platform.python_version(), **json.loads(found.stdout)}
+
+
+def run(commands: dict[str, list[str]], options: argparse.Namespace) -> dict[str, list[Figures]]:
+    """All rounds; what fails is said, and missing."""
+    measured: dict[str, list[Figures]] = {name: [] for name in commands}
+    for number in range(options.rounds):
+        for name, command in commands.items():
+            log = options.out.with_suffix(f".{name}.{number}.log")
+            print(f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}: {name}, log {log}", flush=True)
+            try:
+                with log.open("w") as file:
+                    measured[name].append(figures(watch(command, options.seconds, file)))
+            except RuntimeError as error:  # the others' figures are worth having
+                print(f"    failed: {error}", flush=True)
+                continue
+            print(f"    {measured[name][-1].steps_per_s:.0f} steps/s", flush=True)
+    return measured
+
+
+def median(runs: list[Figures], field: str) -> float | None:
+    """Of one figure over the rounds."""
+    values = [asdict(one)[field] for one in runs]
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def table(measured: dict[str, list[Figures]]) -> str:
+    """Medians over the rounds, as Markdown."""
+    rows = [("contender", *COLUMNS), ("---", *("---:" for _ in COLUMNS))]
+    for name, runs in measured.items():
+        numbers = []
+        for field in ("steps_per_s", "steps_per_cpu_s"):
+            own = median(runs, field)
+            numbers.append(_shown(own, 0))
+            for peer in (APPO, TORCHRL):
+                theirs = median(measured.get(peer, []), field)
+                numbers.append(_shown(own / theirs if own and theirs else None, 2))
+        rest = ("cpu_per_s", "others_cpu_per_s", "lag_mean", "lag_max")
+        rows.append((name, *numbers, *(_shown(median(runs, field), 2) for field in rest)))
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    if any((median(runs, "others_cpu_per_s") or 0.0) > OTHERS_DISTURB for runs in measured.values()):
+        lines += ["", "Others used the machine meanwhile: compare steps/cpu s, not steps/s."]
+    return "\n".join(lines)
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--rollout", type=int, default=32)
+    parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    parser.add_argument("--peer-venv", type=Path, default=appo_venv.DEFAULT)
+    parser.add_argument("--appo-args", default="", help="further arguments of peers/appo_peer.py")
+    parser.add_argument("--torchrl-args", default="", help="further arguments of peers/torchrl_peer.py")
+    parser.add_argument("--out", type=Path, default=Path("actor_learner.json"))
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    load = os.getloadavg()
+    asked = {name: CONTENDERS[name](options) for name in options.only}
+    commands = {name: command for name, command in asked.items() if command is not None}
+    measured = run(commands, options)
+    found: dict[str, Any] = {
+        "host": {"cores": os.cpu_count(), "machine": platform.machine(), "load_before": load},
+        "seconds": options.seconds,
+        "commands": commands,
+        "versions": {name: versions(command[0]) for name, command in commands.items()},
+        "rounds": {name: [asdict(one) for one in runs] for name, runs in measured.items()},
+    }
+    options.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(table(measured))
+    if options.table:
+        options.table.write_text(table(measured) + "\n")
+    return int(any(len(runs) < options.rounds for runs in measured.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

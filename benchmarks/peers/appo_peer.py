@@ -1,0 +1,133 @@
+"""Sample Factory's APPO on Pong, reporting its steps; runs in a virtual environment of its own.
+
+    PEER_PYTHON benchmarks/peers/appo_peer.py --seconds 60 [--workers 2] [--envs 8] [--rollout 32]
+                                              [--batch 256] [--torso shallow]
+                                              [Sample Factory's own arguments]
+
+The environment is the one of ``sf_examples.atari`` under its own name. ale-py 0.12 registers nothing for
+gymnasium 0.29, so the id that those examples ask for is registered here. Steps are those that the learner
+has trained on, counted without frame skip: what its own log calls "Total num frames" when
+summaries_use_frameskip is off. Its log's "Samples", those that were collected, are reported beside them.
+
+One epoch over each batch, as the other contenders do; asynchronous, double-buffered sampling. GAE instead of
+V-trace: with_vtrace ends 2.1.1 with an AttributeError in its summaries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+
+import gymnasium
+from sample_factory.algo.runners.runner import AlgoObserver, Runner
+from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+from sample_factory.envs.env_utils import register_env
+from sample_factory.train import make_runner
+from sf_examples.atari.atari_utils import make_atari_env
+
+ENV = "atari_pong"
+REPORT_EVERY_S = 0.5
+
+
+def make_env(name: str, cfg: object, env_config: object, render_mode: str | None = None) -> gymnasium.Env:
+    """The stock Atari environment of the examples; runs in every process that needs one."""
+    if "PongNoFrameskip-v4" not in gymnasium.registry:
+        gymnasium.register(
+            "PongNoFrameskip-v4",
+            entry_point="ale_py.env:AtariEnv",
+            kwargs={"game": "pong", "obs_type": "rgb", "frameskip": 1, "repeat_action_probability": 0.0},
+        )
+    return make_atari_env(name, cfg, env_config, render_mode)
+
+
+class Report(AlgoObserver):
+    """One line of JSON for the process that measures, now and then after a training step."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ends_s = self._next_s = 0.0
+
+    def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
+        now = time.monotonic()
+        self._ends_s = self._ends_s or now + self._seconds
+        if now >= self._ends_s:  # 2.1.1 does not count these seconds: --train_for_seconds alone never ends
+            runner.total_train_seconds = runner.cfg.train_for_seconds + 1
+        if now < self._next_s or 0 not in runner.env_steps:
+            return
+        self._next_s = now + REPORT_EVERY_S
+        lag = runner.policy_lag[0]
+        line: dict[str, float] = {
+            "steps": int(runner.env_steps[0]),
+            "sampled_steps": int(runner.samples_collected[0]),
+            "versions": training_iteration_since_resume,
+        }
+        if lag:
+            line |= {
+                "lag_mean": float(lag["version_diff_avg"]),
+                "lag_max": float(lag["version_diff_max"]),
+            }
+        print("@", json.dumps(line), flush=True)
+
+
+def arguments(options: argparse.Namespace, train_dir: str) -> list[str]:
+    """What Sample Factory is told."""
+    told = {
+        "env": ENV,
+        "experiment": "pong",
+        "train_dir": train_dir,
+        "device": "cpu",
+        "seed": 0,
+        "num_workers": options.workers,
+        "num_envs_per_worker": options.envs,
+        "worker_num_splits": 2,
+        "policy_workers_per_policy": 1,
+        "async_rl": True,
+        "serial_mode": False,
+        "batched_sampling": False,
+        "rollout": options.rollout,
+        "batch_size": options.batch,
+        "num_batches_per_epoch": 1,
+        "num_epochs": 1,
+        "with_vtrace": False,
+        "recurrence": 1,
+        "use_rnn": False,
+        "encoder_conv_architecture": {"shallow": "convnet_atari", "deep": "resnet_impala"}[options.torso],
+        "encoder_conv_mlp_layers": {"shallow": 512, "deep": 256}[options.torso],
+        "nonlinearity": "relu",
+        "obs_scale": 255.0,
+        "normalize_input": False,
+        "normalize_returns": False,
+        "env_frameskip": 4,
+        "env_framestack": 4,
+        "summaries_use_frameskip": False,
+        "learning_rate": 6e-4,
+        "exploration_loss_coeff": 0.01,
+        "train_for_seconds": int(options.seconds),
+        "save_every_sec": 100_000,
+        "with_wandb": False,
+    }
+    return [f"--{name}={value}" for name, value in told.items()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--rollout", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    options, further = parser.parse_known_args()
+    register_env(ENV, make_env)
+    with tempfile.TemporaryDirectory() as train_dir:
+        told = arguments(options, train_dir) + further
+        parser, _ = parse_sf_args(told)
+        _, runner = make_runner(parse_full_cfg(parser, told))
+        runner.register_observer(Report(options.seconds))
+        return int(runner.init() or runner.run())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""rlsync's recipe ``impala`` on Pong, reporting its steps.
+
+    python benchmarks/peers/rlsync_peer.py --precision fp32 --seconds 60 [--workers 2] [--envs 8]
+                                           [--rollout 32] [--torso shallow]
+
+What ``rlsync train recipe=impala env=pong`` runs, built in Python so that it ends by the clock. Steps are
+those that the learner has trained on; the lag is of all steps of the run, from the recipe's own histogram.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torchrl.trainers import Trainer
+
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig
+from rlsync.recipes.impala import recipe
+from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig
+from rlsync.recipes.impala.hooks import Bottleneck
+from rlsync.torchrl_plugin import compat
+
+REPORT_EVERY_S = 0.5
+NEVER = 10**9
+
+
+class Report:
+    """One line of JSON for the process that measures, now and then; ends the run in time."""
+
+    def __init__(self, trainer: Trainer, seconds: float) -> None:
+        self._trainer = trainer
+        self._seconds = seconds
+        self._ends_s = self._next_s = 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        self._ends_s = self._ends_s or now + self._seconds
+        if now >= self._next_s:
+            self._next_s = now + REPORT_EVERY_S
+            print("@", json.dumps({"steps": self._trainer.collected_frames}), flush=True)
+        if now >= self._ends_s:
+            self._trainer.request_stop("the time is over")
+
+
+def config_of(options: argparse.Namespace, run_dir: str) -> Config:
+    """The recipe, with the settings of the other contenders."""
+    batch = options.envs * options.rollout
+    settings = ImpalaConfig(
+        total_frames=NEVER,
+        target_return=None,
+        unroll_length=options.rollout,
+        batch_size=options.envs,
+        optimizer="rmsprop",
+        lr=6e-4,
+        anneal_lr=False,
+        clip_norm=40.0,
+        model=ModelConfig(torso=options.torso, bfloat16=options.precision == "bf16"),
+    )
+    return Config(
+        run_dir=run_dir,
+        checkpoint_every_frames=NEVER,
+        env=EnvConfig("ALE/Pong-v5", options.envs),
+        collector=CollectorConfig(num_workers=options.workers, frames_per_batch=batch),
+        logger=LoggerConfig(kind="none"),
+        recipe=settings,
+    )
+
+
+def lag(histogram: Path) -> dict[str, float]:
+    """Mean and maximum of the recipe's own count of versions."""
+    with histogram.open(newline="") as file:
+        rows = [(int(row["staleness_versions"]), int(row["steps"])) for row in csv.DictReader(file)]
+    steps = sum(count for _, count in rows)
+    return {"lag_mean": sum(age * count for age, count in rows) / steps, "lag_max": max(rows)[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--rollout", type=int, default=32)
+    parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as run_dir:
+        trainer = recipe.build(config_of(options, run_dir))
+        trainer.register_op("post_steps", Report(trainer, options.seconds))
+        try:
+            trainer.train()
+        finally:
+            trainer.collector.shutdown()
+        (load,) = (m.load for m in compat.registered_modules(trainer) if isinstance(m, Bottleneck))
+        print(load, flush=True)
+        print("@", json.dumps(lag(Path(run_dir) / recipe.STALENESS)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Run a contender and watch it from outside: its reports, its processor time, and everybody else's.
+
+A contender prints lines that begin with ``@ `` and go on with JSON: ``steps`` so far, and ``lag_mean`` and
+``lag_max`` where it knows them. They are dated here, on arrival, by one clock for all. A line without
+``steps`` is the contender's last word on what it names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+MARK = "@ "
+WARM_UP_PART = 1 / 3
+START_AND_END_S = 120.0  # what a contender may take beyond its seconds
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was so when a report arrived.
+
+    Args:
+        at_s: when.
+        cpu_s: processor time of all processes of the contender, since they began.
+        busy_s: of the whole machine, all cores.
+        said: the report.
+    """
+
+    at_s: float
+    cpu_s: float
+    busy_s: float
+    said: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One run, without its first third.
+
+    Args:
+        steps_per_s: agent steps per second.
+        steps_per_cpu_s: agent steps per second of processor time: what a busy machine changes least.
+        cpu_per_s: processor seconds per second, of the contender's process tree.
+        others_cpu_per_s: likewise, of everything else on the machine.
+        lag_mean, lag_max: versions; None where the contender does not know.
+        steps: in the window.
+        window_s: how long it is.
+    """
+
+    steps_per_s: float
+    steps_per_cpu_s: float
+    cpu_per_s: float
+    others_cpu_per_s: float
+    lag_mean: float | None
+    lag_max: float | None
+    steps: int
+    window_s: float
+
+
+def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
+    """Run it to its end, one torch thread a process; what it prints goes to ``log``.
+
+    Raises:
+        RuntimeError: it failed, or did not end in time.
+    """
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **threads, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,  # so that its processes are known by their session
+    )
+    assert process.stdout is not None
+    too_late = threading.Timer(seconds + START_AND_END_S, _end, [process.pid])
+    too_late.start()
+    samples = []
+    try:
+        for line in process.stdout:
+            log.write(line)
+            if line.startswith(MARK):
+                samples.append(_sample(process.pid, json.loads(line.removeprefix(MARK))))
+        status = process.wait()
+    finally:
+        too_late.cancel()
+        _end(process.pid)
+    if status:
+        raise RuntimeError(f"exit status {status} of: {' '.join(command)}")
+    return samples
+
+
+def figures(samples: Sequence[Sample]) -> Figures:
+    """The steady state of one run.
+
+    Raises:
+        RuntimeError: there are too few reports.
+    """
+    steady = [sample for sample in samples if "steps" in sample.said]
+    if len(steady) > 2:
+        from_s = steady[0].at_s + (steady[-1].at_s - steady[0].at_s) * WARM_UP_PART
+        steady = [sample for sample in steady if sample.at_s >= from_s]
+    if len(steady) < 2:
+        raise RuntimeError(f"{len(steady)} reports are too few")
+    first, last = steady[0], steady[-1]
+    window_s, cpu_s = last.at_s - first.at_s, last.cpu_s - first.cpu_s
+    steps = int(last.said["steps"] - first.said["steps"])
+    means = [sample.said["lag_mean"] for sample in steady[1:] if "lag_mean" in sample.said]
+    worst = [sample.said["lag_max"] for sample in steady[1:] if "lag_max" in sample.said]
+    in_the_end = {
+        key: value for sample in samples if "steps" not in sample.said for key, value in sample.said.items()
+    }
+    return Figures(
+        steps_per_s=steps / window_s,
+        steps_per_cpu_s=steps / cpu_s,
+        cpu_per_s=cpu_s / window_s,
+        others_cpu_per_s=max(0.0, (last.busy_s - first.busy_s - cpu_s) / window_s),
+        lag_mean=in_the_end.get("lag_mean", sum(means) / len(means) if means else None),
+        lag_max=in_the_end.get("lag_max", max(worst, default=None)),
+        steps=steps,
+        window_s=window_s,
+    )
+
+
+def _sample(session: int, said: dict[str, Any]) -> Sample:
+    return Sample(time.monotonic(), _cpu_s(session), _busy_s(), said)
+
+
+def _cpu_s(session: int) -> float:
+    """Of all processes of a session, those included that ended and were waited for."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICKS_PER_S
+
+
+def _busy_s() -> float:
+    """Of all cores since the machine began: user, nice, system, irq and softirq."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:]]
+    return (sum(fields[:3]) + sum(fields[5:7])) / _TICKS_PER_S
+
+
+def _end(session: int) -> None:
+    """End what is left of a session that was started here."""
+    with suppress(ProcessLookupError):
+        os.killpg(session, signal.SIGKILL)

@@ -1,0 +1,217 @@
+"""IMPALA and LASER: workers that act all the time, a learner that never waits for them to adopt.
+
+Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trainer runs the loop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium
+from torch import optim
+from torchrl.trainers import LRSchedulerHook, Trainer
+
+from rlsync import LogPolicyLag, SyncWeights
+from rlsync.core.errors import ConfigError
+from rlsync.recipes import parts
+from rlsync.recipes.config import Config, EnvConfig, check, sync_map, trigger
+from rlsync.recipes.hooks import SyncMetrics
+from rlsync.recipes.impala.collector import UnrollCollector
+from rlsync.recipes.impala.config import ImpalaConfig, settings_of
+from rlsync.recipes.impala.env_base import Envs
+from rlsync.recipes.impala.envs import AtariEnvs, EnvSpec, GymnasiumEnvs, make_venv
+from rlsync.recipes.impala.evaluator import EvaluationJob, Evaluator
+from rlsync.recipes.impala.hooks import Bottleneck, LagHistogram, MixReplayed, UnrollReturns
+from rlsync.recipes.impala.loss import ImpalaLoss
+from rlsync.recipes.impala.models import ImpalaNet
+from rlsync.recipes.impala.replay import UnrollReplay
+from rlsync.recipes.impala.replay_mix import ReplayMix
+from rlsync.recipes.impala.supervise import Restarts
+from rlsync.recipes.impala.trust import TrustRegion
+
+STALENESS = "staleness_versions.csv"
+EVALUATIONS = "evaluations.csv"
+_ATARI = "ALE/"
+
+
+def build(config: Config) -> Trainer:
+    """A trainer that is ready to ``train()``, its workers started and its sync map resolved.
+
+    Args:
+        config: what to train; ``config.recipe`` is an :class:`ImpalaConfig`.
+
+    Raises:
+        ConfigError: a value, the environment or the kind of recipe does not fit.
+        SyncMapError: the sync map cannot be carried out.
+
+    Example:
+        >>> trainer = build(Config(recipe=ImpalaConfig()))  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+    check(config)
+    recipe = settings_of(config)
+    parts.seed_everything(config.seed)
+    spec = env_spec(config.env)
+    network = make_network(recipe, spec)
+    loss = make_loss(recipe, network)
+    optimizer = make_optimizer(recipe, loss)
+    settings = parts.trainer_settings(config)
+    collector = make_collector(config, recipe, spec, network)
+    try:
+        trainer = Trainer(
+            **settings,
+            collector=collector,
+            loss_module=loss,
+            optimizer=optimizer,
+            optim_steps_per_batch=1,
+        )
+        scheduler = parts.annealing(config, optimizer)
+        if scheduler is not None:
+            LRSchedulerHook(scheduler).register(trainer)
+        register_hooks(trainer, config, recipe, collector)
+    except BaseException:
+        collector.shutdown()
+        raise
+    return trainer
+
+
+def env_spec(config: EnvConfig) -> EnvSpec:
+    """Which environments a config means: ``ALE/Pong-v5`` runs on ale-py's own vector environment.
+
+    Example:
+        >>> env_spec(EnvConfig("ALE/SpaceInvaders-v5")).game
+        'space_invaders'
+    """
+    if not config.id.startswith(_ATARI):
+        return GymnasiumEnvs(config.id, config.kwargs)
+    name = config.id.removeprefix(_ATARI).rpartition("-")[0]
+    game = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+    return AtariEnvs(game, **config.kwargs)
+
+
+def probe(config: EnvConfig) -> Envs:
+    """One environment, so that a bad one is refused in this process before workers start; close it.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        return make_venv(env_spec(config), 1)
+    except (gymnasium.error.Error, TypeError, ImportError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"cannot make the environment {config.id!r}: {first}",
+            "env.id and env.kwargs",
+            "give an installed gymnasium id, for example env.id=CartPole-v1; Atari needs 'rlsync[atari]'",
+        ) from error
+
+
+def make_network(recipe: ImpalaConfig, spec: EnvSpec) -> ImpalaNet:
+    """The network that a recipe describes, for these environments."""
+    envs = make_venv(spec, 1)
+    envs.close()
+    model, pixels = recipe.model, len(envs.observation_shape) == 3
+    usual = "shallow" if pixels else "mlp"
+    return ImpalaNet(
+        envs.observation_shape,
+        envs.head,
+        torso=usual if model.torso == "auto" else model.torso,
+        hidden=model.hidden,
+        lstm=model.lstm,
+        last_action=model.last_action,
+        last_reward=model.last_reward,
+        channels_last=model.channels_last,
+        bfloat16=model.bfloat16,
+    )
+
+
+def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
+    """The loss, with a trust region if there is a replay and a threshold."""
+    replay = recipe.replay
+    region = None
+    if replay.threshold is not None:
+        region = TrustRegion(replay.threshold, replay.reference, replay.gate_delta)
+    return ImpalaLoss(
+        network,
+        gamma=recipe.gamma,
+        rho_bar=recipe.rho_bar,
+        c_bar=recipe.c_bar,
+        pg_rho_bar=recipe.pg_rho_bar,
+        lam=recipe.vtrace_lambda,
+        entropy_coeff=recipe.entropy_coeff,
+        baseline_coeff=recipe.baseline_coeff,
+        reward_clipping=recipe.reward_clipping,
+        reduction=recipe.reduction,
+        trust_region=region,
+        entropy_on=replay.entropy_on,
+    )
+
+
+def make_optimizer(recipe: ImpalaConfig, loss: ImpalaLoss) -> optim.Optimizer:
+    """RMSProp as in IMPALA, or Adam."""
+    if recipe.optimizer == "adam":
+        return optim.Adam(loss.parameters(), lr=recipe.lr)
+    return optim.RMSprop(loss.parameters(), lr=recipe.lr, alpha=recipe.rms_alpha, eps=recipe.rms_eps)
+
+
+def make_collector(
+    config: Config, recipe: ImpalaConfig, spec: EnvSpec, network: ImpalaNet
+) -> UnrollCollector:
+    """The workers."""
+    return UnrollCollector(
+        network,
+        spec,
+        steps=recipe.unroll_length,
+        envs_per_worker=config.env.num_envs,
+        num_workers=config.collector.num_workers,
+        overlap=recipe.overlap,
+        rollouts_per_batch=recipe.batch_size // config.env.num_envs,
+        slots=recipe.slots,
+        store_params=recipe.replay.threshold is not None,
+        seed=config.seed,
+        restarts=Restarts(recipe.max_restarts),
+        silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
+    )
+
+
+def register_hooks(
+    trainer: Trainer, config: Config, recipe: ImpalaConfig, collector: UnrollCollector
+) -> None:
+    """What publishes, what mixes replayed unrolls in, and what is logged."""
+    run_dir = None if config.run_dir is None else Path(config.run_dir)
+    sync = SyncWeights(
+        sync_map(config.sync),
+        trigger(config.sync.when),
+        history=config.sync.history,
+        receipts_file=None if run_dir is None else run_dir / parts.RECEIPTS,
+    )
+    sync.register(trainer)
+    LogPolicyLag(sync).register(trainer)
+    LagHistogram(sync, None if run_dir is None else run_dir / STALENESS).register(trainer)
+    replay = recipe.replay
+    if replay.ratio:
+        held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=config.seed)
+        mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps)
+        MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
+    UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
+    SyncMetrics(sync).register(trainer)
+    Bottleneck(collector.counters, collector.num_workers).register(trainer)
+    if run_dir is not None and recipe.evaluation.every_frames:
+        make_evaluator(config, recipe, collector, run_dir).register(trainer)
+
+
+def make_evaluator(
+    config: Config, recipe: ImpalaConfig, collector: UnrollCollector, run_dir: Path
+) -> Evaluator:
+    """The evaluating process, on the board that the workers read."""
+    evaluation = recipe.evaluation
+    job = EvaluationJob(
+        collector.board_sender.board.handle,
+        collector.network,
+        env_spec(config.env),
+        evaluation.episodes,
+        max(1, evaluation.every_frames // config.collector.frames_per_batch),
+        run_dir / EVALUATIONS,
+        config.seed,
+    )
+    return Evaluator(job)

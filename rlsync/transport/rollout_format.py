@@ -1,0 +1,129 @@
+"""The bytes of a rollout ring, and how they are read: shared by the learner's end and the workers'.
+
+::
+
+    page 0    header, never changed: magic, format, ring id
+    control   what the learner tells the workers (closed, running, seed), and how long it has waited
+    slots     one line a slot: state, when it was filled, by whom
+    writers   one line a writer: pid, rollouts written, time waited, size of its last words
+    words     room for the last words of each writer, sparse: why it ended
+    then      page-aligned slot images
+
+All words are 64 bits. What a word says of a slot holds under the lock on the slot's byte; without it, it is
+a hint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from rlsync.core.errors import BoardClosed
+from rlsync.tensors.layout import Layout
+from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, SharedFile
+
+MAGIC = 0x474E_4952_4C52  # "RLRING"
+FORMAT = 1
+
+MAX_SLOTS = 256
+MAX_WRITERS = 1022
+LINE_WORDS = 8
+
+HEADER_MAGIC, HEADER_FORMAT, HEADER_ID = range(3)
+
+_CONTROL = PAGE_BYTES // 8
+CLOSED = _CONTROL
+RUNNING = _CONTROL + 1
+SEED = _CONTROL + 2
+SEEDED = _CONTROL + 3  # how often the learner has given a seed
+LEARNER_WAITED_NS = _CONTROL + 4
+TAKEN = _CONTROL + 5
+_SLOT_LINES = _CONTROL + LINE_WORDS
+_WRITER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
+CONTROL_BYTES = -(-(_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8 // PAGE_BYTES) * PAGE_BYTES
+
+LAST_WORDS_BYTES = 1 << 16
+# File offsets, not memory: untouched pages cost nothing.
+IMAGES_AT = CONTROL_BYTES + MAX_WRITERS * LAST_WORDS_BYTES
+
+SLOT_STATE, SLOT_FILLED_NS, SLOT_WRITER, SLOT_PID, SLOT_NUMBER = range(5)
+WRITER_PID, WRITER_WRITTEN, WRITER_WAITED_NS, WRITER_HEARTBEAT_NS = range(4)
+WRITER_STANDS, WRITER_LAST_WORDS = range(4, 6)
+
+# Lock offsets lie far behind the data: advisory locks need no bytes under them.
+SLOT_LOCK = 1 << 44
+WRITER_LOCK = 1 << 45
+LEARNER_LOCK = 1 << 46
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
+
+
+class RolloutState(IntEnum):
+    """What a slot line says of its image.
+
+    WRITING and READING are true only while the byte of the slot is locked: a slot that says WRITING and
+    is not locked was left by a writer that died, and is free.
+    """
+
+    FREE = 0
+    WRITING = 1
+    FULL = 2
+    READING = 3
+
+
+def slot_line(slot: int) -> int:
+    """Index of the first word of a slot's line."""
+    return _SLOT_LINES + slot * LINE_WORDS
+
+
+def writer_line(writer: int) -> int:
+    """Index of the first word of a writer's line."""
+    return _WRITER_LINES + writer * LINE_WORDS
+
+
+def last_words_at(writer: int) -> int:
+    """Offset of a writer's last words."""
+    return CONTROL_BYTES + writer * LAST_WORDS_BYTES
+
+
+def image_stride(layout: Layout) -> int:
+    """Bytes from one slot image to the next: whole pages."""
+    return max(1, -(-layout.image_bytes // PAGE_BYTES)) * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RingHandle:
+    """How a worker, or a watcher, finds a ring: small, picklable, valid while the learner lives.
+
+    Args:
+        address: where the file is.
+        ring_id: which ring it must be.
+        layout: of one slot, as JSON.
+        slots: how many there are.
+        writers: how many writers there may be.
+    """
+
+    address: FileAddress
+    ring_id: int
+    layout: bytes
+    slots: int
+    writers: int
+
+    def open(self) -> tuple[SharedFile, memoryview]:
+        """Open the ring, with a descriptor and locks of one's own, and map its control words.
+
+        Raises:
+            BoardClosed: the learner has closed the ring or died.
+        """
+        file = SharedFile.open(self.address)
+        if file.size_bytes() >= CONTROL_BYTES:  # reading past the end would be SIGBUS
+            words = file.words(CONTROL_BYTES, 0)
+            header = words[HEADER_MAGIC], words[HEADER_FORMAT], words[HEADER_ID]
+            if header == (MAGIC, FORMAT, self.ring_id):
+                return file, words
+        file.close()
+        raise BoardClosed(
+            f"the rollout ring of process {self.address.pid} is gone",
+            f"another file stands at {self.address.path}",
+            "the learner must live while workers attach",
+        )
