@@ -74,3 +74,19 @@ def test_workers_that_adopt_by_alias_keep_no_copy_of_their_own(tmp_path: Path) -
     by_alias, by_copy = (row["copies"] for row in json.loads(out.read_text())["rows"])
     assert by_alias < 3.5  # three slots
     assert by_copy > 5.5  # and a copy for each of three workers
+
+
+def test_a_step_is_timed_without_a_publish_with_one_and_with_one_in_the_background(tmp_path: Path) -> None:
+    out = tmp_path / "background.json"
+    ended = _run(BENCHMARKS / "background.py", "--models", "small", "--steps", 2, "--busy", "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert row["payload_bytes"] == 4 * 3 * (128 * 128 + 128)
+    assert all(row[way]["step_s"] > row[way]["held_s"] > 0 for way in ("at once", "in background"))
+    assert "| small, busy |" in ended.stdout
+
+
+def test_the_steps_of_a_learner_are_timed_for_each_precision_and_beside_torchrl(tmp_path: Path) -> None:
+    ended = _run(BENCHMARKS / "impala_loss.py", "--repeats", 1)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "TorchRL" in ended.stdout

@@ -214,7 +214,7 @@ def test_help_of_train_lists_the_groups_a_user_may_choose_from(
 ) -> None:
     assert main(["train", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "recipe=dqn|ppo" in said
+    assert "recipe=dqn|impala|laser|ppo" in said
     assert "schema" not in said
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights, WatchWorkers
@@ -24,6 +28,7 @@ from rlsync.recipes.parts import CHECKPOINT
 from rlsync.torchrl_plugin import compat
 from tests.parts.processes import is_alive, wait_until
 
+REPO = Path(__file__).resolve().parents[1]
 FRAMES_PER_BATCH = 5 * 4
 LASER = ReplayConfig(ratio=1.5, capacity_steps=400, min_steps=40, threshold=0.5, entropy_on="online")
 
@@ -234,3 +239,48 @@ def test_who_waits_for_whom_is_said_in_words() -> None:
     assert str(Load(0.97, 0.41)) == "learner busy 97 %, workers waited 41 %: the learner is the bottleneck"
     assert str(Load(0.5, 0.0)).endswith("the workers are the bottleneck")
     assert str(Load(0.99, 0.02)).endswith("neither waits for the other")
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+def rlsync(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlsync", *arguments]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_the_launcher_trains_laser_says_who_waits_for_whom_and_resumes(tmp_path: Path) -> None:
+    small_run = ("recipe=laser", "recipe.total_frames=4800", "recipe.target_return=null")
+    ended = rlsync(tmp_path, "train", *small_run)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^learner busy \d+ %, workers waited \d+ %: ", ended.stdout, re.M)
+    (run_dir,) = (tmp_path / line.split()[1] for line in ended.stdout.splitlines() if line.startswith("run "))
+    written = {path.name for path in run_dir.iterdir()}
+    assert {"receipts.jsonl", "staleness_versions.csv", "checkpoint", "board.json", "config.yaml"} <= written
+    resumed = rlsync(tmp_path, "train", *small_run, "recipe.total_frames=6400", f"resume={run_dir}")
+    assert re.search(r"^stopped: total_frames collected  frames 6,400 ", resumed.stdout, re.M), resumed.stderr
+
+
+def test_pong_brings_its_own_settings_along_and_the_command_line_has_the_last_word(tmp_path: Path) -> None:
+    shown = rlsync(tmp_path, "train", "recipe=laser", "env=pong", "recipe.lr=0.123", "--cfg", "job")
+    config = OmegaConf.create(shown.stdout)
+    assert config.env.id == "ALE/Pong-v5"
+    assert config.recipe.reward_clipping == "clip"
+    assert config.recipe.replay.min_steps == 10_000
+    assert config.recipe.lr == 0.123
+
+
+def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
+    told = rlsync(tmp_path, "explain", "recipe=impala")
+    assert told.returncode == 0, told.stderr
+    assert "loss_module.actor_network.torso.0.weight" in told.stdout
+    assert "board: 2 worker processes, adopted by alias" in told.stdout

@@ -17,7 +17,6 @@ kernel excludes the two and orders memory. ``head`` is only a hint.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 import zlib
 from collections.abc import Iterable, Sequence, Set
@@ -34,6 +33,7 @@ from rlsync.transport.board_handle import BoardHandle
 from rlsync.transport.board_reader import BoardReader
 from rlsync.transport.board_slots import FIRST_SLOTS, BoardSlots
 from rlsync.transport.board_watch import BoardWatch
+from rlsync.transport.mark import Mark
 from rlsync.transport.shared_file import SharedFile
 from rlsync.transport.untouched import Untouched
 
@@ -80,9 +80,7 @@ class WeightBoard:
         self._file = SharedFile.create("rlsync-board")
         self._file.resize(fmt.DATA_AT)
         self._words = self._file.words(fmt.CONTROL_BYTES, 0)
-        self._words[fmt.HEADER_FORMAT] = fmt.FORMAT
-        self._words[fmt.HEADER_ID] = secrets.randbits(64)
-        self._words[fmt.HEADER_MAGIC] = fmt.MAGIC
+        self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
         self._file.try_lock(fmt.WRITER_LOCK, exclusive=True)
         self._slots = BoardSlots(self._file, self._words, max_slots)
         self._copier = ThreadPoolExecutor(1, "rlsync-publish")  # its thread starts when it is needed
@@ -92,7 +90,7 @@ class WeightBoard:
     @property
     def handle(self) -> BoardHandle:
         """What a worker needs to attach; send it to as many as you like, at any time."""
-        return BoardHandle(self._file.address, self._words[fmt.HEADER_ID])
+        return BoardHandle(self._file.address, self._mark.number)
 
     @property
     def version(self) -> int:

@@ -18,8 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from rlsync.core.errors import BoardClosed
+from torch import Tensor
+
 from rlsync.tensors.layout import Layout
+from rlsync.transport.mark import Mark
 from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, SharedFile
 
 MAGIC = 0x474E_4952_4C52  # "RLRING"
@@ -28,8 +30,6 @@ FORMAT = 1
 MAX_SLOTS = 256
 MAX_WRITERS = 1022
 LINE_WORDS = 8
-
-HEADER_MAGIC, HEADER_FORMAT, HEADER_ID = range(3)
 
 _CONTROL = PAGE_BYTES // 8
 CLOSED = _CONTROL
@@ -115,15 +115,32 @@ class RingHandle:
         Raises:
             BoardClosed: the learner has closed the ring or died.
         """
-        file = SharedFile.open(self.address)
-        if file.size_bytes() >= CONTROL_BYTES:  # reading past the end would be SIGBUS
-            words = file.words(CONTROL_BYTES, 0)
-            header = words[HEADER_MAGIC], words[HEADER_FORMAT], words[HEADER_ID]
-            if header == (MAGIC, FORMAT, self.ring_id):
-                return file, words
-        file.close()
-        raise BoardClosed(
-            f"the rollout ring of process {self.address.pid} is gone",
-            f"another file stands at {self.address.path}",
-            "the learner must live while workers attach",
-        )
+        return Mark(MAGIC, FORMAT, self.ring_id).open(self.address, CONTROL_BYTES, "rollout ring")
+
+
+class RolloutImages:
+    """The slots of a ring as this process sees them, mapped as they are needed.
+
+    Args:
+        file: the ring's.
+        layout: of one slot.
+    """
+
+    def __init__(self, file: SharedFile, layout: Layout) -> None:
+        self._file = file
+        self._layout = layout
+        self._stride = image_stride(layout)
+        self._views: dict[int, dict[str, Tensor]] = {}
+
+    def views(self, slot: int) -> dict[str, Tensor]:
+        """The arrays of a slot, by name."""
+        if slot not in self._views:
+            # Writable: a stray write in place would end the process, and spoils nothing but this rollout.
+            image = self._file.map(self._stride, IMAGES_AT + slot * self._stride, writable=True)
+            names = [entry.leaf.name for entry in self._layout.entries]
+            self._views[slot] = dict(zip(names, self._layout.views(image), strict=True))
+        return self._views[slot]
+
+    def forget(self) -> None:
+        """Let go of the mappings."""
+        self._views = {}

@@ -16,7 +16,6 @@ counted. A completed rollout is never dropped.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from dataclasses import dataclass
 
@@ -25,7 +24,8 @@ from torch import Tensor
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.tensors.layout import Layout
 from rlsync.transport import rollout_format as fmt
-from rlsync.transport.rollout_format import RingHandle, RolloutState
+from rlsync.transport.mark import Mark
+from rlsync.transport.rollout_format import RingHandle, RolloutImages, RolloutState
 from rlsync.transport.rollout_watch import RingCounters, RingWatch, WriterStatus
 from rlsync.transport.rollout_writer import RingWriter
 from rlsync.transport.shared_file import SharedFile
@@ -87,15 +87,12 @@ class RolloutRing:
         self._slot_count = slots
         self._writer_count = writers
         self._pid = os.getpid()
-        self._stride = fmt.image_stride(layout)
         self._file = SharedFile.create("rlsync-rollouts")
-        self._file.resize(fmt.IMAGES_AT + slots * self._stride)
+        self._file.resize(fmt.IMAGES_AT + slots * fmt.image_stride(layout))
         self._words = self._file.words(fmt.CONTROL_BYTES, 0)
-        self._words[fmt.HEADER_FORMAT] = fmt.FORMAT
-        self._words[fmt.HEADER_ID] = secrets.randbits(64)
-        self._words[fmt.HEADER_MAGIC] = fmt.MAGIC
+        self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
         self._file.try_lock(fmt.LEARNER_LOCK, exclusive=True)
-        self._views: dict[int, dict[str, Tensor]] = {}
+        self._images = RolloutImages(self._file, self._layout)
         self._held: set[int] = set()
         self._watch = RingWatch(self._file, self._words, slots, writers)
 
@@ -104,7 +101,7 @@ class RolloutRing:
         """What a worker needs to attach."""
         return RingHandle(
             self._file.address,
-            self._words[fmt.HEADER_ID],
+            self._mark.number,
             self._layout.to_json(),
             self._slot_count,
             self._writer_count,
@@ -184,7 +181,7 @@ class RolloutRing:
         if not self.closed and os.getpid() == self._pid:
             self._words[fmt.CLOSED] = 1
             self._file.close()
-        self._views = {}
+        self._images.forget()
 
     def __del__(self) -> None:
         if "_watch" in self.__dict__ and os is not None:  # constructed, and Python is not shutting down
@@ -202,7 +199,7 @@ class RolloutRing:
                 self._words[fmt.TAKEN] += 1
                 self._held.add(slot)
                 writer, number = self._words[line + fmt.SLOT_WRITER], self._words[line + fmt.SLOT_NUMBER]
-                return TakenRollout(slot, writer, number, self._slot_views(slot))
+                return TakenRollout(slot, writer, number, self._images.views(slot))
         return None
 
     def _full(self) -> list[tuple[int, int]]:
@@ -213,14 +210,6 @@ class RolloutRing:
             for slot, line in lines
             if self._words[line + fmt.SLOT_STATE] == RolloutState.FULL
         ]
-
-    def _slot_views(self, slot: int) -> dict[str, Tensor]:
-        if slot not in self._views:
-            # Writable: a stray write in place would end the process, and spoils nothing but this rollout.
-            image = self._file.map(self._stride, fmt.IMAGES_AT + slot * self._stride, writable=True)
-            names = [entry.leaf.name for entry in self._layout.entries]
-            self._views[slot] = dict(zip(names, self._layout.views(image), strict=True))
-        return self._views[slot]
 
 
 def _check_range(what: str, value: int, most: int) -> None:

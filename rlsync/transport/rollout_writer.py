@@ -11,7 +11,7 @@ from torch import Tensor
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.tensors.layout import Layout
 from rlsync.transport import rollout_format as fmt
-from rlsync.transport.rollout_format import RingHandle, RolloutState
+from rlsync.transport.rollout_format import RingHandle, RolloutImages, RolloutState
 
 
 class RingWriter:
@@ -45,9 +45,8 @@ class RingWriter:
                 "give each worker its own number",
             )
         self._layout = Layout.from_json(handle.layout)
-        self._stride = fmt.image_stride(self._layout)
         self._slots = range(handle.slots)
-        self._views: dict[int, dict[str, Tensor]] = {}
+        self._images = RolloutImages(self._file, self._layout)
         self._taken: int | None = None
         self._writer = writer
         self._line = fmt.writer_line(writer)
@@ -113,7 +112,7 @@ class RingWriter:
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, fmt.LONGEST_PAUSE_S)
             waited_from = self._count_wait(waited_from)
-        return None if self._taken is None else self._slot_views(self._taken)
+        return None if self._taken is None else self._images.views(self._taken)
 
     def commit(self) -> None:
         """Let the learner have what was written."""
@@ -148,7 +147,7 @@ class RingWriter:
         if self._file.fd >= 0:
             self.abandon()
             self._file.close()
-        self._views = {}
+        self._images.forget()
 
     def _try_take(self) -> bool:
         if not self._words[fmt.RUNNING] or self.closing:
@@ -174,10 +173,3 @@ class RingWriter:
             self._words[self._line + fmt.WRITER_WAITED_NS] += now - since_ns
         self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = now
         return now
-
-    def _slot_views(self, slot: int) -> dict[str, Tensor]:
-        if slot not in self._views:
-            image = self._file.map(self._stride, fmt.IMAGES_AT + slot * self._stride, writable=True)
-            names = [entry.leaf.name for entry in self._layout.entries]
-            self._views[slot] = dict(zip(names, self._layout.views(image), strict=True))
-        return self._views[slot]
