@@ -526,7 +526,7 @@ def test_when_all_workers_are_killed_the_run_ends_at_once() -> None:
 
 
 def test_workers_that_say_nothing_end_the_run() -> None:
-    with collecting(cartpole_net(), CARTPOLE, num_workers=1, silent_timeout_s=0.5) as collector:
+    with collecting(cartpole_net(), CARTPOLE, num_workers=1, silent_timeout_s=5.0) as collector:
         batches = iter(collector)
         next(batches)
         pid = collector.procs[0].pid
