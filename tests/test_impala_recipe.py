@@ -60,6 +60,17 @@ def trained(config: Config) -> Trainer:
     return trainer
 
 
+def train_until_stopped(trainer: Trainer, at_most_s: float) -> None:
+    """Train until a hook has seen enough, or it is late."""
+    alarm = threading.Timer(at_most_s, trainer.request_stop, ("late",))
+    alarm.start()
+    try:
+        trainer.train()
+    finally:
+        alarm.cancel()
+        trainer.shutdown()
+
+
 def test_it_trains_publishes_every_batch_and_writes_down_how_old_steps_were(tmp_path: Path) -> None:
     trainer = trained(small(run_dir=tmp_path))
     sync, lag = part(trainer, SyncWeights), part(trainer, LagHistogram)
@@ -148,13 +159,7 @@ def test_a_killed_worker_is_started_again_and_the_run_goes_on() -> None:
                 trainer.request_stop("seen enough")
 
     trainer.register_op("post_steps", kill_once)
-    alarm = threading.Timer(60, trainer.request_stop, ("late",))
-    alarm.start()
-    try:
-        trainer.train()
-    finally:
-        alarm.cancel()
-        trainer.shutdown()
+    train_until_stopped(trainer, at_most_s=60)
     assert trainer.collector.restarted == 1
     assert now[1] == pids[1]
     assert now[0] != pids[0]
@@ -176,13 +181,7 @@ def test_a_separate_process_evaluates_pinned_versions_and_disturbs_neither_lag_n
             trainer.request_stop("seen enough")
 
     trainer.register_op("post_steps", stop_when_seen)
-    alarm = threading.Timer(90, trainer.request_stop, ("late",))
-    alarm.start()
-    try:
-        trainer.train()
-    finally:
-        alarm.cancel()
-        trainer.shutdown()
+    train_until_stopped(trainer, at_most_s=90)
     assert acting[-1] == (2, 3), "the evaluator reads along, and is no worker"
     found = evaluator.evaluations()
     assert len(found) > 2

@@ -80,7 +80,7 @@ def plan_of(trainer: Trainer) -> SyncPlan:
 
 
 def from_config(arguments: list[str]) -> Callable[[], Trainer]:
-    """A recipe_of of what the overrides describe."""
+    """A builder of what the overrides describe."""
     schema.register()
     line = overrides.read(arguments)
     config, *more = overrides.configs(line)

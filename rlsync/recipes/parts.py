@@ -51,6 +51,16 @@ class Spaces:
     action_spec: TensorSpec
 
 
+def cannot_make(config: EnvConfig, error: Exception, more: str = "") -> ConfigError:
+    """What is raised for an environment that ``error`` kept from being made; ``more`` adds to the cure."""
+    first = str(error).partition("\n")[0]
+    return ConfigError(
+        f"cannot make the environment {config.id!r}: {first}",
+        "env.id and env.kwargs",
+        "give an installed gymnasium id, for example env.id=CartPole-v1" + more,
+    )
+
+
 def probe(config: EnvConfig) -> Spaces:
     """Look at the environment in this process, so that a bad one is refused before workers start.
 
@@ -61,12 +71,7 @@ def probe(config: EnvConfig) -> Spaces:
     try:
         env = make_env(one)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
-        first = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"cannot make the environment {config.id!r}: {first}",
-            "env.id and env.kwargs",
-            "give an installed gymnasium id, for example env.id=CartPole-v1",
-        ) from error
+        raise cannot_make(config, error) from error
     try:
         observation, action = env.observation_spec.get("observation", None), env.action_spec
         if observation is None or observation.ndim != 1 or not isinstance(action, OneHot):

@@ -12,7 +12,6 @@ from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync import LogPolicyLag, SyncWeights
-from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config, EnvConfig, check, sync_map, trigger
 from rlsync.recipes.hooks import SyncMetrics
@@ -98,12 +97,7 @@ def probe(config: EnvConfig) -> Envs:
     try:
         return make_venv(env_spec(config), 1)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
-        first = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"cannot make the environment {config.id!r}: {first}",
-            "env.id and env.kwargs",
-            "give an installed gymnasium id, for example env.id=CartPole-v1; Atari needs 'rlsync[atari]'",
-        ) from error
+        raise parts.cannot_make(config, error, "; Atari needs 'rlsync[atari]'") from error
 
 
 def make_network(recipe: ImpalaConfig, spec: EnvSpec) -> ImpalaNet:
