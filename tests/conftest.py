@@ -21,6 +21,9 @@ from tests.parts.processes import child_pids, kill, open_fds, shared_mappings, w
 
 LEAVE_TIMEOUT_S = 5.0
 
+#: Read by mypy, not run.
+collect_ignore = ["typing_cases"]
+
 
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test() -> None:

@@ -367,3 +367,69 @@ def test_an_input_that_the_net_takes_must_be_given(missing: str) -> None:
     del inputs[missing]
     with pytest.raises(ConfigError, match=missing):
         net(**inputs)
+
+
+# ---------------------------------------------------------------------------------- the torso in threads
+
+
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("torso", "lstm"), [("mlp", 16), ("shallow", 0), ("deep", 16)])
+def test_a_torso_in_threads_gives_the_same_outputs_and_gradients(
+    torso: str, lstm: int, bfloat16: bool
+) -> None:
+    net = ImpalaNet((6,) if torso == "mlp" else PIXELS, HEADS["categorical"], torso=torso, lstm=lstm)
+    net.in_bfloat16 = bfloat16
+    inputs = unroll_inputs(net)
+    outs, grads = [], []
+    for threads in (1, 3):
+        net.torso_threads = threads
+        net.zero_grad()
+        out = net(**inputs)
+        (out.params.square().sum() + out.value.sum()).backward()
+        outs.append(torch.cat([out.params.flatten(), out.value.flatten()]).detach())
+        grads.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(outs[1], outs[0], **tolerance)
+    assert (grads[1] - grads[0]).norm() < (2e-2 if bfloat16 else 1e-5) * grads[0].norm()
+    assert grads[0].norm() > 0.1
+
+
+def test_the_gradient_of_a_torso_in_threads_is_the_same_every_time() -> None:
+    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
+    inputs, grads = unroll_inputs(net), []
+    for _ in range(4):
+        net.zero_grad()
+        net(**inputs).value.square().sum().backward()
+        grads.append([p.grad.clone() for p in net.torso.parameters() if p.grad is not None])
+    for later in grads[1:]:
+        assert all(torch.equal(ours, first) for ours, first in zip(later, grads[0], strict=True))
+
+
+def test_frozen_parameters_of_a_torso_in_threads_get_no_gradient() -> None:
+    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
+    frozen = next(net.torso.parameters()).requires_grad_(False)
+    net(**unroll_inputs(net)).value.sum().backward()
+    assert frozen.grad is None
+    assert all(p.grad is not None for p in net.torso.parameters() if p.requires_grad)
+
+
+def test_a_network_with_a_torso_in_threads_still_travels_to_workers() -> None:
+    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
+    net(**unroll_inputs(net)).value.sum().backward()  # the threads are running now
+    copied = pickle.loads(pickle.dumps(net))
+    inputs = unroll_inputs(net)
+    with torch.no_grad():
+        torch.testing.assert_close(copied(**inputs).value, net(**inputs).value)
+
+
+def test_an_error_in_one_thread_reaches_the_caller_and_the_next_pass_runs() -> None:
+    net = ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=2)
+    inputs = unroll_inputs(net)
+    with pytest.raises(RuntimeError, match="expected input"):
+        net(**(inputs | {"observation": inputs["observation"][:, :, :3]}))
+    net(**inputs).value.sum().backward()
+
+
+def test_a_torso_runs_in_one_thread_at_least() -> None:
+    with pytest.raises(ConfigError, match="0 threads"):
+        ImpalaNet(PIXELS, HEADS["categorical"], torso="shallow", torso_threads=0)

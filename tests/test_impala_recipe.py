@@ -20,11 +20,12 @@ from torchrl.trainers import Trainer
 from rlsync import SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig
+from rlsync.recipes.hooks import LagHistogram
 from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig, ModelConfig, ReplayConfig
 from rlsync.recipes.impala.evaluator import READER, Evaluator
-from rlsync.recipes.impala.hooks import Bottleneck, LagHistogram, Load, MixReplayed, UnrollReturns
-from rlsync.recipes.impala.recipe import EVALUATIONS, STALENESS, build, probe
-from rlsync.recipes.parts import CHECKPOINT
+from rlsync.recipes.impala.hooks import Bottleneck, Load, MixReplayed, UnrollReturns
+from rlsync.recipes.impala.recipe import EVALUATIONS, build, probe
+from rlsync.recipes.parts import CHECKPOINT, STALENESS
 from rlsync.torchrl_plugin import compat
 from tests.parts.processes import is_alive, wait_until
 
@@ -188,7 +189,7 @@ def test_a_separate_process_evaluates_pinned_versions_and_disturbs_neither_lag_n
     versions = [each.version for each in found]
     assert versions == sorted(set(versions))
     assert all(each.episodes == 4 and 8 <= each.return_mean <= 500 for each in found)
-    assert (tmp_path / EVALUATIONS).read_text().startswith("version,episodes,return_mean")
+    assert (tmp_path / EVALUATIONS).read_text().startswith("episodes,return_mean")
     assert "eval/return" in trainer._log_dict
     assert wait_until(lambda: not evaluator._process.is_alive(), 10)
     assert READER > 1000

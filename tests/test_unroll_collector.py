@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tensordict import TensorDictBase
 from torchrl.envs import GymEnv
 from torchrl.trainers import Trainer
 
-from rlsync import Every, SyncWeights
+from rlsync import Every, Source, SyncWeights
 from rlsync.core.errors import (
     AdoptionTimeout,
     BoardClosed,
@@ -47,12 +47,13 @@ from rlsync.recipes.impala import (
 )
 from tests.conftest import LeakCheck
 from tests.faults.running import in_three_lines
-from tests.parts.processes import child_pids, is_alive, kill, open_fds, wait_until
+from tests.parts.processes import child_pids, is_alive, kill, open_fds, stopped, wait_until
 from tests.test_impala_envs import LADDER, Ladder
 
 pytestmark = pytest.mark.timeout(110)
 
 WAIT_S = 20.0
+SILENT_S = 5.0  # longer than a loaded machine keeps a process waiting
 QUICK = Restarts(at_most=3, first_pause_s=0.05)
 CARTPOLE = GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 15})
 PENDULUM = GymnasiumEnvs("Pendulum-v1", {"max_episode_steps": 9})
@@ -419,6 +420,39 @@ def test_the_workers_answer_what_they_act_with() -> None:
         assert hook.in_flight
 
 
+def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rounded_weights() -> None:
+    network = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(16,), lstm=4)
+    with collecting(network, PONG, envs_per_worker=2, steps=2, dtype=torch.bfloat16) as collector:
+        trainer = make_trainer(collector, network, frames=4)
+        declared = Source("loss_module.actor_network", dtype=torch.bfloat16)
+        hook = SyncWeights({"policy": declared})
+        hook.register(trainer)
+        assert {row.verdict.value for row in hook.plan.rows} == {"cast"}
+        assert hook.plan.payload_bytes * 2 == sum(p.nbytes for p in network.parameters())
+        hook.publish()
+        check = hook.check()
+        check.ask()
+        batches = iter(collector)
+        assert wait_until(lambda: next(batches) is not None and check.hear().done, WAIT_S)
+        assert (check.hear().answered, check.hear().deviations) == (2, ())
+        batch = next(batches)
+        assert (batch["policy_version"] == 2).all()
+        check_batch(batch, network)
+        rounded = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(16,), lstm=4)
+        rounded.load_state_dict(network.state_dict())
+        log_prob, _ = recomputed(rounded.bfloat16().float(), batch)
+        assert torch.allclose(log_prob, batch["behaviour_log_prob"], atol=0.05)
+
+
+def test_a_dtype_that_the_map_does_not_declare_is_refused() -> None:
+    network = cartpole_net()
+    with collecting(network, CARTPOLE, dtype=torch.bfloat16) as collector:
+        trainer = make_trainer(collector, network, frames=24)
+        with pytest.raises(LayoutMismatch, match=r"Source\(..., dtype='bfloat16'\)"):
+            SyncWeights({"policy": "loss_module.actor_network"}).register(trainer)
+        trainer.shutdown()
+
+
 # -------------------------------------------------------------------------- faults
 
 
@@ -525,16 +559,74 @@ def test_when_all_workers_are_killed_the_run_ends_at_once() -> None:
         assert collector.closed
 
 
-def test_workers_that_say_nothing_end_the_run() -> None:
-    with collecting(cartpole_net(), CARTPOLE, num_workers=1, silent_timeout_s=5.0) as collector:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_all_say_nothing_end_the_run(workers: int) -> None:
+    settings = {"num_workers": workers, "silent_timeout_s": SILENT_S}
+    with collecting(cartpole_net(), CARTPOLE, **settings) as collector:
         batches = iter(collector)
         next(batches)
-        pid = collector.procs[0].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        pids = [process.pid or 0 for process in collector.procs]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
         with pytest.raises(AdoptionTimeout, match="no rollout was completed") as caught:
             list(itertools.islice(batches, 100))
-        assert f"pid {pid}, alive" in caught.value.what
+        assert in_three_lines(caught.value)
+        assert all(f"pid {pid}, alive" in caught.value.what for pid in pids)
+
+
+def test_a_worker_that_is_stopped_is_started_again_while_the_other_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with collecting(cartpole_net(), CARTPOLE, silent_timeout_s=SILENT_S) as collector:
+        batches = iter(collector)
+        next(batches)
+        first, second = (process.pid or 0 for process in collector.procs)
+        os.kill(second, signal.SIGSTOP)
+        with caplog.at_level(logging.WARNING):
+            assert wait_until(lambda: next(batches) is not None and collector.restarted == 1, 2 * WAIT_S)
+        assert not is_alive(second)
+        assert f"worker 1 (pid {second}) killed by SIGKILL after 5 s of silence; it is started" in caplog.text
+        assert wait_until(lambda: next(batches) is not None and collector.last_workers == (1,), WAIT_S)
+        assert collector.procs[0].pid == first
+        assert collector.restarted == 1
+
+
+def test_a_worker_that_is_stopped_and_may_not_be_started_again_ends_the_run() -> None:
+    settings = {"silent_timeout_s": SILENT_S, "restarts": Restarts(at_most=0)}
+    with collecting(cartpole_net(), CARTPOLE, **settings) as collector:
+        batches = iter(collector)
+        next(batches)
+        pid = collector.procs[0].pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLost, match="after 5 s of silence") as caught:
+            wait_until(lambda: next(batches) is None, 2 * WAIT_S)
+        assert in_three_lines(caught.value)
+        assert f"worker 0 (pid {pid})" in caught.value.what
+        assert collector.closed
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_workers_that_wait_for_the_learner_are_not_silent(paused: bool) -> None:
+    with (
+        collecting(cartpole_net(), CARTPOLE, slots=2, silent_timeout_s=2.0) as collector,
+        ExitStack() as rest,
+    ):
+        next(iter(collector))
+        if paused:
+            rest.enter_context(collector.pause())
+        assert not wait_until(lambda: collector._workers.look(), 4.0, poll_s=0.1)
+
+
+def test_silence_counts_only_while_the_learner_looks() -> None:
+    with collecting(cartpole_net(), CARTPOLE, silent_timeout_s=2.0) as collector:
+        batches = iter(collector)
+        next(batches)
+        first, second = (process.pid or 0 for process in collector.procs)
+        with stopped(first), stopped(second):
+            time.sleep(3.0)
+            assert not collector._workers.look()
+        assert len(list(itertools.islice(batches, 10))) == 10
+        assert collector.restarted == 0
 
 
 @pytest.mark.parametrize(
@@ -634,7 +726,13 @@ def test_the_learner_keeps_few_descriptors_and_its_own_parameters() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"steps": 0}, {"num_workers": 0}, {"overlap": True, "envs_per_worker": 1}, {"slots": 0}],
+    [
+        {"steps": 0},
+        {"num_workers": 0},
+        {"overlap": True, "envs_per_worker": 1},
+        {"slots": 0},
+        {"rollouts_per_batch": 3, "slots": 2},
+    ],
 )
 def test_numbers_that_make_no_collector_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError), collecting(cartpole_net(), CARTPOLE, **options):

@@ -19,6 +19,13 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.path import nearest_name
 from rlsync.torchrl_plugin import compat
 
+_EXAMPLES = """examples:
+  rlsync explain
+  rlsync explain recipe=dqn --json
+  rlsync explain train_mine.py:make_trainer
+
+exit status: 0 the map can be carried out, 2 it cannot, or the arguments name no trainer
+"""
 _FILE_TARGET = re.compile(r"(?P<file>.+\.py):(?P<function>[^\W\d]\w*)")
 
 
@@ -32,6 +39,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="rlsync explain",
         description="Print what a sync map moves, leaf by leaf, without training.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(

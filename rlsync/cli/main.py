@@ -14,7 +14,14 @@ from rlsync.core.path import nearest_name
 VERBS = {
     "train": "train a recipe: rlsync train [key=value ...]",
     "explain": "print what a sync map moves: rlsync explain [key=value ... | file.py:function]",
+    "check": "validate a config and list all that is wrong with it: rlsync check [key=value ...]",
+    "doctor": "examine this machine, and whether a trainer's weights arrive: rlsync doctor",
     "status": "tell how a running training's workers are: rlsync status RUN",
+    "eval": "play episodes with the weights of a checkpoint: rlsync eval RUN",
+    "plot": "draw return, lag, staleness and publishes of runs: rlsync plot RUN [RUN ...]",
+    "ls": "list the shipped recipes and configs: rlsync ls [GROUP]",
+    "cp": "copy a shipped config out, to edit it: rlsync cp GROUP/NAME [FOLDER]",
+    "bench": "measure a publish on this machine: rlsync bench",
 }
 
 EXIT_FAILED = 1

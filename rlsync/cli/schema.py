@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
 from rlsync.core.errors import ConfigError
@@ -12,6 +15,9 @@ from rlsync.recipes.impala import config as impala_config
 
 #: Config group in which the types are kept; not a choice for users.
 SCHEMA = "schema"
+
+#: What the ConfigStore holds when a process has imported Hydra and registered rlsync's types.
+_KNOWN = ("hydra", "_dummy_empty_config_.yaml", SCHEMA)
 
 
 def register() -> None:
@@ -40,6 +46,29 @@ def register() -> None:
     }
     for name, recipe in recipes.items():
         store.store(group=f"{SCHEMA}/recipe", name=name, node=recipe, provider="rlsync")
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """While entered, Hydra knows rlsync's configs and its own, and no other package's.
+
+    Hydra merges whatever has the same group and name: TorchRL's ``collector/sync``, where a process has
+    registered it, would become the type of rlsync's.
+    """
+    store = ConfigStore.instance()
+    everything = store.repo
+    store.repo = {name: node for name, node in everything.items() if name in _KNOWN}
+    try:
+        yield
+    finally:
+        store.repo = everything
+
+
+@contextmanager
+def initialised() -> Iterator[None]:
+    """While entered, configs can be composed."""
+    with alone(), initialize_config_dir(str(config_dir()), version_base="1.3"):
+        yield
 
 
 def config_dir() -> Path:

@@ -8,8 +8,8 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import hydra
@@ -24,37 +24,17 @@ from rlsync.cli import overrides, schema
 from rlsync.cli.interrupt import EXIT_INTERRUPTED, Interrupts
 from rlsync.cli.live import LiveLine
 from rlsync.cli.main import exit_status
-from rlsync.cli.resume import checkpoint_in, load
-from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
-from rlsync.core.path import nearest_name
-from rlsync.recipes import dqn, parts, ppo
-from rlsync.recipes.config import Config, EnvConfig
+from rlsync.cli.recipes import recipe_of
+from rlsync.cli.resume import load
+from rlsync.core.errors import RlsyncError, WorkerLost
+from rlsync.recipes.config import Config
 from rlsync.recipes.hooks import EpisodeReturns
-from rlsync.recipes.impala import recipe as impala
 from rlsync.recipes.impala.hooks import Bottleneck
+from rlsync.tensors.memory import keep_freed_memory
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.board_endpoint import BoardEndpoint
 from rlsync.torchrl_plugin.endpoints import endpoint_of
 
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A builder of trainers, and a look at the environment before it builds.
-
-    Args:
-        build: makes the trainer that a config describes.
-        probe: raises ConfigError where the environment of a config cannot serve.
-    """
-
-    build: Callable[[Config], Trainer]
-    probe: Callable[[EnvConfig], object]
-
-
-RECIPES = {
-    "ppo": Recipe(ppo.build, parts.probe),
-    "dqn": Recipe(dqn.build, parts.probe),
-    "impala": Recipe(impala.build, impala.probe),
-}
 RESOLVED = "config.yaml"
 BOARD = "board.json"
 
@@ -63,7 +43,7 @@ def main(arguments: list[str]) -> int:
     """Check the command line, then let Hydra run one job or a sweep of them.
 
     Raises:
-        ConfigError: before anything runs, if a key, an option or a value is wrong.
+        ConfigError: before anything runs; all that is wrong with keys, options and values, at once.
     """
     schema.register()
     line = overrides.read(arguments)
@@ -71,8 +51,7 @@ def main(arguments: list[str]) -> int:
         print(help_text())
         return 0
     if not line.only_shows:
-        for config in overrides.configs(line):
-            check_names(config)
+        overrides.configs(line)
     app = hydra.main(
         version_base="1.3",
         config_path=str(schema.config_dir()),
@@ -81,7 +60,8 @@ def main(arguments: list[str]) -> int:
     before = sys.argv
     sys.argv = ["rlsync train", *arguments]
     try:
-        app()
+        with schema.alone():
+            app()
     finally:
         sys.argv = before
     return 0
@@ -95,35 +75,16 @@ def help_text() -> str:
         "Trains a recipe in worker processes that adopt their weights from a board.\n"
         "Receipts, metrics, the checkpoint and the config go to runs/<date>/<time>.\n\n"
         f"groups:\n{groups}\n\n"
+        "examples:\n"
+        "  rlsync train recipe=dqn seed=3       another recipe, another seed\n"
         "  rlsync train --cfg job               prints every key and its value\n"
         "  rlsync train recipe=dqn --cfg job    the same, of another recipe\n"
         "  rlsync train -m seed=0,1,2           runs a sweep\n"
         "  rlsync train resume=runs/DATE/TIME   goes on from a run's checkpoint\n"
-        "  rlsync train --hydra-help            prints Hydra's own options"
+        "  rlsync train --hydra-help            prints Hydra's own options\n"
+        "  rlsync check ...                     lists all that is wrong with the same words, runs nothing\n\n"
+        "exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config, 130 after Ctrl-C"
     )
-
-
-def check_names(config: Config) -> None:
-    """Refuse names that lead nowhere: of the recipe, of the environment, of a checkpoint."""
-    recipe_of(config).probe(config.env)
-    if config.resume is not None:
-        checkpoint_in(config.resume, config)
-
-
-def recipe_of(config: Config) -> Recipe:
-    """The recipe that a config names.
-
-    Raises:
-        ConfigError: there is no such recipe.
-    """
-    name = config.recipe.name
-    if name not in RECIPES:
-        near = nearest_name(name, RECIPES)
-        hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(
-            f"no recipe is named {name!r}", "recipe.name", f"{hint}recipes: {', '.join(RECIPES)}"
-        )
-    return RECIPES[name]
 
 
 def run_job(composed: DictConfig) -> None:
@@ -173,8 +134,9 @@ def train(config: Config) -> int:
 
 
 def prepare_process() -> None:
-    """One thread for the learner, which leaves the cores to the workers; and less noise."""
+    """One thread for the learner, which leaves the cores to the workers; its memory kept; and less noise."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*experimental/prototype feature")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torchrl")

@@ -107,6 +107,13 @@ class SyncPlan:
         transport: how the weights travel, for example ``"board: 2 workers, alias"``.
         trigger: when, in words; empty when the plan stands alone.
         notes: what a reader should know.
+
+    Example:
+        >>> actor = Route("policy", "loss_module.actor_network")
+        >>> weight = Row("policy.w", f"{actor.source}.w", Verdict.COPIED, "parameter", (2, 3), "float32", 24)
+        >>> plan = SyncPlan((actor,), (weight,), "board: 2 workers, alias")
+        >>> plan.check().payload_bytes
+        24
     """
 
     routes: tuple[Route, ...]
@@ -121,7 +128,11 @@ class SyncPlan:
         return sum(row.payload_bytes for row in self.rows)
 
     def count(self, verdict: Verdict) -> int:
-        """How many leaves have this verdict."""
+        """How many leaves have this verdict.
+
+        Args:
+            verdict: for example ``Verdict.COPIED``.
+        """
         return sum(row.verdict is verdict for row in self.rows)
 
     def refused(self) -> tuple[Row, ...]:
@@ -214,6 +225,11 @@ class Receipt:
         repaired: leaves whose tie was found broken and that are copied from now on.
         batches, frames, optim_steps: the learner's counters.
         time_s: seconds since the epoch.
+
+    Example:
+        >>> receipt = Receipt(2, "trigger", 4, 0, 0, 680, 0, 0, 5e-5, False, (), 1, 200, 10, 1.7e9)
+        >>> receipt.version, receipt.copied_bytes, receipt.optim_steps
+        (2, 680, 10)
     """
 
     version: int

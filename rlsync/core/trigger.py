@@ -50,7 +50,12 @@ class Trigger:
     __slots__ = ()
 
     def due(self, last: Counters, now: Counters) -> bool:
-        """Whether a publish is due at ``now``, the last one having been made at ``last``."""
+        """Whether a publish is due.
+
+        Args:
+            last: the counters at the last publish.
+            now: the counters now.
+        """
         raise NotImplementedError
 
     def units(self) -> frozenset[str]:

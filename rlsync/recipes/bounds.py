@@ -1,12 +1,15 @@
-"""Fields that know their bounds, so that a bad value is refused before anything runs."""
+"""Fields that know their bounds, so that a bad value is refused before anything runs.
+
+A check is a generator of errors: the launcher lists them all, Python code refuses at the first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.path import nearest_name
 
 
@@ -57,26 +60,39 @@ def one_of(default: str, *others: str) -> Any:
     return field(default=default, metadata={"bound": Bound(choices=(default, *others))})
 
 
-def check_bounds(config: Any) -> None:
-    """Refuse the first field, here or in a nested dataclass, whose value lies outside its bound.
+def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
+    """One error for each field, here or in a nested dataclass, whose value lies outside its bound.
 
     Args:
         config: an instance of a dataclass whose fields were made with the functions above.
-
-    Raises:
-        ConfigError: names the field, its value and what it accepts.
+        prefix: stands before the names of the fields.
     """
-    for key, value, bound in _bounded(config, ""):
-        if not bound.accepts(value):
-            near = nearest_name(str(value), bound.choices)
-            hint = f"did you mean {near!r}? " if near else ""
-            raise ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}")
-
-
-def _bounded(config: Any, prefix: str) -> Iterator[tuple[str, Any, Bound]]:
     for spec in fields(config):
         key, value = prefix + spec.name, getattr(config, spec.name)
         if is_dataclass(value):
-            yield from _bounded(value, key + ".")
-        elif "bound" in spec.metadata:
-            yield key, value, spec.metadata["bound"]
+            yield from bound_errors(value, key + ".")
+        elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):
+            bound = spec.metadata["bound"]
+            near = nearest_name(str(value), bound.choices)
+            hint = f"did you mean {near!r}? " if near else ""
+            yield ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}")
+
+
+def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:
+    """What ``check`` raises, if it does; ``key``, where given, stands before the place that the error names.
+
+    Example:
+        >>> from rlsync.core.path import parse
+        >>> [error.where for error in caught(lambda: parse("a..b"), "sync.map.0.source")]
+        ["sync.map.0.source: character 3, at '.'"]
+    """
+    try:
+        check()
+    except RlsyncError as error:
+        yield type(error)(error.what, f"{key}: {error.where}" if key else error.where, error.cure)
+
+
+def refuse(errors: Iterable[RlsyncError]) -> None:
+    """Raise the first error, if there is one."""
+    for error in errors:
+        raise error

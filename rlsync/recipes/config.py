@@ -6,17 +6,39 @@ The defaults are those of the first recipe, PPO on CartPole.
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
-from rlsync.core.plan import Source
-from rlsync.core.trigger import Every, LagAbove, Trigger
-from rlsync.recipes.bounds import above_zero, check_bounds, fraction, not_below_zero, one_of
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.recipes.bounds import above_zero, bound_errors, fraction, not_below_zero, one_of, refuse
+from rlsync.recipes.sync_config import (
+    RouteConfig,
+    SyncConfig,
+    WhenConfig,
+    map_errors,
+    sync_map,
+    trigger,
+    trigger_errors,
+)
 
-#: What weights may be cast to on their way.
-WIRE_DTYPES = ("float32", "bfloat16", "float16")
+__all__ = [
+    "Config",
+    "EnvConfig",
+    "CollectorConfig",
+    "SyncConfig",
+    "RouteConfig",
+    "WhenConfig",
+    "LoggerConfig",
+    "RecipeConfig",
+    "PPOConfig",
+    "DQNConfig",
+    "sync_map",
+    "trigger",
+    "errors",
+    "check",
+]
 
 
 @dataclass
@@ -37,35 +59,6 @@ class CollectorConfig:
     frames_per_batch: int = above_zero(2048)
     adopt: str = one_of("alias", "copy")
     silent_timeout_s: float | None = above_zero(300.0)
-
-
-@dataclass
-class RouteConfig:
-    """One entry of the sync map; with a ``dtype`` the workers' network computes, and receives, in it."""
-
-    destination: str = ""
-    source: str = ""
-    dtype: str | None = None
-
-
-@dataclass
-class WhenConfig:
-    """When to publish: every so many units, when the learner is ahead, or whichever is first."""
-
-    every: int | float | None = 1
-    unit: str = "batches"
-    lag_above: int | None = None
-
-
-@dataclass
-class SyncConfig:
-    """What goes where, and when; ``history`` is the number of receipts kept in memory."""
-
-    map: list[RouteConfig] = field(
-        default_factory=lambda: [RouteConfig("policy", "loss_module.actor_network")]
-    )
-    when: WhenConfig = field(default_factory=WhenConfig)
-    history: int = above_zero(1000)
 
 
 @dataclass
@@ -90,6 +83,10 @@ class RecipeConfig:
     batch_size: int = above_zero(128)
     clip_norm: float = above_zero(0.5)
 
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        """What is wrong with this recipe that its bounds do not say; ``config`` is the rest of the run."""
+        yield from ()
+
 
 @dataclass
 class PPOConfig(RecipeConfig):
@@ -101,6 +98,10 @@ class PPOConfig(RecipeConfig):
     clip_epsilon: float = above_zero(0.2)
     entropy_coeff: float = not_below_zero(0.0)
     critic_coeff: float = not_below_zero(0.5)
+
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        """See :meth:`RecipeConfig.errors`."""
+        yield from width_errors("recipe.hidden", self.hidden)
 
 
 @dataclass
@@ -119,6 +120,10 @@ class DQNConfig(RecipeConfig):
     epsilon_start: float = fraction(1.0)
     epsilon_end: float = fraction(0.02)
     epsilon_frames: int = above_zero(10_000)
+
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        """See :meth:`RecipeConfig.errors`."""
+        yield from width_errors("recipe.hidden", self.hidden)
 
 
 @dataclass
@@ -140,77 +145,29 @@ class Config:
     recipe: RecipeConfig = field(default_factory=PPOConfig)
 
 
-def trigger(when: WhenConfig) -> Trigger:
-    """The trigger that a config describes.
-
-    Raises:
-        ConfigError: it describes none, or a number or the unit is wrong.
-
-    Example:
-        >>> str(trigger(WhenConfig(every=10, unit="seconds", lag_above=50)))
-        '(every 10 seconds | lag above 50 optim_steps)'
-    """
-    parts: list[Trigger] = []
-    try:
-        if when.every is not None:
-            parts.append(Every(when.every, when.unit))  # type: ignore[arg-type]
-        if when.lag_above is not None:
-            parts.append(LagAbove(when.lag_above))
-    except ConfigError as error:
-        raise ConfigError(error.what, f"sync.when: {error.where}", error.cure) from None
-    if not parts:
-        raise ConfigError(
-            "nothing says when to publish",
-            "sync.when: every and lag_above are both null",
-            "give one of them, for example sync.when.every=1",
-        )
-    return parts[0] if len(parts) == 1 else parts[0] | parts[1]
-
-
-def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
-    """The map ``{destination: source}`` that a config lists.
-
-    Raises:
-        ConfigError: the list is empty, an entry lacks a side or declares what is no floating dtype, or two
-            entries share a destination.
-    """
-    found: dict[str, str | Source] = {}
-    for entry, route in enumerate(sync.map):
-        where = f"sync.map[{entry}]"
-        if not route.destination or not route.source:
-            lacking = "source" if route.destination else "destination"
-            raise ConfigError(
-                f"an entry of the sync map has no {lacking}",
-                where,
-                "write {destination: policy, source: loss_module.actor_network}",
-            )
-        if route.destination in found:
-            raise ConfigError(f"two entries of the sync map go to {route.destination!r}", where, "drop one")
-        if route.dtype not in (None, *WIRE_DTYPES):
-            near = nearest_name(str(route.dtype), WIRE_DTYPES)
-            raise ConfigError(
-                f"no dtype {route.dtype!r}",
-                f"{where}.dtype",
-                (f"did you mean {near!r}? " if near else "") + f"give one of {', '.join(WIRE_DTYPES)}",
-            )
-        found[route.destination] = Source(route.source, dtype=route.dtype) if route.dtype else route.source
-    if not found:
-        raise ConfigError(
-            "the sync map is empty",
-            "sync.map",
-            "write sync.map=[{destination:policy,source:loss_module.actor_network}]",
-        )
-    return found
-
-
-def check_widths(key: str, layers: list[int]) -> None:
-    """Refuse layers that are none, or without units.
-
-    Raises:
-        ConfigError: names the key.
-    """
+def width_errors(key: str, layers: list[int]) -> Iterator[RlsyncError]:
+    """Layers that are none, or without units."""
     if not layers or min(layers) < 1:
-        raise ConfigError(f"{key} cannot be {list(layers)}", key, "give widths, like [64,64]")
+        yield ConfigError(f"{key} cannot be {list(layers)}", key, "give widths, like [64,64]")
+
+
+def errors(config: Config) -> Iterator[RlsyncError]:
+    """All that cannot work in a config, as far as the config itself tells."""
+    yield from bound_errors(config)
+    yield from trigger_errors(config.sync.when)
+    yield from map_errors(config.sync)
+    if not config.env.id:
+        yield ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
+    if config.logger.kind == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        yield ConfigError("tensorboard is not installed", "logger.kind", "pip install 'rlsync[tensorboard]'")
+    yield from config.recipe.errors(config)
+    collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
+    if 0 < collector.frames_per_batch < steps:
+        yield ConfigError(
+            f"a batch of {collector.frames_per_batch} frames leaves some environments idle",
+            "collector.frames_per_batch",
+            f"give at least collector.num_workers x env.num_envs = {steps}",
+        )
 
 
 def check(config: Config) -> Config:
@@ -221,20 +178,7 @@ def check(config: Config) -> Config:
 
     Raises:
         ConfigError: names the key, its value and what it accepts.
+        PathSyntaxError: a path of the sync map is not written in the grammar.
     """
-    check_bounds(config)
-    trigger(config.sync.when)
-    sync_map(config.sync)
-    if not config.env.id:
-        raise ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
-    match config.recipe:
-        case PPOConfig(hidden=layers) | DQNConfig(hidden=layers):
-            check_widths("recipe.hidden", layers)
-    collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
-    if collector.frames_per_batch < steps:
-        raise ConfigError(
-            f"a batch of {collector.frames_per_batch} frames leaves some environments idle",
-            "collector.frames_per_batch",
-            f"give at least collector.num_workers x env.num_envs = {steps}",
-        )
+    refuse(errors(config))
     return config

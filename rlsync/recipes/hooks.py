@@ -1,8 +1,10 @@
-"""Small trainer hooks: how good the policy is, what its pushes cost, how much it explores."""
+"""Small trainer hooks: returns, the age of frames, what pushes cost, exploration."""
 
 from __future__ import annotations
 
-from collections import deque
+import csv
+from collections import Counter, deque
+from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -66,6 +68,48 @@ class EpisodeReturns(TrainerHookBase):
         self.newest.clear()
         self.newest.extend(state_dict["newest"])
         self.finished = state_dict["finished"]
+
+
+class LagHistogram(TrainerHookBase):
+    """Counts how many versions old the consumed steps are, and writes the counts down.
+
+    Args:
+        sync: the hook that publishes.
+        file: a CSV file, ``staleness_versions,steps``; rewritten at each checkpoint and at the end. None
+            writes nothing.
+    """
+
+    def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
+        self.sync = sync
+        self.counts: Counter[int] = Counter()
+        self._file = file
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        ages, counts = self.sync.staleness(batch).versions.unique(return_counts=True)
+        self.counts.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        return batch
+
+    def register(self, trainer: Trainer, name: str = "lag_histogram") -> None:
+        """Count before each optimizer step, and write at the end."""
+        self.sync.require_stamps("LagHistogram")
+        trainer.register_op("process_optim_batch", self)
+        trainer.register_op("shutdown", self.write)
+        trainer.register_module(name, self)
+
+    def write(self) -> None:
+        """Write the counts so far."""
+        if self._file is not None:
+            with self._file.open("w", newline="") as file:
+                csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts."""
+        self.write()
+        return {"counts": dict(self.counts)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.counts = Counter({int(age): int(count) for age, count in state_dict["counts"].items()})
 
 
 class SyncMetrics(TrainerHookBase):

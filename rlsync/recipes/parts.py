@@ -26,10 +26,11 @@ from torchrl.trainers import Trainer
 from rlsync import BoardScheme, SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import Config, EnvConfig, LoggerConfig, sync_map, trigger
-from rlsync.recipes.hooks import EpisodeReturns, SyncMetrics
+from rlsync.recipes.hooks import EpisodeReturns, LagHistogram, SyncMetrics
 from rlsync.tensors.layout import dtype_named
 
 RECEIPTS = "receipts.jsonl"
+STALENESS = "staleness_versions.csv"
 CHECKPOINT = "checkpoint"
 METRICS = "metrics"
 _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
@@ -70,7 +71,7 @@ def probe(config: EnvConfig) -> Spaces:
     one = EnvConfig(config.id, 1, config.kwargs)
     try:
         env = make_env(one)
-    except (gymnasium.error.Error, TypeError, ImportError) as error:
+    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
         raise cannot_make(config, error) from error
     try:
         observation, action = env.observation_spec.get("observation", None), env.action_spec
@@ -111,15 +112,20 @@ def mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float) -> 
     return net
 
 
+def workers_dtype(config: Config) -> torch.dtype | None:
+    """The dtype that the map declares, in which workers hold their networks; ``None`` when it does not."""
+    return next((dtype_named(route.dtype) for route in config.sync.map if route.dtype), None)
+
+
 def workers_policy(config: Config, policy: TensorDictModuleBase) -> TensorDictModuleBase:
     """What workers act with: ``policy``, or a copy whose networks have the dtype that the map declares."""
-    dtypes = [route.dtype for route in config.sync.map if route.dtype]
-    if not dtypes:
+    dtype = workers_dtype(config)
+    if dtype is None:
         return policy
     policy = copy.deepcopy(policy)
     for module in policy.modules():
         if isinstance(module, MixedMLP):
-            module.to(dtype_named(dtypes[0]))
+            module.to(dtype)
     return policy
 
 
@@ -154,23 +160,14 @@ def annealing(config: Config, optimizer: optim.Optimizer) -> optim.lr_scheduler.
 
 
 def make_logger(config: LoggerConfig, run_dir: str | None) -> Logger | None:
-    """The logger a config names; None without a run folder to write to.
-
-    Raises:
-        ConfigError: tensorboard is asked for and not installed.
-    """
+    """The logger a config names; None without a run folder to write to."""
     if run_dir is None or config.kind == "none":
         return None
     if config.kind == "csv":
         return CSVLogger(exp_name=METRICS, log_dir=run_dir)
-    try:
-        from torchrl.record.loggers.tensorboard import TensorboardLogger
+    from torchrl.record.loggers.tensorboard import TensorboardLogger
 
-        return TensorboardLogger(exp_name=METRICS, log_dir=run_dir)
-    except ImportError as error:
-        raise ConfigError(
-            "tensorboard is not installed", "logger.kind", "pip install 'rlsync[tensorboard]'"
-        ) from error
+    return TensorboardLogger(exp_name=METRICS, log_dir=run_dir)
 
 
 def trainer_settings(config: Config) -> dict[str, Any]:
@@ -193,14 +190,25 @@ def trainer_settings(config: Config) -> dict[str, Any]:
 
 def register_hooks(trainer: Trainer, config: Config) -> None:
     """Give a stock trainer the config's sync map, and the hooks that watch returns, pushes and workers."""
-    run_dir = config.run_dir
+    register_sync(trainer, config)
+    EpisodeReturns(config.recipe.target_return, config.recipe.target_episodes).register(trainer)
+    WatchWorkers(config.collector.silent_timeout_s).register(trainer)
+
+
+def register_sync(trainer: Trainer, config: Config) -> SyncWeights:
+    """Give a trainer the config's sync map, and the hooks that log what a push cost and how old frames are.
+
+    Returns:
+        The hook that publishes.
+    """
+    run_dir = None if config.run_dir is None else Path(config.run_dir)
     sync = SyncWeights(
         sync_map(config.sync),
         trigger(config.sync.when),
         history=config.sync.history,
-        receipts_file=None if run_dir is None else Path(run_dir) / RECEIPTS,
+        receipts_file=None if run_dir is None else run_dir / RECEIPTS,
     )
     sync.register(trainer)
-    EpisodeReturns(config.recipe.target_return, config.recipe.target_episodes).register(trainer)
+    LagHistogram(sync, None if run_dir is None else run_dir / STALENESS).register(trainer)
     SyncMetrics(sync).register(trainer)
-    WatchWorkers(config.collector.silent_timeout_s).register(trainer)
+    return sync

@@ -92,10 +92,10 @@ def _verdict(
         return Comparison(stands.name, stands, Verdict.MISMATCH, note)
     becomes = cast_to if cast_to is not None and sent.dtype.is_floating_point else sent.dtype
     if becomes != stands.dtype:
-        note = (
-            f"{sent.dtype_name} is not {stands.dtype_name}; declare the cast: "
-            f"Source(..., dtype={stands.dtype_name!r})"
-        )
+        cure = f"declare the cast: Source(..., dtype={stands.dtype_name!r})"
+        if sent.dtype == stands.dtype:
+            cure = "leave the declared dtype out, or let the module that stands there have it"
+        note = f"{str(becomes).removeprefix('torch.')} is not {stands.dtype_name}; {cure}"
         return Comparison(stands.name, stands, Verdict.MISMATCH, note)
     if becomes != sent.dtype:
         return Comparison(stands.name, stands, Verdict.CAST, f"from {sent.dtype_name}")

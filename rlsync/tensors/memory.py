@@ -1,10 +1,32 @@
-"""Memory that a process has freed and still holds."""
+"""Memory that a process has freed, and whether it still holds it."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 from contextlib import suppress
+
+#: Of mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+#: The largest that glibc takes.
+_LARGEST_MMAP_THRESHOLD = 32 << 20
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what it frees for what it allocates next, from now on.
+
+    A learner allocates and frees the same activations in every step. The C library gives large ones back to
+    the host and asks for them anew, a page fault for each 4 KiB: 4 to 6 % of a step of the shallow network.
+    The process stays as large as it ever was; :func:`return_freed_memory` still works.
+
+    Example:
+        >>> keep_freed_memory()
+    """
+    with suppress(AttributeError):  # a C library other than glibc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def return_freed_memory() -> None:

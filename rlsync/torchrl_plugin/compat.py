@@ -188,6 +188,15 @@ def remove_stock_update_weights(trainer: Trainer) -> list[str]:
     return removed
 
 
+def stock_update_weights(trainer: Trainer) -> list[StockUpdateWeights]:
+    """TorchRL's UpdateWeights hooks of a trainer, also those that were given to ``register_op``.
+
+    Trainer offers no way to list its ops. Goes when it does.
+    """
+    ops = [*trainer._post_steps_ops, *trainer._post_optim_ops]
+    return [hook for op in ops if isinstance(hook := _unwrapped(op[0]), StockUpdateWeights)]
+
+
 def _unwrapped(op: Any) -> object:
     return getattr(op, "__wrapped__", op)
 

@@ -40,6 +40,7 @@ def resolve(sync_map: SyncMap, trainer: compat.Trainer) -> SyncPlan:
 
     Raises:
         SyncMapError: a path is wrong, or leads to weights that are not trained.
+        ConfigError: the map is no mapping, or some of the collector's schemes are boards and some are not.
 
     Example:
         >>> from types import SimpleNamespace

@@ -50,6 +50,10 @@ class WeightBoard(transport.WeightBoard):
     Args:
         max_slots: see :class:`rlsync.transport.board.WeightBoard`.
 
+    Raises:
+        ConfigError: ``max_slots`` is out of range.
+        BoardClosed: a method is called that needs an open board, and it was closed.
+
     Example:
         >>> board = WeightBoard()
         >>> schemes = {"policy": board.scheme(), "env.transform[0].module": board.scheme("copy")}
@@ -65,6 +69,9 @@ class WeightBoard(transport.WeightBoard):
 
         Args:
             adopt: see :class:`BoardScheme`.
+
+        Raises:
+            ConfigError: there is no such mode.
         """
         link = None if self._link is None else self._link()
         if link is None:
@@ -93,6 +100,8 @@ class BoardScheme(compat.WeightSyncScheme):
         ConfigError: ``adopt`` is neither; or the collector is not a process collector.
         WorkerLost: from the collector's constructor, when a worker process ended without a word.
         AdoptionTimeout: from the collector's constructor, when a worker does not stand in time.
+
+    Source: torchrl.weight_update.WeightSyncScheme, whose other schemes it can replace.
 
     Example:
         >>> BoardScheme("copy").adopt
@@ -149,11 +158,19 @@ class BoardScheme(compat.WeightSyncScheme):
 
     @property
     def board(self) -> transport.WeightBoard:
-        """The board, on the learner's side."""
+        """The board, on the learner's side.
+
+        Raises:
+            PublishError: in a worker.
+        """
         return self.sender.board
 
     def create_transport(self, **_: Any) -> BoardSender:
-        """The learner's end, which is the transport of all workers."""
+        """The learner's end, which is the transport of all workers.
+
+        Raises:
+            PublishError: in a worker.
+        """
         return self.sender
 
     def _init_on_sender_impl(self, model_id: str, context: Any, ctx: Any = None) -> None:
@@ -250,7 +267,11 @@ class BoardScheme(compat.WeightSyncScheme):
             )
 
     def receive(self, timeout: float | None = None) -> None:
-        """Nothing to do: workers adopt by themselves, between rollouts."""
+        """Nothing to do: workers adopt by themselves, between rollouts.
+
+        Args:
+            timeout: not used.
+        """
 
     def shutdown(self) -> None:
         """Close the board if it is this scheme's own."""

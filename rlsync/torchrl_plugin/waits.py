@@ -6,8 +6,9 @@ import math
 import signal
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from multiprocessing.process import BaseProcess
 from queue import Empty
 from typing import Any
 
@@ -66,18 +67,41 @@ def await_start(collector: compat.MultiCollector, timeout_s: float | None) -> No
 
     Args:
         collector: a collector under construction, its processes started.
-        timeout_s: for all of them together; ``None`` waits for ever for those that live.
+        timeout_s: see :func:`await_standing`.
 
     Raises:
         WorkerLost: a worker ended without a word.
         AdoptionTimeout: a worker says nothing.
     """
+    await_standing(collector.procs, lambda worker, seconds: collector.pipes[worker].poll(seconds), timeout_s)
+
+
+def await_standing(
+    processes: Sequence[BaseProcess],
+    stands: Callable[[int, float], bool],
+    timeout_s: float | None,
+    last_words: Callable[[int], str] = lambda _: "",
+) -> None:
+    """Wait until every worker process has said that it stands.
+
+    Args:
+        processes: by the numbers of the workers, started.
+        stands: ``stands(worker, seconds)`` waits so long at most, and says whether the worker stands.
+        timeout_s: for all of them together; ``None`` waits for ever for those that live.
+        last_words: what a worker that has ended had to say.
+
+    Raises:
+        WorkerLost: a worker ended before it stood.
+        AdoptionTimeout: a worker does not stand in time.
+    """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    for worker, (pipe, process) in enumerate(zip(collector.pipes, collector.procs, strict=True)):
-        while not pipe.poll(_LOOK_EVERY_S):
-            if process.exitcode is not None and not pipe.poll(0):
+    for worker, process in enumerate(processes):
+        while not stands(worker, _LOOK_EVERY_S):
+            if process.exitcode is not None and not stands(worker, 0.0):
+                words = last_words(worker)
                 raise WorkerLost(
-                    f"worker {worker} (pid {process.pid}, {ending(process.exitcode)}) ended before it stood",
+                    f"worker {worker} (pid {process.pid}, {ending(process.exitcode)}) ended before it stood"
+                    + (f": {words}" if words else ""),
                     "starting the workers of a collector",
                     "look for the worker's own error above: its environment or its policy ended the process",
                 )
@@ -86,7 +110,7 @@ def await_start(collector: compat.MultiCollector, timeout_s: float | None) -> No
                     f"worker {worker} (pid {process.pid}) does not stand after {timeout_s:g} s",
                     "starting the workers of a collector",
                     "look where its environment or its policy hangs while it is made (py-spy dump --pid "
-                    f"{process.pid}), or give BoardScheme a longer start_timeout_s",
+                    f"{process.pid}), or give a longer start_timeout_s",
                 )
 
 

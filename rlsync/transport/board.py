@@ -108,7 +108,11 @@ class WeightBoard:
         return self._slots.count
 
     def advance_to(self, version: int) -> None:
-        """Never give out ``version`` or a lower one again: a resumed run goes on counting."""
+        """Never give out ``version`` or a lower one again: a resumed run goes on counting.
+
+        Args:
+            version: the newest version that was given out before.
+        """
         self.join()
         self._version = max(self._version, version)
 
@@ -116,6 +120,12 @@ class WeightBoard:
         """Say what the coming publishes carry; slots of an earlier layout are retired.
 
         The first three slots are touched now, so that no publish pays for page faults.
+
+        Args:
+            layout: the leaves of all destinations.
+
+        Raises:
+            BoardClosed: the board was closed.
         """
         self._check_open()
         self.join()
@@ -212,6 +222,9 @@ class WeightBoard:
 
         Returns:
             The number of the question, which the answers (:attr:`Note.ANSWER`) carry.
+
+        Raises:
+            BoardClosed: the board was closed.
         """
         self._check_open()
         self._words[fmt.ASKED_FROM] = self.newest
@@ -219,7 +232,12 @@ class WeightBoard:
         return self._words[fmt.ASKED]
 
     def note(self, reader: int, kind: Note = Note.STANDS) -> bytes | None:
-        """What a reader left with :meth:`BoardReader.leave_note`; ``None`` while it leaves nothing."""
+        """What a reader left with :meth:`BoardReader.leave_note`; ``None`` while it leaves nothing.
+
+        Args:
+            reader: its number.
+            kind: which of its notes.
+        """
         size = self._words[fmt.reader_line(reader) + kind]
         if not size:
             return None

@@ -1,7 +1,7 @@
 """The batch between workers and learner: one contract, written down here.
 
 A batch is a flat TensorDict of batch size [], time first: B unrolls of T steps, and the observation after
-the last step, so that one contiguous tensor holds all that the network sees in its one pass.
+the last step, so that one contiguous tensor holds all that the network sees in its one pass::
 
     key                 shape               what
     observation         [T+1, B, *obs]      o[0] .. o[T]; uint8 pixels [C, H, W] or float vectors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -13,27 +12,22 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import nn
-from torchrl.collectors import BaseCollector
 
-from rlsync.core.errors import BoardClosed, ConfigError, PublishError
-from rlsync.recipes.impala.adopt import POLICY
+from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.recipes.impala.envs import EnvSpec
 from rlsync.recipes.impala.intake import Intake
 from rlsync.recipes.impala.models import ImpalaNet
+from rlsync.recipes.impala.policy_on_board import PolicyOnBoard
 from rlsync.recipes.impala.supervise import Restarts, Workers
 from rlsync.recipes.impala.unrolls import RolloutShape
 from rlsync.recipes.impala.worker import Job, start_worker
-from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin.sender import BoardSender
-from rlsync.transport.board import WeightBoard
 from rlsync.transport.rollout_ring import RingCounters, RolloutRing
 
 #: How long workers are given to complete a step and leave.
 _LEAVE_TIMEOUT_S = 5.0
 
 
-class UnrollCollector(BaseCollector):
+class UnrollCollector(PolicyOnBoard):
     """Collects unrolls for :class:`ImpalaLoss` with worker processes that never wait for the learner's steps.
 
     Each worker steps its environments with one forward pass for all of them, straight into a slot of a
@@ -63,12 +57,15 @@ class UnrollCollector(BaseCollector):
         total_frames: after which iteration ends; -1 never.
         store_params: store ``behaviour_params``; a trust region reads them.
         store_value: store the value that the worker's network gave, as ``("collector", "value")``.
+        dtype: in which workers hold the network, and receive it, for example ``torch.bfloat16``; ``None``
+            for its own. Let the sync map declare it: ``Source("loss_module.actor_network", dtype=...)``.
         seed: of environments and actions; ``None`` draws one.
         restarts: how often a worker that ended is started again.
         start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. With the first two the program needs
             ``if __name__ == "__main__"``, and the environment's parts must be picklable.
         start_timeout_s: for all workers to stand, seconds.
-        silent_timeout_s: how long the learner waits for a rollout while workers live, seconds.
+        silent_timeout_s: how long a worker may take to begin, after it was started again, and for a rollout,
+            seconds. One that takes longer is killed and started again; when all do, the run ends.
 
     Raises:
         ConfigError: a number is out of range.
@@ -106,41 +103,30 @@ class UnrollCollector(BaseCollector):
         total_frames: int = -1,
         store_params: bool = False,
         store_value: bool = False,
+        dtype: torch.dtype | None = None,
         seed: int | None = None,
         restarts: Restarts | None = None,
         start_method: str = "forkserver",
         start_timeout_s: float = 300.0,
         silent_timeout_s: float = 300.0,
     ) -> None:
-        super().__init__()
-        _check(steps, envs_per_worker, num_workers, overlap, rollouts_per_batch)
-        self.network = network
+        slots = num_workers + 2 * rollouts_per_batch if slots is None else slots
+        _check(steps, envs_per_worker, num_workers, overlap, rollouts_per_batch, slots)
+        super().__init__(network, num_workers, dtype)
         self.total_frames = total_frames
-        self.requested_frames_per_batch = steps * envs_per_worker * rollouts_per_batch
-        self.frames_per_batch = self.requested_frames_per_batch
-        self.num_workers = num_workers
+        self.frames_per_batch = steps * envs_per_worker * rollouts_per_batch
+        self.requested_frames_per_batch = self.frames_per_batch
         self._envs = num_workers * envs_per_worker
         self._frames = self._batches = 0
         self._closed = False
         self._pid = os.getpid()
         shape = RolloutShape(steps, envs_per_worker, store_params, store_value)
-        slots = num_workers + 2 * rollouts_per_batch if slots is None else slots
         self._ring = RolloutRing(shape.layout(network), slots, num_workers)
-        self._board = WeightBoard()
-        self.board_sender = BoardSender(self._board)
-        self.board_sender.serve(self, POLICY)
-        self._publish_own()
-        job = Job(
-            self._ring.handle,
-            self._board.handle,
-            copy.deepcopy(network).to("meta"),
-            env,
-            shape,
-            overlap,
-            int(torch.randint(2**30, ())) if seed is None else seed,
-        )
+        seed = int(torch.randint(2**30, ())) if seed is None else seed
+        board = self.board_sender.board.handle
+        job = Job(self._ring.handle, board, self.worker_network, env, shape, overlap, seed)
         start = partial(start_worker, start_method, job)
-        self._workers = Workers(start, num_workers, self._ring, restarts or Restarts())
+        self._workers = Workers(start, num_workers, self._ring, restarts or Restarts(), silent_timeout_s)
         self._intake = Intake(self._ring, self._workers, rollouts_per_batch, silent_timeout_s)
         try:
             self._workers.await_start(start_timeout_s)
@@ -164,11 +150,6 @@ class UnrollCollector(BaseCollector):
         return self._closed
 
     @property
-    def policy_version(self) -> int:
-        """The newest published version."""
-        return self._board.version
-
-    @property
     def last_workers(self) -> tuple[int, ...]:
         """The numbers of the workers that made the last batch."""
         return self._intake.writers
@@ -183,7 +164,11 @@ class UnrollCollector(BaseCollector):
         return self._ring.counters()
 
     def iterator(self) -> Iterator[TensorDictBase]:
-        """Batches, until ``total_frames``."""
+        """Batches, until ``total_frames``.
+
+        Raises:
+            BoardClosed: the collector was shut down.
+        """
         while self.total_frames < 0 or self._frames < self.total_frames:
             yield self._next_batch()
 
@@ -194,46 +179,6 @@ class UnrollCollector(BaseCollector):
     def pause(self) -> AbstractContextManager[None]:
         """Workers begin no further rollout inside the block; what they have begun they complete."""
         return self._intake.paused()
-
-    def get_model(self, model_id: str) -> nn.Module:
-        """The learner's network, of which workers have copies.
-
-        Raises:
-            ValueError: there is no other model than "policy".
-        """
-        if model_id != POLICY:
-            raise ValueError(f"this collector has no model {model_id!r}, but {POLICY!r}")
-        return self.network
-
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        weights: Any = None,
-        policy: Any = None,
-        worker_ids: Any = None,
-        model_id: str | None = None,
-        weights_dict: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Publish weights as one version: those given, those that a SyncWeights names, or the network's.
-
-        Raises:
-            PublishError: ``worker_ids`` is given: a board has one newest version for all.
-            DestinationNotFound: the weights are for something else than "policy".
-            LayoutMismatch: they do not fit.
-        """
-        if worker_ids is not None or kwargs:
-            raise PublishError(
-                "a board publishes to all workers alike",
-                f"update_policy_weights_({', '.join(['worker_ids', *kwargs])})",
-                "pass weights alone, or nothing",
-            )
-        given = next((w for w in (policy_or_weights, weights, policy) if w is not None), None)
-        sent = {model_id or POLICY: given} if weights_dict is None else weights_dict
-        with self.board_sender.one_publish(sent):
-            for destination, what in sent.items():
-                self.board_sender.send(destination, what)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Let every worker begin anew with seeds from here on, at its next rollout.
@@ -253,7 +198,11 @@ class UnrollCollector(BaseCollector):
         return OrderedDict(frames=self._frames, batches=self._batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on counting."""
+        """Go on counting.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
         self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
 
     def shutdown(
@@ -271,17 +220,11 @@ class UnrollCollector(BaseCollector):
             self.release()
             self._ring.close()
             self._workers.end(_LEAVE_TIMEOUT_S if timeout is None else timeout)
-            self._board.close()
+            self.board_sender.board.close()
 
     def __del__(self) -> None:
         if "_intake" in self.__dict__:
             self.shutdown()
-
-    def _publish_own(self) -> None:
-        leaves = Leaves(self.network, "the collector's network")
-        leaves.specs()
-        named = zip(leaves.names, leaves.tensors(), strict=True)
-        self.board_sender.publish({(POLICY, name): tensor for name, tensor in named})
 
     def _next_batch(self) -> TensorDict:
         if self._closed:
@@ -296,11 +239,17 @@ class UnrollCollector(BaseCollector):
         return batch
 
 
-def _check(steps: int, envs: int, workers: int, overlap: bool, rollouts: int) -> None:
+def _check(steps: int, envs: int, workers: int, overlap: bool, rollouts: int, slots: int) -> None:
     named = {"steps": steps, "envs_per_worker": envs, "num_workers": workers, "rollouts_per_batch": rollouts}
     for name, value in named.items():
         if value < 1:
             raise ConfigError(f"{name} is at least 1, got {value}", f"UnrollCollector({name}={value})", "")
+    if slots < rollouts:
+        raise ConfigError(
+            f"a batch of {rollouts} rollouts does not fit into {slots} slots",
+            f"UnrollCollector(rollouts_per_batch={rollouts}, slots={slots})",
+            "give as many slots as rollouts, or leave slots out",
+        )
     if overlap and envs < 2:
         raise ConfigError(
             "one environment cannot be split in two",

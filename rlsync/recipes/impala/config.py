@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, fraction, not_below_zero, one_of
-from rlsync.recipes.config import Config, RecipeConfig, check_widths
+from rlsync.recipes.config import Config, RecipeConfig, width_errors
 
 
 @dataclass
@@ -14,7 +15,8 @@ class ModelConfig:
     """The network: a torso, an LSTM if it has units, policy and value; see ``ImpalaNet``.
 
     The torso ``auto`` is ``mlp`` for vectors and ``shallow`` for pixels; ``hidden``, the widths of its dense
-    layers, is by default what is usual for it.
+    layers, is by default what is usual for it. ``torso_threads`` share the learner's passes of the torso: of
+    use where workers leave cores idle.
     """
 
     torso: str = one_of("auto", "mlp", "shallow", "deep")
@@ -24,6 +26,7 @@ class ModelConfig:
     last_reward: bool = False
     channels_last: bool = True
     bfloat16: bool = False
+    torso_threads: int = above_zero(1)
 
 
 @dataclass
@@ -39,7 +42,7 @@ class ReplayConfig:
     min_steps: int = above_zero(1_000)
     path: str | None = None
     checkpointed: bool = False
-    threshold: float | None = None
+    threshold: float | None = above_zero(None)
     reference: str = one_of("mu", "implied")
     gate_delta: bool = False
     entropy_on: str = one_of("all", "online")
@@ -50,7 +53,7 @@ class EvaluationConfig:
     """A process of its own that evaluates one version after the other, with a low priority.
 
     ``every_frames`` of the training at least lie between two evaluations; 0 is none. ``episodes`` are played
-    in each, four at once if that goes into them.
+    in each, up to eight at once.
     """
 
     every_frames: int = not_below_zero(0)
@@ -75,7 +78,7 @@ class ImpalaConfig(RecipeConfig):
     batch_size: int = above_zero(8)
     clip_norm: float = above_zero(40.0)
     unroll_length: int = above_zero(20)
-    slots: int | None = None
+    slots: int | None = above_zero(None)
     overlap: bool = False
     max_restarts: int = not_below_zero(5)
     optimizer: str = one_of("adam", "rmsprop")
@@ -93,42 +96,45 @@ class ImpalaConfig(RecipeConfig):
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        """See :meth:`RecipeConfig.errors`."""
+        wanted = self.batch_size * self.unroll_length
+        if config.collector.frames_per_batch != wanted:
+            yield ConfigError(
+                f"a batch of {config.collector.frames_per_batch} frames is not {self.batch_size} unrolls of "
+                f"{self.unroll_length}",
+                "collector.frames_per_batch",
+                f"give recipe.batch_size x recipe.unroll_length = {wanted}",
+            )
+        if self.model.hidden is not None:
+            yield from width_errors("recipe.model.hidden", self.model.hidden)
+        if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:
+            yield ConfigError(
+                f"a batch of {self.batch_size} unrolls is not made of rollouts of {config.env.num_envs}",
+                "recipe.batch_size",
+                f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout",
+            )
+        if self.replay.ratio and self.replay.min_steps > self.replay.capacity_steps:
+            yield ConfigError(
+                f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}",
+                "recipe.replay.min_steps",
+                f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}",
+            )
+
 
 def settings_of(config: Config) -> ImpalaConfig:
-    """The recipe of a config, checked against the rest of it.
+    """The recipe of a config that is about to be built.
 
     Raises:
-        ConfigError: it is another recipe, or its numbers do not go together.
+        ConfigError: it is another recipe, or an evaluation has no run folder.
     """
     recipe = config.recipe
     if not isinstance(recipe, ImpalaConfig):
         raise ConfigError(f"not an IMPALA recipe: {recipe}", "recipe", "give recipe=impala or recipe=laser")
-    wanted = recipe.batch_size * recipe.unroll_length
-    if config.collector.frames_per_batch != wanted:
-        raise ConfigError(
-            f"a batch of {config.collector.frames_per_batch} frames is not {recipe.batch_size} unrolls of "
-            f"{recipe.unroll_length}",
-            "collector.frames_per_batch",
-            f"give recipe.batch_size x recipe.unroll_length = {wanted}",
-        )
-    if recipe.model.hidden is not None:
-        check_widths("recipe.model.hidden", recipe.model.hidden)
-    if recipe.batch_size % config.env.num_envs:
-        raise ConfigError(
-            f"a batch of {recipe.batch_size} unrolls is not made of rollouts of {config.env.num_envs}",
-            "recipe.batch_size",
-            f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout",
-        )
     if recipe.evaluation.every_frames and config.run_dir is None:
         raise ConfigError(
             "an evaluation has nowhere to write to",
             "recipe.evaluation.every_frames, run_dir",
             "give run_dir, or every_frames=0",
-        )
-    if recipe.replay.ratio and recipe.replay.min_steps > recipe.replay.capacity_steps:
-        raise ConfigError(
-            f"a replay of {recipe.replay.capacity_steps} steps never holds {recipe.replay.min_steps}",
-            "recipe.replay.min_steps",
-            f"give at most recipe.replay.capacity_steps = {recipe.replay.capacity_steps}",
         )
     return recipe

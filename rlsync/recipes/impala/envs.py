@@ -27,6 +27,10 @@ class GymnasiumEnvs:
         options: for the environment.
         vectorized: use the id's own vector environment; else one environment after the other. It must reset
             in the step that ends an episode: some take ``options={"autoreset_mode": "SameStep"}`` for that.
+
+    Example:
+        >>> GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 200}).id
+        'CartPole-v1'
     """
 
     id: str
@@ -47,6 +51,10 @@ class AtariEnvs:
         options: further ones of ``ale_py.vector_env.AtariVectorEnv``.
 
     Rewards are not clipped: the loss does that.
+
+    Example:
+        >>> AtariEnvs("pong", repeat_action_probability=0.25).game
+        'pong'
     """
 
     game: str
@@ -64,6 +72,12 @@ class TorchRLEnvs:
     Args:
         make: makes one without a batch size; picklable where workers are spawned.
         observation: the key of what the network sees.
+
+    Example:
+        >>> from functools import partial
+        >>> from torchrl.envs import GymEnv
+        >>> TorchRLEnvs(partial(GymEnv, "CartPole-v1")).observation
+        'observation'
     """
 
     make: Callable[[], EnvBase]
@@ -75,6 +89,11 @@ EnvSpec = GymnasiumEnvs | AtariEnvs | TorchRLEnvs
 
 def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
     """The environments of a spec, reset once where a seed is given.
+
+    Args:
+        spec: which ones.
+        num_envs: how many, stepped as one vector.
+        seed: of the first one; the others have those that follow.
 
     Raises:
         ConfigError: they cannot be had, or not as :mod:`rlsync.recipes.impala.batch` needs them.

@@ -1,19 +1,15 @@
-"""Trainer hooks of the actor-learner: episodes, replayed unrolls, the histogram of lag, the bottleneck."""
+"""Trainer hooks of the actor-learner: episodes, replayed unrolls, the bottleneck."""
 
 from __future__ import annotations
 
-import csv
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync import SyncWeights
 from rlsync.recipes.hooks import EpisodeReturns
 from rlsync.recipes.impala import batch as keys
 from rlsync.recipes.impala.replay_mix import ReplayMix
@@ -66,48 +62,6 @@ class MixReplayed(TrainerHookBase):
         if "contents" in replay:  # checkpoints give tensordicts back as mappings
             replay["contents"] = TensorDict(dict(replay["contents"]))
         self.mix.replay.load_state_dict(replay)
-
-
-class LagHistogram(TrainerHookBase):
-    """Counts how many versions old the consumed steps are, and writes the counts down.
-
-    Args:
-        sync: the hook that publishes.
-        file: a CSV file, ``staleness_versions,steps``; rewritten at each checkpoint and at the end. None
-            writes nothing.
-    """
-
-    def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
-        self.sync = sync
-        self.counts: Counter[int] = Counter()
-        self._file = file
-
-    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        ages, counts = self.sync.staleness(batch).versions.unique(return_counts=True)
-        self.counts.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
-        return batch
-
-    def register(self, trainer: Trainer, name: str = "lag_histogram") -> None:
-        """Count before each optimizer step, and write at the end."""
-        self.sync.require_stamps("LagHistogram")
-        trainer.register_op("process_optim_batch", self)
-        trainer.register_op("shutdown", self.write)
-        trainer.register_module(name, self)
-
-    def write(self) -> None:
-        """Write the counts so far."""
-        if self._file is not None:
-            with self._file.open("w", newline="") as file:
-                csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counts."""
-        self.write()
-        return {"counts": dict(self.counts)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
-        self.counts = Counter({int(age): int(count) for age, count in state_dict["counts"].items()})
 
 
 @dataclass(frozen=True, slots=True)

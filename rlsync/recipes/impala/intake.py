@@ -20,7 +20,7 @@ class Intake:
         ring: where they come from.
         workers: who brings them; looked at whenever a rollout is awaited.
         rollouts: in one batch. Those of one are not copied; several are, and given back at once.
-        silent_timeout_s: how long to wait for a rollout while workers live, seconds.
+        silent_timeout_s: how long to wait for a rollout while nothing happens to the workers, seconds.
     """
 
     def __init__(self, ring: RolloutRing, workers: Workers, rollouts: int, silent_timeout_s: float) -> None:
@@ -37,7 +37,7 @@ class Intake:
 
         Raises:
             WorkerLost: a worker ended too often, or none is left.
-            AdoptionTimeout: all live, and say nothing.
+            AdoptionTimeout: all workers are silent, or no rollout comes although they are not.
         """
         self.release()
         if not self._running:
@@ -70,9 +70,10 @@ class Intake:
     def _wait(self) -> TakenRollout:
         deadline = time.monotonic() + self._silent_timeout_s
         while True:
-            self._workers.look()
+            if self._workers.look():
+                deadline = time.monotonic() + self._silent_timeout_s
             taken = self._ring.take(LOOK_EVERY_S)
             if taken is not None:
                 return taken
             if time.monotonic() >= deadline:
-                raise self._workers.silent(self._silent_timeout_s)
+                raise self._workers.silent()

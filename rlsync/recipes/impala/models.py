@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala.lstm import EpisodicLSTM
 from rlsync.recipes.impala.policy_head import PolicyHead
+from rlsync.recipes.impala.split_pass import split_pass
 from rlsync.recipes.impala.torsos import make_torso
 
 _HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}
@@ -41,6 +42,11 @@ class Finals(NamedTuple):
         time, env: [K] int64.
         last_action: [K, ...], the action of that step; None for a network that does not take it.
         last_reward: [K], its reward; None likewise.
+
+    Example:
+        >>> finals = Finals(torch.zeros(1, 4), time=torch.tensor([7]), env=torch.tensor([0]))
+        >>> finals.last_action is None
+        True
     """
 
     observation: Tensor
@@ -66,6 +72,8 @@ class ImpalaNet(nn.Module):
         last_action, last_reward: whether these are inputs, behind the torso; rewards clipped to [-1, 1].
         channels_last: whether convolutions run channels-last.
         bfloat16: whether the torso runs under autocast; LSTM and heads stay as wide as their weights.
+        torso_threads: threads that share the torso's passes over unrolls, forward and backward, on a CPU;
+            ``step`` runs in one.
 
     Raises:
         ConfigError: torso, observation shape or a width do not fit.
@@ -95,6 +103,7 @@ class ImpalaNet(nn.Module):
         last_reward: bool = False,
         channels_last: bool = False,
         bfloat16: bool = False,
+        torso_threads: int = 1,
     ) -> None:
         super().__init__()
         widths = _HIDDEN.get(torso, ()) if hidden is None else tuple(hidden)
@@ -102,11 +111,16 @@ class ImpalaNet(nn.Module):
             raise ConfigError(
                 f"an LSTM cannot have {lstm} units", "lstm", "give a number of units, 0 for none"
             )
+        if torso_threads < 1:
+            raise ConfigError(
+                f"a torso cannot run in {torso_threads} threads", "torso_threads", "give 1 or more"
+            )
         self.observation_shape = tuple(observation_shape)
         self.head = head
         self.takes_last_action = last_action
         self.takes_last_reward = last_reward
         self.in_bfloat16 = bfloat16
+        self.torso_threads = torso_threads
         self.torso = make_torso(torso, self.observation_shape, widths, channels_last=channels_last)
         features = widths[-1] + last_action * head.features + last_reward
         self.lstm = EpisodicLSTM(features, lstm) if lstm else None
@@ -119,7 +133,11 @@ class ImpalaNet(nn.Module):
         return (0,) if self.lstm is None else (2, self.lstm.units)
 
     def initial_state(self, num_envs: int) -> Tensor:
-        """The state before anything was seen: zeros [N, *state_shape]."""
+        """The state before anything was seen: zeros ``[N, *state_shape]``.
+
+        Args:
+            num_envs: N.
+        """
         return self.value.weight.new_zeros(num_envs, *self.state_shape)
 
     def step(
@@ -133,9 +151,9 @@ class ImpalaNet(nn.Module):
         """One step of N environments, for acting: no gradient flows through the state.
 
         Args:
-            observation: [N, *observation_shape].
+            observation: ``[N, *observation_shape]``.
             is_init: [N] bool, whether this is the first observation of an episode.
-            state: [N, *state_shape], what the step before returned.
+            state: ``[N, *state_shape]``, what the step before returned.
             last_action: [N, ...], the action that led here, where the network takes it.
             last_reward: [N], and its reward.
 
@@ -161,9 +179,9 @@ class ImpalaNet(nn.Module):
         """An unroll of S steps of B environments: one pass of the torso over S * B observations.
 
         Args:
-            observation: [S, B, *observation_shape].
+            observation: ``[S, B, *observation_shape]``.
             is_init: [S, B] bool, whether this is the first observation of an episode.
-            state: [B, *state_shape], before the first step.
+            state: ``[B, *state_shape]``, before the first step.
             last_action: [S, B, ...], the action that led here, where the network takes it.
             last_reward: [S, B], and its reward.
             finals: K observations that truncations hid; valued in a second, small pass without gradient.
@@ -187,10 +205,19 @@ class ImpalaNet(nn.Module):
         return self.step(finals.observation, is_init, state, finals.last_action, finals.last_reward).value
 
     def _features(self, observation: Tensor) -> Tensor:
+        """Of unrolls or of one step, by way of as many threads as that is worth."""
+        if self.torso_threads == 1 or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._features_here(observation)
+        parameters = [p for p in self.torso.parameters() if p.requires_grad]
+        return split_pass(self._features_here, parameters, observation, self.torso_threads)
+
+    def _features_here(self, observation: Tensor) -> Tensor:
         device = observation.device.type
         faster: AbstractContextManager[object] = nullcontext()
         if self.in_bfloat16:
             faster = torch.autocast(device, dtype=torch.bfloat16)
+        if observation.is_floating_point():
+            observation = observation.to(self.value.weight.dtype)
         with faster:
             features: Tensor = self.torso(observation)
         return features.to(self.value.weight.dtype)

@@ -24,6 +24,12 @@ class PolicyHead(ABC):
     """A family of distributions over actions, stateless: parameters come from the network.
 
     ``params`` is [..., width] wherever it appears; all sums are done in float32 or wider.
+
+    Example:
+        >>> head: PolicyHead = Categorical(3)
+        >>> action, log_prob = head.act(torch.zeros(5, head.width))
+        >>> action.shape, log_prob.shape, head.encode(action).shape
+        (torch.Size([5]), torch.Size([5]), torch.Size([5, 3]))
     """
 
     @property
@@ -48,32 +54,66 @@ class PolicyHead(ABC):
 
     @abstractmethod
     def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Draw one action for each distribution; returns it with its log-probability, [...]."""
+        """Draw one action for each distribution; returns it with its log-probability, [...].
+
+        Args:
+            params: [..., width].
+            generator: of random numbers; by default torch's own.
+        """
 
     @abstractmethod
     def mode(self, params: Tensor) -> Tensor:
-        """The likeliest action."""
+        """The likeliest action, ``[..., *action_shape]``.
+
+        Args:
+            params: [..., width].
+        """
 
     @abstractmethod
     def score(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """The log-probability of ``action`` and the entropy, both [...], in nats."""
+        """The log-probability of an action and the entropy, both [...], in nats.
+
+        Args:
+            params: [..., width].
+            action: ``[..., *action_shape]``.
+        """
 
     @abstractmethod
     def kl(self, params: Tensor, other: Tensor) -> Tensor:
-        """KL(params || other), [...], in nats."""
+        """KL(params || other), [...], in nats.
+
+        Args:
+            params: [..., width].
+            other: [..., width].
+        """
 
     @abstractmethod
     def kl_implied(self, params: Tensor, other: Tensor) -> Tensor:
-        """KL(params || q), [...], in nats; q is the normalised minimum of both."""
+        """KL(params || q), [...], in nats; q is the normalised minimum of both.
+
+        Args:
+            params: [..., width].
+            other: [..., width].
+
+        Raises:
+            ConfigError: it has no closed form.
+        """
 
     @abstractmethod
     def encode(self, action: Tensor) -> Tensor:
-        """Actions as inputs of the network, [..., features]."""
+        """Actions as inputs of the network, [..., features].
+
+        Args:
+            action: ``[..., *action_shape]``.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Categorical(PolicyHead):
     """One of ``actions``, from logits [..., actions]; an action is an int64 index.
+
+    Args:
+        actions: how many there are to choose from.
 
     Source: torch.distributions.Categorical, to which tests compare it.
 
@@ -132,6 +172,13 @@ class DiagonalGaussian(PolicyHead):
     """``size`` independent normal variables, from [..., 2 * size]: locations, then logarithms of scales.
 
     Outside ``min_log_scale`` and ``max_log_scale`` the scale stays at the bound, and has no gradient.
+
+    Args:
+        size: numbers of an action.
+        min_log_scale, max_log_scale: bounds of the scale's natural logarithm.
+
+    Raises:
+        ConfigError: by :meth:`kl_implied`, which has no closed form here.
 
     Source: torch.distributions.Normal, to which tests compare it.
 

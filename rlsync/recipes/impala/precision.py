@@ -1,4 +1,4 @@
-"""Sums are done in float32 or wider, whatever the network ran in."""
+"""Which precision is wise where: sums in float32 or wider, bfloat16 where the processor has it."""
 
 from __future__ import annotations
 
@@ -17,3 +17,14 @@ def wide(*tensors: Tensor) -> list[Tensor]:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return [tensor.to(dtype) for tensor in tensors]
+
+
+def emulates_bfloat16() -> bool:
+    """Whether the CPU has no instructions for bfloat16; convolutions in it are then some ten times slower.
+
+    Example:
+        >>> emulates_bfloat16() in (True, False)
+        True
+    """
+    capabilities = torch.cpu.get_capabilities()
+    return not any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))

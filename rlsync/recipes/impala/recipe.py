@@ -5,30 +5,31 @@ Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trai
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import gymnasium
 from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
 
-from rlsync import LogPolicyLag, SyncWeights
+from rlsync import LogPolicyLag
+from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
-from rlsync.recipes.config import Config, EnvConfig, check, sync_map, trigger
-from rlsync.recipes.hooks import SyncMetrics
+from rlsync.recipes.config import Config, EnvConfig, check
 from rlsync.recipes.impala.collector import UnrollCollector
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
 from rlsync.recipes.impala.env_base import Envs
 from rlsync.recipes.impala.envs import AtariEnvs, EnvSpec, GymnasiumEnvs, make_venv
 from rlsync.recipes.impala.evaluator import EvaluationJob, Evaluator
-from rlsync.recipes.impala.hooks import Bottleneck, LagHistogram, MixReplayed, UnrollReturns
+from rlsync.recipes.impala.hooks import Bottleneck, MixReplayed, UnrollReturns
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.models import ImpalaNet
+from rlsync.recipes.impala.precision import emulates_bfloat16
 from rlsync.recipes.impala.replay import UnrollReplay
 from rlsync.recipes.impala.replay_mix import ReplayMix
 from rlsync.recipes.impala.supervise import Restarts
 from rlsync.recipes.impala.trust import TrustRegion
 
-STALENESS = "staleness_versions.csv"
 EVALUATIONS = "evaluations.csv"
 _ATARI = "ALE/"
 
@@ -51,7 +52,7 @@ def build(config: Config) -> Trainer:
     recipe = settings_of(config)
     parts.seed_everything(config.seed)
     spec = env_spec(config.env)
-    network = make_network(recipe, spec)
+    network = make_network(recipe, config.env)
     loss = make_loss(recipe, network)
     optimizer = make_optimizer(recipe, loss)
     settings = parts.trainer_settings(config)
@@ -96,15 +97,23 @@ def probe(config: EnvConfig) -> Envs:
     """
     try:
         return make_venv(env_spec(config), 1)
-    except (gymnasium.error.Error, TypeError, ImportError) as error:
+    except ConfigError:
+        raise
+    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
         raise parts.cannot_make(config, error, "; Atari needs 'rlsync[atari]'") from error
 
 
-def make_network(recipe: ImpalaConfig, spec: EnvSpec) -> ImpalaNet:
-    """The network that a recipe describes, for these environments."""
-    envs = make_venv(spec, 1)
+def make_network(recipe: ImpalaConfig, env: EnvConfig) -> ImpalaNet:
+    """The network that a recipe describes, for these environments.
+
+    Raises:
+        ConfigError: the environment cannot be made.
+    """
+    envs = probe(env)
     envs.close()
     model, pixels = recipe.model, len(envs.observation_shape) == 3
+    if model.bfloat16 and emulates_bfloat16():
+        warnings.warn("this processor emulates bfloat16: recipe.model.bfloat16=false is faster", stacklevel=2)
     usual = "shallow" if pixels else "mlp"
     return ImpalaNet(
         envs.observation_shape,
@@ -116,6 +125,7 @@ def make_network(recipe: ImpalaConfig, spec: EnvSpec) -> ImpalaNet:
         last_reward=model.last_reward,
         channels_last=model.channels_last,
         bfloat16=model.bfloat16,
+        torso_threads=model.torso_threads,
     )
 
 
@@ -162,6 +172,7 @@ def make_collector(
         rollouts_per_batch=recipe.batch_size // config.env.num_envs,
         slots=recipe.slots,
         store_params=recipe.replay.threshold is not None,
+        dtype=parts.workers_dtype(config),
         seed=config.seed,
         restarts=Restarts(recipe.max_restarts),
         silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
@@ -172,26 +183,17 @@ def register_hooks(
     trainer: Trainer, config: Config, recipe: ImpalaConfig, collector: UnrollCollector
 ) -> None:
     """What publishes, what mixes replayed unrolls in, and what is logged."""
-    run_dir = None if config.run_dir is None else Path(config.run_dir)
-    sync = SyncWeights(
-        sync_map(config.sync),
-        trigger(config.sync.when),
-        history=config.sync.history,
-        receipts_file=None if run_dir is None else run_dir / parts.RECEIPTS,
-    )
-    sync.register(trainer)
+    sync = parts.register_sync(trainer, config)
     LogPolicyLag(sync).register(trainer)
-    LagHistogram(sync, None if run_dir is None else run_dir / STALENESS).register(trainer)
     replay = recipe.replay
     if replay.ratio:
         held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=config.seed)
         mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
-    SyncMetrics(sync).register(trainer)
     Bottleneck(collector.counters, collector.num_workers).register(trainer)
-    if run_dir is not None and recipe.evaluation.every_frames:
-        make_evaluator(config, recipe, collector, run_dir).register(trainer)
+    if config.run_dir is not None and recipe.evaluation.every_frames:
+        make_evaluator(config, recipe, collector, Path(config.run_dir)).register(trainer)
 
 
 def make_evaluator(
@@ -201,7 +203,7 @@ def make_evaluator(
     evaluation = recipe.evaluation
     job = EvaluationJob(
         collector.board_sender.board.handle,
-        collector.network,
+        collector.worker_network,
         env_spec(config.env),
         evaluation.episodes,
         max(1, evaluation.every_frames // config.collector.frames_per_batch),

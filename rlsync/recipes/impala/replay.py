@@ -24,7 +24,16 @@ _STATE_KEYS = ("contents", "agent", "generator")
 
 
 class Drawn(NamedTuple):
-    """What was drawn: a batch of ``n`` unrolls, and [n] int64, the agent whose experience each one is."""
+    """What was drawn.
+
+    Args:
+        batch: n unrolls, as :mod:`rlsync.recipes.impala.batch` says.
+        agent: [n] int64, whose experience each one is.
+
+    Example:
+        >>> Drawn(TensorDict({"reward": torch.ones(5, 2)}), torch.tensor([0, 1])).agent
+        tensor([0, 1])
+    """
 
     batch: TensorDict
     agent: Tensor
@@ -126,11 +135,21 @@ class UnrollReplay:
             self._evict()
 
     def sample(self, unrolls: int) -> TensorDict:
-        """A batch of this many unrolls, all ``replayed``; see :meth:`draw` for whose they are."""
+        """A batch of this many unrolls, all ``replayed``; see :meth:`draw` for whose they are.
+
+        Args:
+            unrolls: how many, one or more.
+
+        Raises:
+            ConfigError: none is held, or none is asked for.
+        """
         return self.draw(unrolls).batch
 
     def draw(self, unrolls: int) -> Drawn:
         """Draw this many unrolls, each uniformly from all that are held.
+
+        Args:
+            unrolls: how many, one or more.
 
         Raises:
             ConfigError: none is held, or none is asked for.
@@ -161,6 +180,9 @@ class UnrollReplay:
         """The inverse of :meth:`state_dict`; what is held now is dropped. A smaller replay keeps the newest.
 
         Call it before the first draw: other threads must not use the replay meanwhile.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
 
         Raises:
             ConfigError: it is not the state of a replay.

@@ -151,7 +151,11 @@ class ReplayMix:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Go on at the ratio.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
         self._online, self._replayed = state_dict["online"], state_dict["replayed"]
         self.total = MixCounts(*state_dict["total"])
 

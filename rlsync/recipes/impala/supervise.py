@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.torchrl_plugin.waits import ending
+from rlsync.torchrl_plugin.silence import Silence
+from rlsync.torchrl_plugin.waits import await_standing, ending
 from rlsync.transport.rollout_ring import RolloutRing
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,11 @@ class Restarts:
             raise ConfigError("a number is below zero", str(self), "at_most=0 never starts a worker again")
 
     def pause_s(self, already: int) -> float:
-        """Seconds before the next start, after so many within the window."""
+        """Seconds before the next start.
+
+        Args:
+            already: starts within the window so far.
+        """
         return float(min(self.longest_pause_s, self.first_pause_s * 2.0**already))
 
 
@@ -54,21 +59,32 @@ class Workers:
     """Starts worker processes and keeps them running.
 
     A worker that ends by an error, or is killed, is started again after a pause; it adopts the newest
-    version, and the others go on meanwhile. The run ends when one ends too often, or when all were killed.
+    version, and the others go on meanwhile. One that is silent for too long, while others are not, is killed,
+    and so started again. The run ends when one ends too often, when all were killed, or when all are silent.
+
+    A worker that waits for a free slot is not silent, nor is one whose learner does not look.
 
     Args:
         start: starts the worker of a number; the second number says how often that was done before.
         count: how many.
         ring: where they write, and leave their last words.
         restarts: how often.
+        silent_timeout_s: how long a worker may be silent, seconds.
     """
 
     def __init__(
-        self, start: Callable[[int, int], BaseProcess], count: int, ring: RolloutRing, restarts: Restarts
+        self,
+        start: Callable[[int, int], BaseProcess],
+        count: int,
+        ring: RolloutRing,
+        restarts: Restarts,
+        silent_timeout_s: float,
     ) -> None:
         self._start = start
         self._ring = ring
         self._restarts = restarts
+        self._silence = Silence(silent_timeout_s)
+        self._silenced: set[int] = set()
         self._lives = [0] * count
         self._ended: list[list[float]] = [[] for _ in range(count)]
         self._due: dict[int, float] = {}
@@ -83,44 +99,59 @@ class Workers:
         return sum(self._lives)
 
     def await_start(self, timeout_s: float) -> None:
-        """Wait until all stand.
+        """Wait until all stand; see :func:`await_standing`. Who has ended is not started again: nothing has
+        ever worked.
 
         Raises:
-            WorkerLost: one has ended; it is not started again, since nothing has ever worked.
+            WorkerLost: one has ended.
             AdoptionTimeout: one does not stand in time.
         """
-        deadline = time.monotonic() + timeout_s
-        for worker, process in enumerate(self.procs):
-            while not self._ring.writer(worker).stands:
-                if process.exitcode is not None:
-                    raise WorkerLost(f"{self._told(worker)} before it stood", "starting the workers", _CURE)
-                if time.monotonic() >= deadline:
-                    raise AdoptionTimeout(
-                        f"worker {worker} (pid {process.pid}) does not stand after {timeout_s:g} s",
-                        "starting the workers",
-                        f"look where it hangs (py-spy dump --pid {process.pid}), or give it more time "
-                        "(start_timeout_s)",
-                    )
-                time.sleep(LOOK_EVERY_S / 10)
+        await_standing(self.procs, self._stands, timeout_s, self._headline)
 
-    def look(self) -> None:
-        """See who has ended, and start again who is due.
+    def _stands(self, worker: int, seconds: float) -> bool:
+        if not self._ring.writer(worker).stands:
+            time.sleep(min(seconds, LOOK_EVERY_S / 10))
+        return self._ring.writer(worker).stands
+
+    def look(self) -> bool:
+        """See who has ended or is silent, and start again who is due.
+
+        Returns:
+            Whether a worker was ended or started: what it held is free, and rollouts may come now.
 
         Raises:
             WorkerLost: one ended too often, or none is left.
+            AdoptionTimeout: all are silent.
         """
         for worker, process in enumerate(self.procs):
             if worker not in self._due and process.exitcode is not None:
                 self._note_end(worker)
         if self._due:
             self._require_one_left()
-            for worker in [w for w, due in self._due.items() if time.monotonic() >= due]:
-                del self._due[worker]
-                self._lives[worker] += 1
-                self.procs[worker].close()
-                self._ring.expect(worker)
-                self.procs[worker] = self._start(worker, self._lives[worker])
-                _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
+        silent = self._end_silent()
+        due = [worker for worker, at in self._due.items() if time.monotonic() >= at]
+        for worker in due:
+            self._start_again(worker)
+        return bool(silent or due)
+
+    def _end_silent(self) -> list[int]:
+        looked_at = [worker for worker in range(len(self.procs)) if worker not in self._due]
+        silent = self._silence.look({w: self._ring.writer(w).heartbeat_age_s for w in looked_at})
+        if len(silent) == len(self.procs):
+            raise self.silent()
+        for worker in silent:
+            self._silenced.add(worker)
+            self.procs[worker].kill()
+        return silent
+
+    def _start_again(self, worker: int) -> None:
+        del self._due[worker]
+        self._silenced.discard(worker)
+        self._lives[worker] += 1
+        self.procs[worker].close()
+        self._ring.expect(worker)
+        self.procs[worker] = self._start(worker, self._lives[worker])
+        _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
 
     def _note_end(self, worker: int) -> None:
         now, kept = time.monotonic(), self._restarts
@@ -144,11 +175,15 @@ class Workers:
             raise WorkerLost(f"no worker is left: {told}", "collecting rollouts", _CURE)
 
     def _told(self, worker: int, when: str = "") -> str:
-        process, words = self.procs[worker], self._ring.writer(worker).last_words
-        said = f": {words.splitlines()[0]}" if words else ""
-        return f"worker {worker} (pid {process.pid}) {ending(process.exitcode or 0)}{when}{said}"
+        process, words = self.procs[worker], self._headline(worker)
+        why = f" after {self._silence.timeout_s:g} s of silence" if worker in self._silenced else ""
+        told = f"worker {worker} (pid {process.pid}) {ending(process.exitcode or 0)}{why}{when}"
+        return f"{told}: {words}" if words else told
 
-    def silent(self, timeout_s: float) -> AdoptionTimeout:
+    def _headline(self, worker: int) -> str:
+        return self._ring.writer(worker).last_words.partition("\n")[0]
+
+    def silent(self) -> AdoptionTimeout:
         """What to raise when nobody has delivered for so long."""
         lines = [self._ring.writer(worker) for worker in range(len(self.procs))]
         told = ", ".join(
@@ -157,7 +192,7 @@ class Workers:
             for line in lines
         )
         return AdoptionTimeout(
-            f"no rollout was completed for {timeout_s:g} s by {told}",
+            f"no rollout was completed for {self._silence.timeout_s:g} s by {told}",
             "collecting rollouts",
             "find out who stopped them, or where they hang (py-spy dump --pid PID); rollouts that take that "
             "long need a longer silent_timeout_s",

@@ -18,6 +18,11 @@ class Trust(NamedTuple):
     Args:
         accepted: [T, ...] bool, the steps that lie inside.
         gate_delta: whether a rejected step loses its temporal difference, too.
+
+    Example:
+        >>> import torch
+        >>> Trust(torch.tensor([True, False]), gate_delta=False).accepted.sum()
+        tensor(1)
     """
 
     accepted: Tensor
@@ -65,5 +70,9 @@ class TrustRegion:
             )
 
     def decide(self, kl: Tensor) -> Trust:
-        """The decision, from the divergence at each step, [T, ...] in nats."""
+        """The decision.
+
+        Args:
+            kl: [T, ...], the divergence at each step, in nats.
+        """
         return Trust(kl < self.threshold, self.gate_delta)

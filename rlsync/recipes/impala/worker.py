@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
-import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -16,22 +12,19 @@ from typing import Any
 import torch
 
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError
-from rlsync.recipes.impala.adopt import AdoptedNetwork
 from rlsync.recipes.impala.env_base import Envs
 from rlsync.recipes.impala.envs import EnvSpec, make_venv
 from rlsync.recipes.impala.models import ImpalaNet
 from rlsync.recipes.impala.rollout import Group, Roller
 from rlsync.recipes.impala.unrolls import RolloutShape, observation_dtype
 from rlsync.tensors.target import materialise
+from rlsync.torchrl_plugin.adopter import Adopter, Place
 from rlsync.transport.board_handle import BoardHandle
 from rlsync.transport.rollout_format import RingHandle
 from rlsync.transport.rollout_writer import RingWriter
 
-#: How often a worker looks whether its learner lives.
-LEARNER_WATCH_S = 1.0
-
-#: How long a worker may take to leave once the learner has closed the ring.
-LEAVE_WITHIN_S = 10.0
+#: The one destination that these workers have.
+POLICY = "policy"
 
 #: Seeds of a worker that was started again lie this far from those of its first life.
 _SEEDS_APART = 1_000_003
@@ -94,7 +87,6 @@ def run_worker(job: Job, worker: int, life: int) -> None:
     except BoardClosed:  # the learner has left meanwhile
         return
     try:
-        threading.Thread(target=_end_with_the_learner, args=(writer,), daemon=True).start()
         _work(job, worker, life, writer)
     except Exception as error:
         told = error.what if isinstance(error, RlsyncError) else str(error)
@@ -105,14 +97,32 @@ def run_worker(job: Job, worker: int, life: int) -> None:
         writer.close()
 
 
+def adopting(board: BoardHandle, reader: int, network: ImpalaNet) -> Adopter:
+    """What brings a network that came without its memory up to date; it has the newest version already.
+
+    Args:
+        board: where versions come from. This process ends when their publisher is killed.
+        reader: this process's number on the board.
+        network: what acts.
+
+    Raises:
+        BoardClosed: the learner has closed the board or died.
+    """
+    materialise(network.requires_grad_(False))
+    adopter = Adopter(board, reader)
+    adopter.end_with_the_learner()
+    adopter.stand({POLICY: Place(lambda: network)})
+    adopter.tell()
+    adopter.adopt()
+    return adopter
+
+
 def _work(job: Job, worker: int, life: int, writer: RingWriter) -> None:
-    network = job.network.requires_grad_(False)
-    materialise(network)
+    adopter = adopting(job.board, worker, job.network)
     seed = writer.new_seed()
     first = (job.seed if seed is None else seed) + worker * job.shape.num_envs + life * _SEEDS_APART
     generator = torch.Generator().manual_seed(first)
-    roller = make_roller(job, network, generator)
-    adopted = AdoptedNetwork(job.board, worker, network)
+    roller = make_roller(job, generator)
     roller.reset(first)
     writer.stand()
     try:
@@ -120,16 +130,17 @@ def _work(job: Job, worker: int, life: int, writer: RingWriter) -> None:
             if (seed := writer.new_seed()) is not None:
                 generator.manual_seed(seed + worker * job.shape.num_envs)
                 roller.reset(seed + worker * job.shape.num_envs)
-            if not roller.roll(writer.slot, views, adopted.adopt(), lambda: writer.closing):
+            with adopter.acting() as version:
+                complete = roller.roll(writer.slot, views, version, lambda: writer.closing)
+            if not complete:
                 return
-            adopted.answer()
             writer.commit()
     finally:
-        adopted.close()
+        adopter.close()
         roller.close()
 
 
-def make_roller(job: Job, network: ImpalaNet, generator: torch.Generator) -> Roller:
+def make_roller(job: Job, generator: torch.Generator) -> Roller:
     """The groups of environments of one worker, and the network that acts in them.
 
     Raises:
@@ -140,8 +151,8 @@ def make_roller(job: Job, network: ImpalaNet, generator: torch.Generator) -> Rol
     groups: list[Group] = []
     for number, size in enumerate(sizes):
         envs = make_venv(job.env, size)
-        check_fits(envs, network, job.env)
-        groups.append(Group(envs, network, job.shape, number, sum(sizes[:number]), generator))
+        check_fits(envs, job.network, job.env)
+        groups.append(Group(envs, job.network, job.shape, number, sum(sizes[:number]), generator))
     return Roller(groups, job.shape)
 
 
@@ -167,15 +178,3 @@ def check_fits(envs: Envs, network: ImpalaNet, spec: EnvSpec) -> None:
             str(spec),
             f"build the network with head={theirs}",
         )
-
-
-def _end_with_the_learner(writer: RingWriter) -> None:
-    """End this process when the learner was killed, whatever it is doing."""
-    gone_at: float | None = None
-    with suppress(OSError):  # closed between two looks: this process is leaving
-        while not writer.closed:
-            if writer.learner_gone:
-                gone_at = gone_at or time.monotonic()
-                if not writer.closing or time.monotonic() - gone_at > LEAVE_WITHIN_S:
-                    os._exit(1)
-            time.sleep(LEARNER_WATCH_S)

@@ -50,7 +50,12 @@ class LogPolicyLag(TrainerHookBase):
         self._optim_steps: list[Tensor] = []
 
     def register(self, trainer: compat.Trainer, name: str = "policy_lag") -> None:
-        """Watch what this trainer consumes; register after its replay buffer."""
+        """Watch what this trainer consumes; register after its replay buffer.
+
+        Args:
+            trainer: the trainer.
+            name: under which the hook is kept in checkpoints.
+        """
         self.sync.require_trainer(trainer, "LogPolicyLag.register")
         self.sync.require_stamps("LogPolicyLag")
         trainer.register_op("process_optim_batch", self._consume)
@@ -78,7 +83,11 @@ class LogPolicyLag(TrainerHookBase):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Nothing to load.
+
+        Args:
+            state_dict: not used.
+        """
 
 
 def _spread(age: Tensor) -> dict[str, float]:

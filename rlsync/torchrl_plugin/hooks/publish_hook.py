@@ -80,7 +80,11 @@ class PublishHook(TrainerHookBase):
                 self._record("trigger", now)
 
     def add_gate(self, gate: Callable[[], bool]) -> None:
-        """Put off a publish that is due while ``gate()`` is false."""
+        """Put off a publish that is due while ``gate()`` is false.
+
+        Args:
+            gate: asked each time that a publish is due; takes nothing.
+        """
         self._gates.append(gate)
 
     def publish(self) -> Receipt:
@@ -134,8 +138,12 @@ class PublishHook(TrainerHookBase):
     def require_trainer(self, trainer: compat.Trainer, who: str) -> None:
         """Refuse a trainer to which this hook is not bound.
 
+        Args:
+            trainer: the trainer.
+            who: who asks, for the error.
+
         Raises:
-            ConfigError: names ``who`` asks.
+            ConfigError: the hook is bound to no trainer, or to another one.
         """
         if self.trainer is not trainer:
             raise ConfigError(
@@ -153,7 +161,11 @@ class PublishHook(TrainerHookBase):
         return {"version": self.version, "published": published} | now.to_dict() | last
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in phase; the restored weights are published before the next frame."""
+        """Go on in phase; the restored weights are published before the next frame.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
         now = Counters.from_dict(state_dict)
         self._batches, self._optim_steps = int(now.batches), int(now.optim_steps)
         self._seconds_before, self._started = float(now.seconds), time.monotonic()

@@ -76,7 +76,12 @@ class BoundStaleness(TrainerHookBase):
         self._put_off = False
 
     def register(self, trainer: compat.Trainer, name: str = "bound_staleness") -> None:
-        """Watch what this trainer consumes; register after its replay buffer and its SyncWeights."""
+        """Watch what this trainer consumes; register after its replay buffer and its SyncWeights.
+
+        Args:
+            trainer: the trainer.
+            name: under which the hook is kept in checkpoints.
+        """
         self.sync.require_trainer(trainer, "BoundStaleness.register")
         self.sync.require_stamps("BoundStaleness")
         if self.action == "wait":
@@ -153,6 +158,10 @@ class BoundStaleness(TrainerHookBase):
         return {"dropped_frames": self.dropped_frames, "put_off_publishes": self.put_off_publishes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Go on counting.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
         self.dropped_frames = int(state_dict["dropped_frames"])
         self.put_off_publishes = int(state_dict["put_off_publishes"])

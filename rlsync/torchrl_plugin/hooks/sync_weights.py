@@ -58,7 +58,10 @@ class SyncWeights(PublishHook):
 
     Raises:
         SyncMapError: the map cannot be carried out.
-        ConfigError: an argument is wrong, or the trainer already has such a hook.
+        ConfigError: an argument is wrong, the trainer already has such a hook, or the hook is asked for what
+            only a trainer can tell and has none yet.
+
+    Source: torchrl.trainers.UpdateWeights, whose place it takes.
 
     Example:
         >>> from rlsync import Every, SyncWeights
@@ -170,6 +173,9 @@ class SyncWeights(PublishHook):
     def wait(self, timeout_s: float) -> None:
         """Wait until every worker acts with the newest version.
 
+        Args:
+            timeout_s: give up after this many seconds.
+
         Raises:
             WorkerLost: a worker is dead.
             AdoptionTimeout: the deadline passed; names the workers.
@@ -189,6 +195,9 @@ class SyncWeights(PublishHook):
 
         Args:
             batch: frames that carry ``policy_version``; any shape.
+
+        Returns:
+            Two int64 tensors, one entry a frame, in the order of ``policy_version`` when it is flattened.
         """
         stamps = batch.get(compat.STAMP).flatten()
         versions, place = stamps.unique(return_inverse=True)
@@ -199,8 +208,11 @@ class SyncWeights(PublishHook):
     def require_stamps(self, who: str) -> None:
         """Refuse a collector whose frames do not say which version acted.
 
+        Args:
+            who: who needs the stamps, for the error.
+
         Raises:
-            ConfigError: names ``who`` needs them.
+            ConfigError: the frames carry no ``policy_version``.
         """
         if not self._bound.endpoint.stamped:
             raise ConfigError(

@@ -81,7 +81,12 @@ class UpdateWeights(PublishHook):
             self._bind(trainer, "update_weights")
 
     def register(self, trainer: compat.Trainer, name: str = "update_weights") -> None:
-        """Stand at ``post_steps``, or at ``post_optim`` when optimizer steps are counted."""
+        """Stand at ``post_steps``, or at ``post_optim`` when optimizer steps are counted.
+
+        Args:
+            trainer: the trainer.
+            name: under which the hook is kept in checkpoints.
+        """
         if self.trainer is None:
             self._bind(trainer, name)
         self.require_trainer(trainer, "UpdateWeights.register")

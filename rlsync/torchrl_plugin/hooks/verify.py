@@ -104,7 +104,12 @@ class VerifySync(TrainerHookBase):
         self._last = Counters()
 
     def register(self, trainer: compat.Trainer, name: str = "verify_sync") -> None:
-        """Watch this trainer's workers; register after the SyncWeights."""
+        """Watch this trainer's workers; register after the SyncWeights.
+
+        Args:
+            trainer: the trainer.
+            name: under which the hook is kept in checkpoints.
+        """
         self.sync.require_trainer(trainer, "VerifySync.register")
         self._check = self.sync.check()
         trainer.register_op("post_steps", self)
@@ -165,7 +170,11 @@ class VerifySync(TrainerHookBase):
         return {"checks": self.checks} | {f"last_{k}": v for k, v in self._last.to_dict().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in phase."""
+        """Go on in phase.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
         self.checks = int(state_dict["checks"])
         self._last = Counters.from_dict({k.removeprefix("last_"): v for k, v in state_dict.items()})
         self._open = False

@@ -17,6 +17,7 @@ from rlsync.torchrl_plugin import compat, waits
 from rlsync.torchrl_plugin.board_endpoint import BoardEndpoint, lost_workers
 from rlsync.torchrl_plugin.endpoints import endpoint_of
 from rlsync.torchrl_plugin.sender import BoardCollector, BoardSender
+from rlsync.torchrl_plugin.silence import Silence
 from rlsync.transport.board_format import ReaderStatus
 
 #: How long the learner waits at a stretch; it looks at the workers in between.
@@ -26,10 +27,6 @@ LOOK_EVERY_S = 0.1
 END_WITHIN_S = 5.0
 
 _DEAD_WITHIN_S = 1.0
-
-#: Silence counts for at most this part of the timeout between two looks: a learner that was suspended
-#: together with its workers, and then looks at them once, has not seen them silent all that time.
-_COUNTED_BETWEEN_LOOKS = 0.25
 
 
 class WatchWorkers(TrainerHookBase):
@@ -109,7 +106,11 @@ class WatchWorkers(TrainerHookBase):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+        """Nothing to load.
+
+        Args:
+            state_dict: not used.
+        """
 
 
 class _Watch:
@@ -118,11 +119,10 @@ class _Watch:
     def __init__(self, sender: BoardSender, silent_timeout_s: float | None) -> None:
         self._sender = weakref.ref(sender)
         self._collector = weakref.ref(sender.collector)
-        self._timeout_s = math.inf if silent_timeout_s is None else silent_timeout_s
+        self._silence = Silence(math.inf if silent_timeout_s is None else silent_timeout_s)
         self._take_turns = not compat.collects_in_the_background(sender.collector)
         self._pid = os.getpid()
         self._looked_at: float | None = None
-        self._silent_s: dict[int, float] = {}
         self._had_its_turn: set[int] = set()
 
     def wait(self, step: Callable[[float], bool], timeout_s: float | None) -> bool:
@@ -141,7 +141,7 @@ class _Watch:
 
     def came(self, worker: int) -> None:
         """A batch of ``worker`` has come: nobody was waited for in vain."""
-        self._silent_s.clear()
+        self._silence.clear()
         self._looked_at = None
         collector = self._collector()
         if self._take_turns and collector is not None:
@@ -186,36 +186,30 @@ class _Watch:
 
     def _look(self) -> None:
         now = time.monotonic()
-        since = None if self._looked_at is None else now - self._looked_at
-        if since is not None and since < LOOK_EVERY_S / 2:
+        if self._looked_at is not None and now - self._looked_at < LOOK_EVERY_S / 2:
             return
         sender = self._watched()
         if sender is None:
             return
         self._looked_at = now
         workers = sender.board.status()
-        error = lost_workers(sender, workers, "waiting for frames") or self._hanging(workers, since or 0.0)
+        error = lost_workers(sender, workers, "waiting for frames") or self._hanging(workers)
         if error is not None:
             self._end_workers()
             raise error
 
-    def _hanging(self, workers: list[ReaderStatus], since_s: float) -> AdoptionTimeout | None:
-        counted_s = min(since_s, self._timeout_s * _COUNTED_BETWEEN_LOOKS)
-        for worker in workers:
-            silent_s = self._silent_s.get(worker.reader, 0.0) + counted_s
-            self._silent_s[worker.reader] = min(silent_s, worker.heartbeat_age_s)
-        silent = [
-            worker
-            for worker in workers
-            if self._silent_s[worker.reader] > self._timeout_s and worker.reader not in self._had_its_turn
-        ]
+    def _hanging(self, workers: list[ReaderStatus]) -> AdoptionTimeout | None:
+        over = set(self._silence.look({worker.reader: worker.heartbeat_age_s for worker in workers}))
+        silent = [worker for worker in workers if worker.reader in over - self._had_its_turn]
         # One that is stopped may hold what the others wait for.
         named = [worker for worker in silent if worker.state == "stopped"] or silent
         if not named:
             return None
         return AdoptionTimeout(
-            "; ".join(f"{worker} has not begun a rollout for {self._timeout_s:g} s" for worker in named),
-            f"waiting for frames; WatchWorkers(silent_timeout_s={self._timeout_s:g})",
+            "; ".join(
+                f"{worker} has not begun a rollout for {self._silence.timeout_s:g} s" for worker in named
+            ),
+            f"waiting for frames; WatchWorkers(silent_timeout_s={self._silence.timeout_s:g})",
             "find out who stopped it, or where it hangs (py-spy dump --pid PID); a rollout that takes that "
             "long needs a longer silent_timeout_s",
         )

@@ -1,0 +1,61 @@
+"""``rlsync check``: all that is wrong with a config, at once, without training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rlsync.cli import overrides, schema
+from rlsync.cli.main import EXIT_USAGE
+from rlsync.core.errors import RlsyncError
+
+_EXAMPLES = """examples:
+  rlsync check                                   the defaults
+  rlsync check recipe=dqn recipe.lr=0.001        what rlsync train would be given
+  rlsync check -m recipe=ppo,dqn seed=0,1        every job of a sweep
+  rlsync check --config-dir FOLDER recipe=mine   a config of your own
+  rlsync check --json resume=runs/DATE/TIME      for machines
+
+Looks at keys, options, types, bounds, the trigger, the grammar of the sync map, the environment (makes
+one), and the checkpoint to resume from. No worker is started: whether the paths of the sync map lead
+somewhere is what rlsync explain finds out.
+
+exit status: 0 nothing is wrong, 2 something is
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print every error in three lines, or as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="rlsync check",
+        usage="rlsync check [-h] [--json] [-m] [--config-dir DIR] [group=option | key=value ...]",
+        description="List all that is wrong with a config, without training or starting a worker.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    given, rest = parser.parse_known_args(arguments)
+    schema.register()
+    configs, errors = overrides.examined(overrides.read(rest))
+    print(as_json(errors) if given.json else as_text(errors, len(configs)))
+    return EXIT_USAGE if errors else 0
+
+
+def as_text(errors: list[RlsyncError], configs: int) -> str:
+    """The errors, or that there are none.
+
+    Example:
+        >>> print(as_text([], 2))
+        nothing is wrong with these 2 configs
+    """
+    if not errors:
+        return f"nothing is wrong with {'this config' if configs == 1 else f'these {configs} configs'}"
+    count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
+    return "\n\n".join([*map(str, errors), count])
+
+
+def as_json(errors: list[RlsyncError]) -> str:
+    """``{"ok": ..., "errors": [{"kind", "what", "where", "cure"}]}``."""
+    told = [{"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors]
+    return json.dumps({"ok": not errors, "errors": told}, indent=2)

@@ -1,0 +1,105 @@
+"""rlsync in TorchRL's own config system: hooks and the scheme, in its ConfigStore groups.
+
+TorchRL builds trainers from YAML with Hydra (``torchrl.trainers.algorithms.configs``). After
+:func:`register`, a defaults list may name rlsync's parts like its own::
+
+    defaults:
+      - trainer: ppo
+      - collector: multi_sync
+      - weight_sync_scheme@scheme: board
+      - hook@sync: sync_weights
+      - _self_
+
+``examples/torchrl_config`` is a complete one that trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hydra.core.config_store import ConfigStore
+
+from rlsync import SyncWeights
+from rlsync.recipes.config import RouteConfig, SyncConfig, WhenConfig, sync_map, trigger
+
+PROVIDER = "rlsync"
+
+
+@dataclass
+class SyncWeightsConfig(SyncConfig):
+    """``hook: sync_weights``, a :class:`rlsync.SyncWeights`; the keys are its arguments.
+
+    ``map`` is a list of {destination, source}, as in rlsync's own configs: a path such as
+    ``policy.module[0]`` may stand there, and the command line can override it.
+    """
+
+    receipts_file: str | None = None
+    finite: bool = False
+    background: bool = False
+    _target_: str = "rlsync.cli.torchrl_configs.make_sync_weights"
+    _convert_: str = "object"
+
+
+@dataclass
+class WatchWorkersConfig:
+    """``hook: watch_workers``, a :class:`rlsync.WatchWorkers`; the key is its argument."""
+
+    silent_timeout_s: float | None = 300.0
+    _target_: str = "rlsync.WatchWorkers"
+
+
+@dataclass
+class BoardSchemeConfig:
+    """``weight_sync_scheme: board``, a :class:`rlsync.BoardScheme`; the keys are its arguments."""
+
+    adopt: str = "alias"
+    start_timeout_s: float | None = 300.0
+    _target_: str = "rlsync.BoardScheme"
+
+
+def make_sync_weights(
+    map: list[RouteConfig],
+    when: WhenConfig,
+    history: int,
+    receipts_file: str | None,
+    finite: bool,
+    background: bool,
+) -> SyncWeights:
+    """The hook that a :class:`SyncWeightsConfig` describes; it meets its trainer when TorchRL registers it.
+
+    Raises:
+        ConfigError: the map is empty or an entry is incomplete, or the trigger is none.
+
+    Example:
+        >>> routes = [RouteConfig("policy", "loss_module.actor_network")]
+        >>> hook = make_sync_weights(routes, WhenConfig(every=2), 1000, None, False, False)
+        >>> hook.sync_map, str(hook.when)
+        ({'policy': 'loss_module.actor_network'}, 'every 2 batches')
+    """
+    return SyncWeights(
+        sync_map(SyncConfig(map=map)),
+        trigger(when),
+        history=history,
+        receipts_file=receipts_file,
+        finite=finite,
+        background=background,
+    )
+
+
+def register() -> None:
+    """Put rlsync's hooks and scheme beside TorchRL's own; call it before Hydra composes.
+
+    The groups are ``hook`` (``sync_weights``, ``watch_workers``) and ``weight_sync_scheme`` (``board``).
+    TorchRL's configs are registered with them, as ``import torchrl.trainers.algorithms.configs`` does.
+
+    Example:
+        >>> register()  # doctest: +SKIP
+        >>> ConfigStore.instance().load("hook/sync_weights.yaml").node.when.unit  # doctest: +SKIP
+        'batches'
+    """
+    import torchrl.trainers.algorithms.configs  # noqa: F401 - registers TorchRL's own, at import
+
+    store = ConfigStore.instance()
+    store.store(group="hook", name="sync_weights", node=SyncWeightsConfig, provider=PROVIDER)
+    store.store(group="hook", name="watch_workers", node=WatchWorkersConfig, provider=PROVIDER)
+    store.store(group="weight_sync_scheme", name="board", node=BoardSchemeConfig, provider=PROVIDER)

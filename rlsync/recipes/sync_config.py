@@ -1,0 +1,133 @@
+"""What goes where, and when, as a recipe is told: the sync map and its trigger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.path import nearest_name, parse
+from rlsync.core.plan import Source
+from rlsync.core.trigger import Every, LagAbove, Trigger
+from rlsync.recipes.bounds import above_zero, caught, refuse
+
+#: What weights may be cast to on their way.
+WIRE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass
+class RouteConfig:
+    """One entry of the sync map; with a ``dtype`` the workers' network computes, and receives, in it."""
+
+    destination: str = ""
+    source: str = ""
+    dtype: str | None = None
+
+
+@dataclass
+class WhenConfig:
+    """When to publish: every so many units, when the learner is ahead, or whichever is first."""
+
+    every: int | float | None = 1
+    unit: str = "batches"
+    lag_above: int | None = None
+
+
+@dataclass
+class SyncConfig:
+    """What goes where, and when; ``history`` is the number of receipts kept in memory."""
+
+    map: list[RouteConfig] = field(
+        default_factory=lambda: [RouteConfig("policy", "loss_module.actor_network")]
+    )
+    when: WhenConfig = field(default_factory=WhenConfig)
+    history: int = above_zero(1000)
+
+
+def trigger(when: WhenConfig) -> Trigger:
+    """The trigger that a config describes.
+
+    Raises:
+        ConfigError: it describes none, or a number or the unit is wrong.
+
+    Example:
+        >>> str(trigger(WhenConfig(every=10, unit="seconds", lag_above=50)))
+        '(every 10 seconds | lag above 50 optim_steps)'
+    """
+    refuse(trigger_errors(when))
+    if when.every is None:
+        return _lag_above(when)
+    return _every(when) if when.lag_above is None else _every(when) | _lag_above(when)
+
+
+def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
+    """What keeps a config from describing a trigger."""
+    if when.every is not None:
+        yield from caught(lambda: _every(when), "sync.when")
+    if when.lag_above is not None:
+        yield from caught(lambda: _lag_above(when), "sync.when")
+    if when.every is None and when.lag_above is None:
+        yield ConfigError(
+            "nothing says when to publish",
+            "sync.when: every and lag_above are both null",
+            "give one of them, for example sync.when.every=1",
+        )
+
+
+def _every(when: WhenConfig) -> Every:
+    return Every(when.every, when.unit)  # type: ignore[arg-type]
+
+
+def _lag_above(when: WhenConfig) -> LagAbove:
+    return LagAbove(when.lag_above)  # type: ignore[arg-type]
+
+
+def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
+    """The map ``{destination: source}`` that a config lists.
+
+    Raises:
+        ConfigError: the list is empty, an entry lacks a side or declares what is no floating dtype, or two
+            entries share a destination.
+        PathSyntaxError: a side is not written in the grammar of paths.
+    """
+    refuse(map_errors(sync))
+    return {
+        route.destination: Source(route.source, dtype=route.dtype) if route.dtype else route.source
+        for route in sync.map
+    }
+
+
+def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
+    """What is wrong with a map before anything is known of the trainer and the workers."""
+    if not sync.map:
+        yield ConfigError(
+            "the sync map is empty",
+            "sync.map",
+            "write sync.map=[{destination:policy,source:loss_module.actor_network}]",
+        )
+    taken: set[str] = set()
+    for entry, route in enumerate(sync.map):
+        key = f"sync.map.{entry}"
+        yield from _route_errors(route, key)
+        if route.destination and route.destination in taken:
+            yield ConfigError(f"two entries of the sync map go to {route.destination!r}", key, "drop one")
+        taken.add(route.destination)
+
+
+def _route_errors(route: RouteConfig, key: str) -> Iterator[RlsyncError]:
+    for side, path in (("destination", route.destination), ("source", route.source)):
+        if path:
+            yield from caught(lambda path=path: parse(path), f"{key}.{side}")  # type: ignore[misc]
+        else:
+            yield ConfigError(
+                f"an entry of the sync map has no {side}",
+                key,
+                "write {destination: policy, source: loss_module.actor_network}",
+            )
+    if route.dtype not in (None, *WIRE_DTYPES):
+        near = nearest_name(str(route.dtype), WIRE_DTYPES)
+        yield ConfigError(
+            f"no dtype {route.dtype!r}",
+            f"{key}.dtype",
+            (f"did you mean {near!r}? " if near else "") + f"give one of {', '.join(WIRE_DTYPES)}",
+        )

@@ -1,0 +1,180 @@
+"""What acts in a worker follows the board: where it stands, when it was replaced, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from rlsync.tensors.digest import digest
+from rlsync.tensors.layout import Layout
+from rlsync.tensors.leaves import Leaves
+from rlsync.torchrl_plugin.adopter import Adopt, Adopter, Place
+from rlsync.torchrl_plugin.check import Answer
+from rlsync.transport.board import WeightBoard
+from rlsync.transport.board_format import Note
+
+both_ways = pytest.mark.parametrize("adopt", ["alias", "copy"])
+
+
+class Counting(nn.Module):
+    """A layer whose buffer counts how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.layer(x)
+
+
+def publish(board: WeightBoard, number: float, *destinations: str) -> dict[str, torch.Tensor]:
+    """One version, every element ``number``, of a Counting at each destination; by name."""
+    names = destinations or ("policy",)
+    if board.layout is None:
+        board.lay_out(Layout.build(dict.fromkeys(names, Leaves(Counting(), "learner").specs())))
+    made = {name: torch.full_like(t, number) for name, t in Counting().state_dict().items()}
+    board.publish([made[entry.leaf.name] for entry in board.layout.owned])
+    return made
+
+
+def weight(module: Counting) -> float:
+    return module.layer.weight[0, 0].item()
+
+
+@pytest.fixture
+def board() -> Iterator[WeightBoard]:
+    board = WeightBoard()
+    yield board
+    board.close()
+
+
+@pytest.fixture
+def adopter(board: WeightBoard) -> Iterator[Adopter]:
+    adopter = Adopter(board.handle, 0)
+    yield adopter
+    adopter.close()
+
+
+@both_ways
+def test_each_version_acts_and_what_forward_changes_is_copied_out(
+    board: WeightBoard, adopter: Adopter, adopt: Adopt
+) -> None:
+    module = Counting()
+    pointer = module.layer.weight.data_ptr()
+    adopter.stand({"policy": Place(lambda: module, adopt)})
+    for version in (1, 2, 3):
+        publish(board, version)
+        assert adopter.adopt() == adopter.version == version
+        module(torch.ones(1, 2))
+        assert weight(module) == version
+        assert module.calls.tolist() == [version + 1.0] * 3
+    assert (module.layer.weight.data_ptr() == pointer) is (adopt == "copy")
+
+
+def test_only_destinations_that_stand_here_are_taken_and_later_ones_from_then_on(
+    board: WeightBoard, adopter: Adopter
+) -> None:
+    here, later = Counting(), Counting()
+    untouched = weight(later)
+    publish(board, 1, "policy", "net")
+    adopter.stand({"policy": Place(lambda: here)})
+    adopter.adopt()
+    assert (weight(here), weight(later)) == (1, untouched)
+    adopter.stand({"policy": Place(lambda: here), "net": Place(lambda: later)})
+    adopter.adopt()
+    assert (weight(here), weight(later)) == (1, 1)
+
+
+@both_ways
+def test_a_module_that_was_replaced_gets_the_version_that_acts(
+    board: WeightBoard, adopter: Adopter, adopt: Adopt
+) -> None:
+    stands = {"policy": Counting()}
+    before = stands["policy"]
+    adopter.stand({"policy": Place(lambda: stands["policy"], adopt)})
+    publish(board, 1)
+    adopter.adopt()
+    stands["policy"] = Counting()
+    assert adopter.adopt() == 1
+    assert weight(stands["policy"]) == 1
+    with torch.no_grad():
+        before.layer.weight.fill_(7)  # its own memory again
+    publish(board, 2)
+    adopter.adopt()
+    assert (weight(stands["policy"]), weight(before)) == (2, 7)
+
+
+def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
+    board: WeightBoard, adopter: Adopter
+) -> None:
+    module = Counting()
+    adopter.stand({"policy": Place(lambda: module)})
+    publish(board, 1)
+    adopter.adopt()
+    module.load_state_dict(Counting().state_dict())
+    assert adopter.adopt() == 1
+    assert weight(module) == 1
+
+
+def answer_of(board: WeightBoard) -> Answer:
+    note = board.note(0, Note.ANSWER)
+    assert note is not None
+    return Answer.from_json(note)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
+    board: WeightBoard, adopter: Adopter, early: bool
+) -> None:
+    module = Counting()
+    adopter.stand({"policy": Place(lambda: module)})
+    published = publish(board, 1)
+    if early:
+        adopter.adopt()
+    question = board.ask()
+    with adopter.acting() as version:
+        module(torch.ones(1, 2))
+    parameters = digest([published["layer.weight"], published["layer.bias"]])
+    expected = Answer(question, version, {"policy": parameters}, {"policy": digest([published["calls"]])})
+    assert answer_of(board) == expected
+    board.ask()
+    with adopter.acting():
+        pass
+    again = answer_of(board)
+    assert again.asked > question
+    assert (again.kept, again.arrived) == (expected.kept, {}), "it did not adopt for this rollout"
+
+
+def test_weights_that_were_changed_in_the_rollout_are_told(board: WeightBoard, adopter: Adopter) -> None:
+    module = Counting()
+    adopter.stand({"policy": Place(lambda: module, "copy")})
+    published = publish(board, 1)
+    board.ask()
+    with adopter.acting(), torch.no_grad():
+        module.layer.bias.add_(1)
+    said = answer_of(board).kept["policy"]
+    assert said == digest([published["layer.weight"], published["layer.bias"] + 1])
+
+
+def test_a_rollout_that_fails_is_not_answered_for(board: WeightBoard, adopter: Adopter) -> None:
+    module = Counting()
+    adopter.stand({"policy": Place(lambda: module)})
+    publish(board, 1)
+    board.ask()
+    with pytest.raises(RuntimeError), adopter.acting():
+        raise RuntimeError
+    assert board.note(0, Note.ANSWER) is None
+
+
+def test_the_learner_reads_what_stands_here(board: WeightBoard, adopter: Adopter) -> None:
+    module = Counting()
+    adopter.stand({"policy": Place(lambda: module)})
+    adopter.tell()
+    note = board.note(0)
+    assert note is not None
+    assert Layout.from_json(note).destinations == {"policy": Leaves(module, "worker").specs()}
