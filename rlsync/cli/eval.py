@@ -1,0 +1,229 @@
+"""``rlsync eval``: play episodes with the weights of a run's checkpoint, and show one of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torchrl.checkpoint import Checkpoint
+
+from rlsync.cli import overrides
+from rlsync.cli.recipes import RECIPES
+from rlsync.cli.run_folder import RunFolder
+from rlsync.cli.train import RESOLVED, prepare_process
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.config import Config
+from rlsync.recipes.evaluate import Score, at_once, play
+from rlsync.recipes.evaluate_checkpoint import Trained, load, make_envs
+from rlsync.recipes.filmed_envs import FilmedEnvs, filmed
+from rlsync.recipes.parts import CHECKPOINT
+from rlsync.recipes.video import Film, check_file, film
+
+_DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
+
+Actions are drawn from the policy as they were in training; --deterministic takes the likeliest. A Q network
+acts greedily, without exploration, either way. Beside the run a gif of one more episode is written, of the
+same seed, where the environment can be rendered."""
+
+_EXAMPLES = """examples:
+  rlsync eval runs/2026-11-20/18-00-00-000000
+  rlsync eval runs/2026-11-20/18-00-00-000000 --episodes 100 --seed 1 --no-video --json
+  rlsync eval runs/2026-11-20/18-00-00-000000 --deterministic --video pong.gif
+  rlsync eval runs/2026-11-20/18-00-00-000000 --checkpoint kept/best
+
+exit status: 0 all episodes were played, 1 playing failed, 2 not a run with a checkpoint or a wrong command
+line, 130 after Ctrl-C
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print what the policy is worth, in one line, and where the video is; or JSON.
+
+    Raises:
+        ConfigError: before anything is played: there is no such policy, or no video where one is asked for.
+    """
+    given = _parser().parse_args(arguments)
+    prepare_process()
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory: no display is looked for
+    config = config_of(given.run)
+    checkpoint = checkpoint_of(given.run, given.checkpoint, config)
+    trained = load(checkpoint, config, deterministic=given.deterministic)
+    file = given.video or given.run / f"eval-{trained.frames}.gif"
+    stage, why_none = (None, "not asked for") if given.no_video else _stage(trained, file, given)
+    score = _score(trained, given.episodes, given.seed)
+    if not given.json:
+        print(f"{_name(trained)}  episodes {score.episodes}  {score}", flush=True)
+    shown = None
+    if stage is not None:
+        shown = film(trained.actor, stage, file, given.seed)
+        stage.close()
+    if given.json:
+        video = {"file": None, "why": why_none} if shown is None else _video(shown)
+        print(json.dumps(_facts(given, config, trained) | asdict(score) | {"video": video}, indent=2))
+    elif not given.no_video:
+        print(f"no video: {why_none}" if shown is None else f"video {shown}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlsync eval",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="another checkpoint, or another run's (default: the run's)",
+    )
+    parser.add_argument(
+        "--episodes", type=_above_zero, default=20, metavar="N", help="how many (default: 20)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=_not_below_zero,
+        default=0,
+        metavar="N",
+        help="of environments and actions (default: 0)",
+    )
+    parser.add_argument("--deterministic", action="store_true", help="take the likeliest actions")
+    video = parser.add_mutually_exclusive_group()
+    video.add_argument(
+        "--video",
+        type=Path,
+        metavar="FILE",
+        help=".gif or .mp4 (default: eval-FRAMES.gif in the run's folder)",
+    )
+    video.add_argument("--no-video", action="store_true", help="write none")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    return parser
+
+
+def _above_zero(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return int(text)
+
+
+def _not_below_zero(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not zero or a number above")
+    return int(text)
+
+
+def config_of(run: Path) -> Config:
+    """The configuration that a run wrote down; keys it does not have yet are at their defaults.
+
+    Raises:
+        ConfigError: the folder is not a run's, or its configuration is not one of this rlsync.
+    """
+    file = RunFolder(run).path / RESOLVED
+    try:
+        written = OmegaConf.load(file)
+        name = OmegaConf.select(written, "recipe.name")
+        if name not in RECIPES:
+            raise ConfigError(
+                f"no recipe is named {name!r}", f"{file}, recipe.name", f"recipes: {', '.join(RECIPES)}"
+            )
+        known = OmegaConf.structured(Config(recipe=RECIPES[name].settings()))
+        merged = OmegaConf.merge(known, written)
+        assert isinstance(merged, DictConfig)
+        return overrides.to_config(merged)
+    except (OmegaConfBaseException, OSError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"cannot read the run's configuration: {first}", str(file), "use the rlsync that wrote it"
+        ) from error
+
+
+def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
+    """The checkpoint of a run, or the one asked for in its place: a checkpoint folder, or a run's.
+
+    Raises:
+        ConfigError: there is none, or it is of another recipe or environment.
+    """
+    folder = run if asked is None else asked
+    where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
+    found = [path for path in (folder / CHECKPOINT, folder) if Checkpoint.is_checkpoint(path)]
+    if not found:
+        raise ConfigError(
+            f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist",
+            where,
+            "a run writes its first after checkpoint_every_frames, at its end, and on Ctrl-C",
+        )
+    if found[0].parent != run:
+        _check_owner(found[0], run, config, where)
+    return found[0]
+
+
+def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> None:
+    """Refuse a checkpoint of something else: tensors of the same names and shapes would fit."""
+    beside, own = checkpoint.parent / RESOLVED, run / CHECKPOINT
+    if beside.is_file():
+        written = OmegaConf.load(beside)
+        for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
+            theirs = OmegaConf.select(written, key)
+            if theirs != ours:
+                raise ConfigError(
+                    f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}",
+                    where,
+                    f"name its own run: rlsync eval {checkpoint.parent}",
+                )
+    elif Checkpoint.is_checkpoint(own):
+        odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {*Checkpoint.manifest(own)["components"]}
+        if odd:
+            parts = ", ".join(sorted(odd))
+            raise ConfigError(
+                f"that checkpoint is not made as the run's own: only one of them has: {parts}",
+                where,
+                "name the run that wrote it",
+            )
+
+
+def _stage(trained: Trained, file: Path, given: argparse.Namespace) -> tuple[FilmedEnvs | None, str]:
+    """Where the film is made; or nowhere, and why, unless the user insists on one."""
+    try:
+        check_file(file)
+        return filmed(trained.env, given.seed), ""
+    except ConfigError as error:
+        if given.video is not None:
+            raise
+        return None, error.what
+
+
+def _score(trained: Trained, episodes: int, seed: int) -> Score:
+    envs = make_envs(trained, at_once(episodes))
+    try:
+        return Score.of([e for ended in play(trained.actor, envs, episodes, seed) for e in ended])
+    finally:
+        envs.close()
+
+
+def _name(trained: Trained) -> str:
+    ahead = f" + {trained.unpublished_steps} optimizer steps" if trained.unpublished_steps else ""
+    return f"version {trained.version}{ahead}  frames {trained.frames:,}"
+
+
+def _facts(given: argparse.Namespace, config: Config, trained: Trained) -> dict[str, object]:
+    return {
+        "run": str(given.run),
+        "recipe": config.recipe.name,
+        "env": config.env.id,
+        "version": trained.version,
+        "unpublished_steps": trained.unpublished_steps,
+        "frames": trained.frames,
+        "seed": given.seed,
+        "deterministic": given.deterministic,
+    }
+
+
+def _video(shown: Film) -> dict[str, object]:
+    return {"file": str(shown.file), "return": shown.episode.total, "length": shown.episode.length}

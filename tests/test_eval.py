@@ -1,0 +1,533 @@
+"""``rlsync eval``: what a policy returns, compared with episodes stepped by hand; and its film."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+import shutil
+import statistics
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import imageio.v3 as iio
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+from torchrl.checkpoint import Checkpoint
+
+from rlsync.cli.eval import config_of
+from rlsync.cli.main import main
+from rlsync.cli.train import train
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.recipes import evaluate_checkpoint, parts, video
+from rlsync.recipes.config import CollectorConfig, Config, DQNConfig, EnvConfig, PPOConfig, RouteConfig
+from rlsync.recipes.config import SyncConfig as Sync
+from rlsync.recipes.config import WhenConfig as When
+from rlsync.recipes.evaluate import Actor, Episode, NetworkActor, play
+from rlsync.recipes.filmed_envs import FilmedAtari, filmed
+from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
+from rlsync.recipes.impala.config import ImpalaConfig, ReplayConfig
+from rlsync.recipes.video import film
+
+RECIPES = ("ppo", "dqn", "impala")
+
+
+def small(recipe: str, run_dir: Path) -> Config:
+    """Two batches, or so."""
+    config = Config(run_dir=str(run_dir), collector=CollectorConfig(frames_per_batch=64))
+    if recipe == "dqn":
+        config.recipe = DQNConfig(total_frames=128, batch_size=16, optim_steps_per_batch=6, hidden=[16])
+        routes = [
+            RouteConfig("policy.module[0]", "loss_module.value_network"),
+            RouteConfig("policy.module[1]", "greedy_module"),
+        ]
+        config.sync = Sync(map=routes, when=When(every=4, unit="optim_steps"))
+    elif recipe == "impala":
+        config.env.num_envs = 2
+        config.collector.frames_per_batch = 40
+        config.recipe = ImpalaConfig(
+            total_frames=160,
+            target_return=None,
+            unroll_length=10,
+            batch_size=4,
+            replay=ReplayConfig(ratio=1.0),
+        )
+    else:
+        config.recipe = PPOConfig(total_frames=128, batch_size=32, num_epochs=2, hidden=[16])
+    return config
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One finished run of each recipe."""
+    folder = tmp_path_factory.mktemp("runs")
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    try:
+        for recipe in RECIPES:
+            assert train(small(recipe, folder / recipe)) == 0
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    return {recipe: folder / recipe for recipe in RECIPES}
+
+
+class Kept:
+    """A component of a checkpoint, as it was written."""
+
+    def __init__(self, checkpoint: Path, name: str) -> None:
+        self.found: dict[str, Any] = {}
+        Checkpoint(**{name: self}).load(checkpoint)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.found = state_dict
+
+
+def outputs_of(run: Path) -> Callable[[Tensor], Tensor]:
+    """The policy's network by hand, from nothing but the tensors of the checkpoint: tanh between layers."""
+    weights = Kept(run / parts.CHECKPOINT, "policy").found
+    layers = [
+        (weights[name], weights[name.removesuffix("weight") + "bias"])
+        for name in weights
+        if name.endswith("weight") and not name.startswith("value.")
+    ]
+
+    def outputs(observation: Tensor) -> Tensor:
+        *hidden, last = layers
+        for weight, bias in hidden:
+            observation = torch.tanh(observation @ weight.T + bias)
+        return observation @ last[0].T + last[1]
+
+    return outputs
+
+
+def by_hand(seed: int, choose: Callable[[Tensor], int]) -> Episode:
+    """One episode of CartPole, stepped by nothing of ours."""
+    env = gymnasium.make("CartPole-v1")
+    observation, _ = env.reset(seed=seed)
+    total, length, over = 0.0, 0, False
+    while not over:
+        action = choose(torch.from_numpy(observation))
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total, length, over = total + float(reward), length + 1, terminated or truncated
+    env.close()
+    return Episode(total, length)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
+    """What ``rlsync eval --json`` finds."""
+    capsys.readouterr()
+    assert main(["eval", "--json", *map(str, arguments)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# ------------------------------------------------------------------------------------ what is played
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_returns_are_those_of_the_same_weights_and_seeds_stepped_by_hand(
+    recipe: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = outputs_of(runs[recipe])
+    played = [by_hand(seed, lambda seen: int(outputs(seen).argmax())) for seed in (7, 8, 9, 10)]
+    returns = [episode.total for episode in played]
+    found = said(capsys, runs[recipe], "--deterministic", "--episodes=4", "--seed=7", "--no-video")
+    assert found["episodes"] == 4
+    assert (found["return_min"], found["return_max"]) == (min(returns), max(returns))
+    assert found["return_mean"] == pytest.approx(statistics.fmean(returns))
+    assert found["return_std"] == pytest.approx(statistics.pstdev(returns))
+    assert found["length_mean"] == pytest.approx(statistics.fmean(e.length for e in played))
+    assert found["video"] == {"file": None, "why": "not asked for"}
+
+
+def test_actions_are_drawn_as_workers_draw_them(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs, generator = outputs_of(runs["impala"]), torch.Generator().manual_seed(3)
+    drawn = by_hand(3, lambda seen: int(Categorical(2).act(outputs(seen)[None], generator)[0]))
+    found = said(capsys, runs["impala"], "--episodes=1", "--seed=3", "--no-video")
+    assert (found["return_mean"], found["length_mean"]) == (drawn.total, drawn.length)
+
+    first = said(capsys, runs["ppo"], "--episodes=8", "--no-video")
+    assert first == said(capsys, runs["ppo"], "--episodes=8", "--no-video")
+    likeliest = said(capsys, runs["ppo"], "--episodes=8", "--no-video", "--deterministic")
+    assert first["return_mean"] != likeliest["return_mean"]
+
+
+def test_every_environment_plays_its_share_and_each_step_is_yielded() -> None:
+    envs = make_venv(GymnasiumEnvs("CartPole-v1"), 3)
+    steps = list(play(NetworkActor(ImpalaNet((4,), Categorical(2))), envs, 12, seed=0))
+    envs.close()
+    lengths = [episode.length for ended in steps for episode in ended]
+    assert len(lengths) == 12
+    assert steps[0] == [], "the reset"
+    assert steps[-1] != [], "not a step more than needed"
+    assert sum(lengths) <= 3 * (len(steps) - 1)
+
+
+class Recorder(Actor):
+    """Pushes left, and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def begin(self, num_envs: int, seed: int) -> None:
+        self.told.clear()
+
+    def act(self, observation: Tensor, is_init: Tensor, reward: Tensor) -> Tensor:
+        self.told.append((observation.clone(), is_init.clone(), reward.clone()))
+        return torch.zeros(len(observation), dtype=torch.int64)
+
+
+def test_an_actor_is_told_where_episodes_begin_and_what_the_last_action_brought() -> None:
+    actor, envs = Recorder(), make_venv(GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 5}), 2)
+    assert len(list(play(actor, envs, 4, seed=0))) == 1 + 2 * 5
+    envs.close()
+    observations, begins, rewards = map(torch.stack, zip(*actor.told, strict=True))
+    assert begins.nonzero().tolist() == [[0, 0], [0, 1], [5, 0], [5, 1]]
+    assert rewards.tolist() == [[0.0, 0.0], *[[1.0, 1.0]] * 9]
+    assert observations[begins].abs().max() < 0.05 < observations[~begins].abs().amax(-1).min()
+
+
+def test_a_recurrent_network_acts_with_what_it_saw_of_this_episode_only() -> None:
+    torch.manual_seed(0)
+    net = ImpalaNet((3,), Categorical(4), hidden=(8,), lstm=8, last_action=True, last_reward=True)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter)
+    steps, envs = 12, 5
+    seen, reward = torch.randn(steps, envs, 3), torch.randn(steps, envs)
+    is_init = torch.rand(steps, envs) < 0.3
+    is_init[0] = True
+    actor = NetworkActor(net, deterministic=True)
+    actor.begin(envs, seed=0)
+    with torch.no_grad():
+        taken = torch.stack([actor.act(*step) for step in zip(seen, is_init, reward, strict=True)])
+        before = torch.cat([torch.zeros_like(taken[:1]), taken[:-1]])
+        at_once = net(seen, is_init, net.initial_state(envs), before, reward)
+    assert torch.equal(taken, net.head.mode(at_once.params))
+    assert len(taken.unique()) > 1
+
+
+def test_the_environment_is_the_one_that_gymnasium_made_for_the_workers() -> None:
+    config = EnvConfig("CartPole-v1", 1, {"max_episode_steps": 9})
+    theirs, ours = parts.make_env(config), make_venv(GymnasiumEnvs(config.id, config.kwargs), 1)
+    theirs.set_seed(5, static_seed=True)  # which resets it once
+    ours.reset(5)
+    state, observation = theirs.reset(), ours.reset()
+    for step in range(40):
+        assert torch.equal(state["observation"], observation[0])
+        action = torch.tensor([step // 3 % 2])
+        state["action"] = torch.nn.functional.one_hot(action[0], 2)
+        stepped, state = theirs.step_and_maybe_reset(state)
+        ours.send(action)
+        answer = ours.recv()
+        observation = answer.observation
+        assert bool(stepped["next", "truncated"]) == bool(answer.truncated[0])
+        assert float(stepped["next", "reward"]) == float(answer.reward[0])
+    theirs.close()
+    ours.close()
+
+
+def test_a_policy_that_acted_in_half_precision_is_evaluated_in_it(runs: dict[str, Path]) -> None:
+    config = config_of(runs["ppo"])
+    full = evaluate_checkpoint.load(runs["ppo"] / parts.CHECKPOINT, config).actor._policy
+    config.sync.map[0].dtype = "bfloat16"
+    half = evaluate_checkpoint.load(runs["ppo"] / parts.CHECKPOINT, config).actor._policy
+    for wide, narrow in zip(full.parameters(), half.parameters(), strict=True):
+        assert narrow.dtype is torch.bfloat16
+        assert torch.equal(wide.bfloat16(), narrow)
+
+
+# ------------------------------------------------------------------------------------ what is said
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_one_line_says_which_version_returned_what(
+    recipe: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = json.loads((runs[recipe] / parts.RECEIPTS).read_text().splitlines()[-1])
+    capsys.readouterr()
+    assert main(["eval", str(runs[recipe]), "--episodes", "2", "--no-video"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    ahead = {"dqn": "( \\+ \\d optimizer steps)?"}.get(recipe, "")
+    pattern = (
+        rf"version {newest['version']}{ahead}  frames 1\d\d  episodes 2  return [\d.]+ ± [\d.]+ \([\d.]+ to "
+    )
+    assert re.match(pattern, line), line
+
+
+def test_optimizer_steps_beyond_the_newest_version_are_told(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = json.loads((runs["dqn"] / parts.RECEIPTS).read_text().splitlines()[-1])
+    counters = Kept(runs["dqn"] / parts.CHECKPOINT, "trainer_module.sync_weights").found
+    found = said(capsys, runs["dqn"], "--episodes=1", "--no-video")
+    assert (found["version"], found["frames"]) == (newest["version"], 128)
+    assert found["unpublished_steps"] == counters["optim_steps"] - newest["optim_steps"]
+
+
+# ------------------------------------------------------------------------------------ the film
+
+
+def shown_ms(gif: Path) -> float:
+    """How long it takes to show it; a gif holds equal frames once, and shows them for longer."""
+    return sum(iio.immeta(gif, index=frame)["duration"] for frame in range(len(iio.imread(gif, index=None))))
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "impala"])
+def test_a_gif_beside_the_run_shows_the_episode_that_it_tells_of(
+    recipe: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = said(capsys, runs[recipe], "--episodes=1", "--seed=4")
+    file = runs[recipe] / f"eval-{found['frames']}.gif"
+    length = found["video"]["length"]
+    assert found["video"] == {"file": str(file), "return": found["return_mean"], "length": length}
+    frames = iio.imread(file, index=None)
+    assert frames.shape[1:] == (200, 300, 3)
+    assert all((a != b).any() for a, b in pairwise(frames))
+    assert shown_ms(file) == 20 * (length + 1), "CartPole has fifty steps a second"
+    file.unlink()
+
+
+def test_the_last_frame_is_the_end_of_the_episode_and_not_the_next_beginning() -> None:
+    envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
+    envs.reset(0)
+    frames, over = [envs.frame], False
+    while not over:
+        envs.send(torch.zeros(1, dtype=torch.int64))
+        over = bool(envs.recv().terminated)
+        frames.append(envs.frame)
+    envs.close()
+
+    alone = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    alone.reset(seed=0)
+    shown = [alone.render()]
+    for _ in frames[1:]:
+        terminated = alone.step(0)[2]
+        shown.append(alone.render())
+    alone.close()
+    assert terminated
+    assert np.array_equal(np.stack(frames), np.stack(shown))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AtariEnvs("pong"),
+        AtariEnvs("pong", repeat_action_probability=0.25, options={"frameskip": 2, "noop_max": 9}),
+    ],
+    ids=["usual", "sticky"],
+)
+def test_an_atari_film_shows_in_colour_what_the_network_sees_in_grey(spec: AtariEnvs) -> None:
+    envs = FilmedAtari(spec)
+    assert envs.fps == (30 if spec.options else 15)
+    generator = torch.Generator().manual_seed(1)
+    observation = envs.reset(11)
+    for _ in range(150):
+        frame = envs.frame
+        assert frame.shape == (210, 160, 3)
+        grey = torch.from_numpy(frame @ np.array([0.299, 0.587, 0.114]))[None, None]
+        small = torch.nn.functional.interpolate(grey, (84, 84), mode="area").flatten()
+        seen = observation[0, -1].flatten().to(small.dtype)
+        assert torch.corrcoef(torch.stack([small, seen]))[0, 1] > 0.99
+        envs.send(torch.randint(6, (1,), generator=generator))
+        observation = envs.recv().observation
+    assert (frame.max(-1) != frame.min(-1)).any(), "in colour"
+    envs.close()
+
+
+def test_a_film_that_goes_apart_from_the_game_is_refused() -> None:
+    envs = FilmedAtari(AtariEnvs("pong"))
+    envs.reset(0)
+    envs._shown.reset(1)
+    with pytest.raises(RlsyncError, match="went apart"):
+        step_on(envs, 2000)
+    envs.close()
+
+
+def step_on(envs: FilmedAtari, steps: int) -> None:
+    for step in range(steps):
+        envs.send(torch.tensor([step // 7 % 6]))
+        envs.recv()
+
+
+def test_a_long_episode_is_filmed_in_part_and_played_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(video, "MAX_FRAMES", 5)
+    actor = NetworkActor(ImpalaNet((4,), Categorical(2)))
+    envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
+    made = film(actor, envs, tmp_path / "cut.gif", seed=0)
+    envs.close()
+    assert made.frames == 5
+    assert shown_ms(made.file) == 5 * 20
+    assert made.episode.length > 5
+    assert str(made).endswith("; the first 4 steps of it")
+
+
+def test_what_cannot_be_rendered_is_evaluated_and_one_line_says_why(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    capsys.readouterr()
+    assert main(["eval", str(runs["ppo"]), "--episodes", "1"]) == 0
+    out, err = capsys.readouterr()
+    score, line = out.splitlines()
+    assert score.startswith("version ")
+    assert line.startswith("no video: CartPole-v1 cannot be filmed: pygame is not installed")
+    assert err == ""
+    assert not list(runs["ppo"].glob("*.gif"))
+
+    assert main(["eval", str(runs["ppo"]), "--video", str(runs["ppo"] / "a.gif")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "", "nothing is played for a video that is asked for and cannot be had"
+    assert len(err.splitlines()) == 3
+
+
+def test_an_environment_without_a_screen_says_so() -> None:
+    with pytest.raises(ConfigError, match="a TorchRLEnvs has no screen"):
+        filmed(TorchRLEnvs(lambda: parts.make_env(EnvConfig())), seed=0)
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    assert main(["eval", *map(str, arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    what, where, cure = err.splitlines()
+    assert where.startswith("  where  ")
+    assert cure.startswith("  cure   ")
+    return what + "\n" + cure
+
+
+def test_an_mp4_without_its_writer_is_refused_before_anything_is_played(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    text = refused(capsys, runs["ppo"], "--video", runs["ppo"] / "a.mp4")
+    assert "imageio_ffmpeg is not installed" in text
+    assert "pip install 'imageio-ffmpeg', or name a .gif" in text
+
+
+def test_a_video_that_cannot_be_written_is_refused(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "cannot be written as '.avi'" in refused(capsys, runs["ppo"], "--video", "a.avi")
+    assert "cannot write into nowhere" in refused(capsys, runs["ppo"], "--video", "nowhere/a.gif")
+
+
+def test_what_is_no_run_is_refused(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "is not the folder of a run" in refused(capsys, tmp_path)
+    assert "is not the folder of a run" in refused(capsys, tmp_path / "nowhere")
+    shutil.copy(runs["ppo"] / "config.yaml", tmp_path)
+    assert "holds no checkpoint" in refused(capsys, tmp_path)
+    assert "does not exist" in refused(capsys, runs["ppo"], "--checkpoint", tmp_path / "nowhere")
+
+
+def test_a_checkpoint_that_is_not_the_runs_is_refused(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = refused(capsys, runs["ppo"], "--checkpoint", runs["dqn"])
+    assert "that checkpoint is of recipe.name 'dqn', the run is of 'ppo'" in text
+    assert f"rlsync eval {runs['dqn']}" in text
+    moved = shutil.copytree(runs["dqn"] / parts.CHECKPOINT, tmp_path / "moved")
+    text = refused(capsys, runs["ppo"], "--checkpoint", moved)  # whose tensors would fit
+    assert "one of them has: exploration, target_updater, trainer_module.epsilon_decay" in text
+    own = shutil.copytree(runs["ppo"], tmp_path / "own", ignore=shutil.ignore_patterns(parts.CHECKPOINT))
+    moved = shutil.copytree(runs["impala"] / parts.CHECKPOINT, tmp_path / "impala")
+    assert "does not fit the run's configuration" in refused(capsys, own, "--checkpoint", moved)
+
+
+def test_a_checkpoint_that_was_kept_elsewhere_is_evaluated(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kept = shutil.copytree(runs["dqn"] / parts.CHECKPOINT, tmp_path / "kept")
+    both = [said(capsys, runs["dqn"], *more, "--no-video") for more in ([], ["--checkpoint", kept])]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("recipe.name", "sarsa", "no recipe is named 'sarsa'"),
+        ("recipe.speed", 1, "'speed'"),
+        ("recipe.hidden", [8], "does not fit the run's configuration"),
+        ("env.id", "CartPol-v1", "cannot make the environment 'CartPol-v1'"),
+    ],
+)
+def test_a_configuration_that_does_not_lead_to_the_policy_is_refused(
+    key: str,
+    value: object,
+    what: str,
+    runs: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    run = shutil.copytree(runs["ppo"], tmp_path / "run")
+    written = OmegaConf.load(run / "config.yaml")
+    OmegaConf.update(written, key, value, force_add=True)
+    OmegaConf.save(written, run / "config.yaml")
+    assert what in refused(capsys, run)
+
+
+@pytest.mark.parametrize("wrong", ["--episodes=0", "--episodes=few", "--seed=-1", "--video=a.gif --no-video"])
+def test_a_wrong_command_line_exits_with_two(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["eval", "run", *wrong.split()])
+    assert "usage: rlsync eval" in capsys.readouterr().err
+
+
+def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", "--help"])
+    shown = capsys.readouterr().out
+    assert "examples:\n  rlsync eval runs/" in shown
+    assert "exit status: 0 all episodes were played" in shown
+    for flag in (
+        "--checkpoint",
+        "--episodes",
+        "--seed",
+        "--deterministic",
+        "--video",
+        "--no-video",
+        "--json",
+    ):
+        assert f"  {flag}" in shown
+
+
+# ------------------------------------------------------------------------------------ Pong
+
+
+@pytest.mark.slow
+def test_pong_from_pixels_is_evaluated_and_filmed_in_colour(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(
+        run_dir=str(tmp_path),
+        env=EnvConfig("ALE/Pong-v5", 2, {"max_episode_frames": 400}),
+        collector=CollectorConfig(frames_per_batch=80),
+        recipe=ImpalaConfig(total_frames=160, target_return=None, unroll_length=20, batch_size=4),
+    )
+    assert train(config) == 0
+    found = said(capsys, tmp_path, "--episodes=1", "--seed=2")
+    assert found["length_mean"] == found["video"]["length"] <= 100
+    assert found["return_mean"] == found["video"]["return"]
+    frames = iio.imread(tmp_path / "eval-160.gif", index=None)
+    assert frames.shape[1:] == (210, 160, 3)
+    frame_ms = shown_ms(tmp_path / "eval-160.gif") / (found["video"]["length"] + 1)
+    assert 60 <= frame_ms <= 70, "fifteen steps a second, in hundredths of a second"
+    assert (frames[0] != frames[-1]).any()
