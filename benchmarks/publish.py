@@ -22,14 +22,11 @@ import time
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 
 import torch
-from tensordict.nn import TensorDictModuleBase
 from torch import nn
-from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
-from torchrl.envs import GymEnv
+from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 from torchrl.weight_update import (
@@ -39,96 +36,13 @@ from torchrl.weight_update import (
 )
 
 from rlsync import BoardScheme, Every, SyncWeights
-from rlsync.tensors.layout import Layout
-from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.target import Target
-from rlsync.transport.board import BoardReader, WeightBoard
+from rlsync.cli.measure import MAP, MODELS, BulkPolicy, adoption_s, hold, make_trainer, make_workers, timed
 
-#: name: (number of tensors, floats in each)
-MODELS = {
-    "mlp": (12, 1_700),
-    "resnet": (34, 46_000),
-    "100mb": (300, 83_333),
-    "400mb": (150, 666_667),
-    "many": (1_000, 1_000),
-}
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
     "board": BoardScheme,
     "SharedMem": SharedMemWeightSyncScheme,
     "MultiProcess": MultiProcessWeightSyncScheme,
 }
-MAP = {"policy": "loss_module.actor_network"}
-
-
-class BulkPolicy(TensorDictModuleBase):
-    """As many parameters as one likes, of which the action reads one number."""
-
-    def __init__(self, tensors: int, floats: int) -> None:
-        super().__init__()
-        self.in_keys, self.out_keys = ["observation"], ["action"]
-        self.weights = nn.ParameterList(torch.zeros(floats) for _ in range(tensors))
-
-    def forward(self, tensordict):
-        action = torch.zeros(*tensordict.batch_size, 2, dtype=torch.int64)
-        action[..., int(self.weights[0][0] > 1e9)] = 1
-        return tensordict.set("action", action)
-
-
-class Loss(nn.Module):
-    """A place for the policy to stand on a trainer."""
-
-    def __init__(self, actor_network: nn.Module) -> None:
-        super().__init__()
-        self.actor_network = actor_network
-
-    def forward(self, tensordict):
-        return tensordict
-
-
-def make_workers(
-    kind: type[BaseCollector], policy: nn.Module, scheme: WeightSyncScheme, frames: int
-) -> BaseCollector:
-    return kind(
-        [partial(GymEnv, "CartPole-v1")] * 2,
-        policy,
-        frames_per_batch=frames,
-        total_frames=-1,
-        weight_sync_schemes={"policy": scheme},
-        track_policy_version=True,
-        num_sub_threads=1,
-    )
-
-
-def make_trainer(collector: BaseCollector, policy: nn.Module) -> Trainer:
-    return Trainer(
-        collector=collector,
-        total_frames=1,
-        frame_skip=1,
-        optim_steps_per_batch=1,
-        loss_module=Loss(policy),
-        progress_bar=False,
-    )
-
-
-def median_us(samples_s: list[float]) -> float:
-    return statistics.median(samples_s) * 1e6
-
-
-def timed(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-class Memcpy:
-    """One contiguous copy of the same bytes: the floor."""
-
-    def __init__(self, policy: nn.Module) -> None:
-        floats = sum(p.numel() for p in policy.parameters())
-        self.source, self.target = torch.ones(floats), torch.zeros(floats)
-
-    def __call__(self) -> None:
-        self.target.copy_(self.source)
 
 
 def measure_hold(name: str, policy: nn.Module, trials: int) -> dict[str, float]:
@@ -137,17 +51,14 @@ def measure_hold(name: str, policy: nn.Module, trials: int) -> dict[str, float]:
     try:
         trainer = make_trainer(collector, deepcopy(policy))
         push = make_push(name, trainer)
-        memcpy = Memcpy(policy)
-        for _ in range(5):
-            push(), memcpy()
-        pushes, copies = [], []
-        for _ in range(trials):
-            copies.append(timed(memcpy))
-            pushes.append(timed(push))
+        pushed_s, copied_s = hold(push, policy, trials)
     finally:
         collector.shutdown()
-    hold, copy = median_us(pushes), median_us(copies)
-    return {"hold_us": hold, "memcpy_us": copy, "hold_per_memcpy": hold / copy}
+    return {
+        "hold_us": 1e6 * pushed_s,
+        "memcpy_us": 1e6 * copied_s,
+        "hold_per_memcpy": pushed_s / copied_s,
+    }
 
 
 def make_push(name: str, trainer: Trainer) -> Callable[[], object]:
@@ -160,32 +71,6 @@ def make_push(name: str, trainer: Trainer) -> Callable[[], object]:
         trainer._post_steps_hook()
 
     return push
-
-
-def measure_adoption(policy: nn.Module, trials: int) -> dict[str, float]:
-    """The worker's side alone: adopt a version that is ready, by alias and by copy."""
-    leaves = Leaves(policy, "policy")
-    specs = leaves.specs()
-    found = {}
-    for mode in ("alias", "copy"):
-        mine = BulkPolicy(len(specs), specs[0].shape[0])
-        target = Target(mine, "policy", specs)
-        board = WeightBoard()
-        board.lay_out(Layout.build({"policy": specs}))
-
-        def apply(version, layout, views, target=target, mode=mode):
-            getattr(target, mode)(views)
-            return mode == "alias"
-
-        reader = BoardReader(board.handle, apply)
-        samples = []
-        for _ in range(trials + 5):
-            board.publish(leaves.tensors())
-            samples.append(timed(reader.adopt))
-        found[f"adopt_{mode}_us"] = median_us(samples[5:])
-        reader.close()
-        board.close()
-    return found
 
 
 def measure_arrival(policy: nn.Module, trials: int) -> dict[str, float]:
@@ -221,7 +106,7 @@ def measure_arrival(policy: nn.Module, trials: int) -> dict[str, float]:
         consumer.join()
     finally:
         collector.shutdown()
-    arrived, rollout = median_us(arrivals), statistics.quantiles(rollouts[5:], n=20)[-1] * 1e6
+    arrived, rollout = statistics.median(arrivals) * 1e6, statistics.quantiles(rollouts[5:], n=20)[-1] * 1e6
     return {
         "arrival_busy_us": arrived,
         "rollout_p95_us": rollout,
@@ -236,7 +121,7 @@ def measure(model: str) -> dict[str, object]:
     row: dict[str, object] = {"model": model, "tensors": tensors, "bytes": 4 * tensors * floats}
     for name in SCHEMES:
         row[name] = measure_hold(name, policy, max(10, trials if name == "board" else trials // 4))
-    row |= measure_adoption(policy, trials)
+    row |= {f"adopt_{mode}_us": 1e6 * seconds for mode, seconds in adoption_s(policy, trials).items()}
     row |= measure_arrival(policy, 15)
     board = row["board"]["hold_us"]
     row["SharedMem_per_board"] = row["SharedMem"]["hold_us"] / board

@@ -1,0 +1,248 @@
+"""The panels of ``rlsync plot``; the one module that imports matplotlib."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
+
+from rlsync.cli.run_folder import Curve, NotRecorded, RunFolder
+from rlsync.core.errors import ConfigError
+
+#: Okabe and Ito: colour-blind readers can tell these apart. Without their yellow, too pale for a line.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+#: Where lines lie on each other, both can be seen.
+DASHES = ("-", "--", "-.", ":")
+
+#: More points than this are drawn as medians of groups, in a band from the 5th to the 95th percentile.
+MOST_POINTS = 150
+GROUPS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How one run is drawn in all panels."""
+
+    colour: str
+    dashes: str
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Something that is read from a run and drawn; ``expected`` if its absence is worth a note."""
+
+    read: Callable[[RunFolder], Curve]
+    draw: Callable[[Axes, Curve, Style], None]
+    expected: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture in the figure.
+
+    Args:
+        title: what it shows.
+        x, y: what the axes count, or its unit.
+        layers: what is drawn in it.
+        scale: chooses scale and ticks of the y axis, once all is drawn.
+    """
+
+    title: str
+    x: str
+    y: str
+    layers: tuple[Layer, ...]
+    scale: Callable[[Axes], object] = lambda axes: None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one run gives to one layer."""
+
+    panel: Panel
+    layer: Layer
+    run: str
+    curve: Curve
+
+
+def check_format(out: Path) -> None:
+    """Refuse a file name that ends in no picture's format.
+
+    Raises:
+        ConfigError: names the formats.
+    """
+    known = Figure().canvas.get_supported_filetypes()
+    if out.suffix.removeprefix(".") not in known:
+        raise ConfigError(
+            f"no picture format {out.suffix!r}", f"--out {out}", f"end it in .png; also: {', '.join(known)}"
+        )
+
+
+def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
+    """One figure of all runs, by name, and notes on what it lacks.
+
+    Raises:
+        ConfigError: the runs have written down nothing that can be drawn.
+    """
+    readings, notes = _read(runs)
+    panels = list(dict.fromkeys(reading.panel for reading in readings))
+    if not panels:
+        raise ConfigError("there is nothing to draw", "; ".join(notes), "name a run that has published")
+    styles = _styles(list(runs))
+    rows = _rows(len(panels))
+    figure = Figure(figsize=(10, 1.2 + 2.6 * len(rows)), dpi=120, layout="constrained")
+    axes: dict[int, Axes] = figure.subplot_mosaic(rows)  # type: ignore[arg-type]
+    for reading in readings:
+        reading.layer.draw(axes[panels.index(reading.panel)], reading.curve, styles[reading.run])
+    over_frames = [axes[place] for place, panel in enumerate(panels) if panel.x == FRAMES]
+    for other in over_frames[1:]:
+        other.sharex(over_frames[0])
+    for place, panel in enumerate(panels):
+        _finish(axes[place], panel)
+    _name_runs(figure, runs, styles, readings)
+    if notes:
+        left_out = "left out: " + "\n".join(notes)
+        figure.supxlabel(left_out, x=0.01, ha="left", fontsize="small", color="0.4")
+    return figure, notes
+
+
+def _read(runs: dict[str, RunFolder]) -> tuple[list[Reading], list[str]]:
+    readings, notes = [], []
+    for panel in PANELS:
+        for layer in panel.layers:
+            for name, run in runs.items():
+                try:
+                    readings.append(Reading(panel, layer, name, layer.read(run)))
+                except NotRecorded as lacking:
+                    if layer.expected:
+                        notes.append(f"{panel.title}, run {name}: {lacking}")
+    return readings, notes
+
+
+def _rows(panels: int) -> list[list[int]]:
+    """Numbers of panels, two a row; the first one, and a last one without a neighbour, have a row each.
+
+    >>> _rows(5), _rows(4)
+    ([[0, 0], [1, 2], [3, 4]], [[0, 0], [1, 2], [3, 3]])
+    """
+    pairs = [[left, min(left + 1, panels - 1)] for left in range(1, panels, 2)]
+    return [[0, 0], *pairs]
+
+
+def _styles(names: list[str]) -> dict[str, Style]:
+    looks = zip(names, itertools.cycle(COLOURS), itertools.cycle(DASHES))
+    return {name: Style(colour, dashes, alone=len(names) == 1) for name, colour, dashes in looks}
+
+
+def _finish(axes: Axes, panel: Panel) -> None:
+    axes.set_title(panel.title, loc="left", fontsize="medium", fontweight="bold")
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.9")
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_formatter(EngFormatter())
+    panel.scale(axes)
+
+
+def _name_runs(
+    figure: Figure, runs: dict[str, RunFolder], styles: dict[str, Style], readings: list[Reading]
+) -> None:
+    """Above all panels, where it hides nothing: which line is which run, and what else is drawn."""
+    handles = [
+        Line2D([], [], color=styles[name].colour, ls=styles[name].dashes, label=f"{name}: {run.describe()}")
+        for name, run in runs.items()
+    ]
+    if any(reading.layer.draw is _points for reading in readings):
+        label = "evaluations, ± standard deviation"
+        handles.append(Line2D([], [], color="0.3", marker="o", mfc="white", ls="none", label=label))
+    if any(len(reading.curve.frames) > MOST_POINTS for reading in readings):
+        handles.append(Line2D([], [], color="0.8", lw=6, label="5th to 95th percentile, around the median"))
+    figure.legend(
+        handles=handles, loc="outside upper left", frameon=False, ncols=2 if len(handles) > 1 else 1
+    )
+
+
+def _line(axes: Axes, curve: Curve, style: Style) -> None:
+    frames, values = curve.frames, curve.values
+    if len(frames) > MOST_POINTS:
+        groups = np.array_split(values, GROUPS)
+        frames = np.array([group.mean() for group in np.array_split(frames, GROUPS)])
+        low, values, high = np.array([np.percentile(group, (5, 50, 95)) for group in groups]).T
+        axes.fill_between(frames, low, high, color=style.colour, alpha=0.2, lw=0)
+    marker = "." if len(frames) <= 30 else None
+    axes.plot(frames, values, color=style.colour, ls=style.dashes, lw=1.4, marker=marker)
+
+
+def _points(axes: Axes, curve: Curve, style: Style) -> None:
+    bars = axes.errorbar(curve.frames, curve.values, curve.spread, fmt="o", color=style.colour, zorder=3)
+    bars[0].set_markerfacecolor("white")
+
+
+def _histogram(axes: Axes, curve: Curve, style: Style) -> None:
+    ages = np.arange(curve.frames.max() + 1)
+    percent = np.zeros(len(ages))
+    percent[curve.frames.astype(int)] = 100 * curve.values / curve.values.sum()
+    if style.alone:
+        axes.bar(ages, percent, color=style.colour)
+    else:
+        axes.stairs(percent, np.append(ages, len(ages)) - 0.5, color=style.colour, ls=style.dashes, lw=1.4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _whole_numbers(axes: Axes) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+
+
+def _bytes(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(EngFormatter("B"))
+    axes.set_ylim(bottom=0)
+
+
+def _decades(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
+
+
+FRAMES = "collected frames"
+RETURN = Panel(
+    "Return of the newest episodes",
+    FRAMES,
+    "mean",
+    (
+        Layer(lambda run: run.metric("return"), _line),
+        Layer(RunFolder.evaluations, _points, expected=False),
+    ),
+)
+LAG = Panel(
+    "Policy lag of the slowest worker",
+    FRAMES,
+    "versions",
+    (Layer(lambda run: run.metric("sync/lag_versions"), _line),),
+    _whole_numbers,
+)
+STALENESS = Panel(
+    "Staleness of consumed steps",
+    "versions",
+    "% of steps",
+    (Layer(RunFolder.staleness, _histogram),),
+)
+MILLISECONDS = Panel("Duration of a publish", FRAMES, "ms", (Layer(RunFolder.publish_ms, _line),), _decades)
+BYTES = Panel(
+    "Bytes copied by a publish",
+    FRAMES,
+    "bytes",
+    (Layer(RunFolder.publish_bytes, _line),),
+    _bytes,
+)
+PANELS = (RETURN, LAG, STALENESS, MILLISECONDS, BYTES)

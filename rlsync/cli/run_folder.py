@@ -1,0 +1,172 @@
+"""What a run of ``rlsync train`` left in its folder, read back; also while the run goes on."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from rlsync.cli.train import RESOLVED
+from rlsync.core.errors import ConfigError
+from rlsync.core.plan import Receipt
+from rlsync.recipes.impala.recipe import EVALUATIONS
+from rlsync.recipes.parts import METRICS, RECEIPTS, STALENESS
+
+Numbers = NDArray[np.float64]
+
+
+class NotRecorded(Exception):
+    """A run did not write down what is asked for; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over collected frames, oldest first; ``spread`` is a standard deviation, where there is one."""
+
+    frames: Numbers
+    values: Numbers
+    spread: Numbers | None = None
+
+
+class RunFolder:
+    """One run's folder. Each reading raises :class:`NotRecorded` where the run has nothing to read.
+
+    A run that was resumed in its own folder did some frames again: the newer points replace the older ones.
+
+    Args:
+        path: the folder, as ``rlsync train`` prints it.
+
+    Raises:
+        ConfigError: it is not the folder of a run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not (path / RESOLVED).is_file():
+            raise _no_run(path)
+        self.path = path
+
+    def describe(self) -> str:
+        """Recipe, environment and seed, in a few words."""
+        config = OmegaConf.load(self.path / RESOLVED)
+        recipe, env, seed = (OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed"))
+        replay = " with replay" if OmegaConf.select(config, "recipe.replay.ratio") else ""
+        return f"{recipe}{replay} on {env}, seed {seed}"
+
+    def metric(self, name: str) -> Curve:
+        """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
+        file = self.path / METRICS / "scalars" / f"{name}.csv"
+        if file.is_file():
+            rows = [line.split(",") for line in _whole_lines(file)]
+            return _curve(*_numbers(rows, file))
+        if not self._has_events:
+            raise NotRecorded(f"no metric {name!r}")
+        if name not in self._events:
+            raise NotRecorded(f"no metric {name!r} in the TensorBoard events")
+        return self._events[name]
+
+    def receipts(self) -> list[Receipt]:
+        """The record of every publish, oldest first."""
+        file = self.path / RECEIPTS
+        found = []
+        for number, line in enumerate(_whole_lines(file), 1):
+            try:
+                found.append(Receipt(**json.loads(line)))
+            except (ValueError, TypeError) as error:
+                raise _unreadable(file, f"line {number}: {error}") from error
+        return found
+
+    def publish_ms(self) -> Curve:
+        """For how long each publish held the learner, in milliseconds."""
+        return self._of_receipts(lambda receipt: 1e3 * receipt.duration_s)
+
+    def publish_bytes(self) -> Curve:
+        """The bytes that each publish copied."""
+        return self._of_receipts(lambda receipt: receipt.copied_bytes)
+
+    def staleness(self) -> Curve:
+        """How many consumed steps were so many versions old: versions stand where frames do."""
+        columns = _columns(self.path / STALENESS)
+        return Curve(columns["staleness_versions"], columns["steps"])
+
+    def evaluations(self) -> Curve:
+        """Mean return of the evaluated versions, at the frames at which they were published."""
+        columns = _columns(self.path / EVALUATIONS)
+        published = sorted((r.version, r.frames) for r in self.receipts())
+        # A version without a receipt is the one that the workers were started with.
+        versions, frames = np.array([(0, 0), *published], dtype=float).T
+        at = frames[np.searchsorted(versions, columns["version"], side="right") - 1]
+        return _curve(at, columns["return_mean"], columns["return_std"])
+
+    def _of_receipts(self, number: Callable[[Receipt], float]) -> Curve:
+        rows = [(receipt.frames, number(receipt)) for receipt in self.receipts()]
+        if not rows:
+            raise NotRecorded(f"no publish in {RECEIPTS}")
+        return _curve(*np.array(rows, dtype=float).T)
+
+    @property
+    def _has_events(self) -> bool:
+        return any((self.path / METRICS).glob("events.out.tfevents.*"))
+
+    @cached_property
+    def _events(self) -> dict[str, Curve]:
+        try:
+            from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+        except ImportError as error:
+            raise NotRecorded(
+                "metrics are TensorBoard events, which pip install 'rlsync[tensorboard]' lets rlsync read"
+            ) from error
+        events = EventAccumulator(str(self.path / METRICS), size_guidance={SCALARS: 0})
+        events.Reload()
+        found = {}
+        for name in events.Tags()[SCALARS]:
+            rows = [(event.step, event.value) for event in events.Scalars(name)]
+            found[name] = _curve(*np.array(rows, dtype=float).T)
+        return found
+
+
+def _no_run(path: Path) -> ConfigError:
+    runs = sorted(str(file.parent) for file in path.glob(f"*/{RESOLVED}")) if path.is_dir() else []
+    cure = "name the folder that rlsync train printed as 'run'"
+    return ConfigError(
+        f"{path} is not the folder of a run: " + (f"it has no {RESOLVED}" if path.is_dir() else "no folder"),
+        "the command line",
+        f"it holds runs, name these: {' '.join(runs)}" if runs else cure,
+    )
+
+
+def _unreadable(file: Path, why: str) -> ConfigError:
+    return ConfigError(f"cannot read what a run wrote: {why}", str(file), "remove or repair the file")
+
+
+def _whole_lines(file: Path) -> list[str]:
+    """The lines of a file that is perhaps being written: without a last one that has no end yet."""
+    if not file.is_file():
+        raise NotRecorded(f"no {file.name}")
+    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _numbers(rows: list[list[str]], file: Path) -> Numbers:
+    if not rows:
+        raise NotRecorded(f"{file.name} is empty")
+    try:
+        return np.array(rows, dtype=float).T
+    except ValueError as error:
+        raise _unreadable(file, str(error)) from error
+
+
+def _columns(file: Path) -> dict[str, Numbers]:
+    lines = list(csv.reader(_whole_lines(file)))
+    return dict(zip(lines[0] if lines else [], _numbers(lines[1:], file), strict=True))
+
+
+def _curve(frames: Numbers, values: Numbers, spread: Numbers | None = None) -> Curve:
+    """Without the points at frames that were collected again later, and without what is no number."""
+    good = (frames <= np.minimum.accumulate(frames[::-1])[::-1]) & np.isfinite(values)
+    return Curve(frames[good], values[good], None if spread is None else spread[good])

@@ -1,0 +1,106 @@
+"""The configs that rlsync ships, by group and name, and what each says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from rlsync.cli import schema
+from rlsync.core.errors import ConfigError
+from rlsync.core.path import nearest_name
+
+RECIPE, ENV, TUNED = "recipe", "env", "tuned"
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """One file: an option of one config group.
+
+    Args:
+        group: for example ``"recipe"``.
+        name: for example ``"ppo"``.
+        path: the YAML file.
+    """
+
+    group: str
+    name: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.group}/{self.name}"
+
+    def description(self) -> str:
+        """The first sentence of the file's first comment."""
+        words: list[str] = []
+        for line in self.path.read_text().splitlines():
+            comment = line.removeprefix("#").strip()
+            if comment.startswith("@package"):
+                continue
+            if not line.startswith("#") or not comment:
+                break
+            words.append(comment)
+        return " ".join(words).partition(". ")[0].rstrip(".:")
+
+
+def groups() -> dict[str, list[Shipped]]:
+    """Every group with its options: recipes first, then by name.
+
+    Example:
+        >>> [str(config) for config in groups()["logger"]]
+        ['logger/csv', 'logger/none', 'logger/tensorboard']
+    """
+    found: dict[str, list[Shipped]] = {}
+    for path in sorted(schema.config_dir().glob("*/*.yaml")):
+        found.setdefault(path.parent.name, []).append(Shipped(path.parent.name, path.stem, path))
+    return dict(sorted(found.items(), key=lambda item: (item[0] != RECIPE, item[0])))
+
+
+def find(name: str) -> Shipped:
+    """The config that ``GROUP/NAME`` names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = {str(config): config for options in groups().values() for config in options}
+    if name in known:
+        return known[name]
+    same_end = [full for full in known if full.endswith("/" + name)]
+    near = same_end[0] if same_end else nearest_name(name, known)
+    hint = f"did you mean {near!r}? " if near else ""
+    raise ConfigError(f"no shipped config {name!r}", "GROUP/NAME", f"{hint}rlsync ls lists them all")
+
+
+def companions(config: Shipped) -> list[list[str]]:
+    """The overrides that a copy of ``config`` needs beside it to stand where the original stood.
+
+    A recipe chooses a sync map by name, and what is tuned is chosen by the names of recipe and
+    environment; a copy has another name.
+
+    Example:
+        >>> companions(find("env/pong"))[0]
+        ['recipe=impala', 'tuned=impala_pong']
+        >>> companions(find("env/cartpole"))
+        [[]]
+    """
+    all_groups = groups()
+    pairs = {
+        f"{recipe.name}_{env.name}": (f"{RECIPE}={recipe.name}", f"{ENV}={env.name}")
+        for recipe in all_groups[RECIPE]
+        for env in all_groups[ENV]
+    }
+    found = []
+    for tuned in all_groups[TUNED]:
+        pair = pairs.get(tuned.name, ())
+        if config == tuned:
+            found.append(list(pair))
+        elif f"{config.group}={config.name}" in pair:
+            other = next(part for part in pair if not part.startswith(config.group + "="))
+            found.append([other, f"{TUNED}={tuned.name}"])
+    for recipe in all_groups[RECIPE]:
+        chosen = OmegaConf.select(OmegaConf.load(recipe.path), "defaults", default=[])
+        if {f"override /{config.group}": config.name} in chosen:
+            found.append([f"{RECIPE}={recipe.name}"])
+    # A recipe, and whatever no recipe chooses by its name, stands by itself too.
+    return [[], *found] if config.group == RECIPE or not found else found

@@ -1,0 +1,120 @@
+"""``rlsync ls`` and ``rlsync cp``: what is listed can be copied, and the printed commands use the copy."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlsync.cli import schema, shipped
+from rlsync.cli.main import main
+
+ALL = [str(config) for options in shipped.groups().values() for config in options]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def commands_for(copied: str, *options: str, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """The words of the command lines that ``rlsync cp`` prints."""
+    assert main(["cp", copied, *options]) == 0
+    return [shlex.split(line) for line in said(capsys).splitlines() if line.startswith("  rlsync train")]
+
+
+def test_ls_lists_every_config_file_with_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "--json"]) == 0
+    rows = json.loads(said(capsys))
+    files = {str(path) for path in schema.config_dir().glob("*/*.yaml")}
+    assert {row["path"] for row in rows} == files
+    assert all(len(row["description"]) > 10 for row in rows), "each file begins with a sentence"
+    assert rows[0]["group"] == "recipe"
+
+    assert main(["ls"]) == 0
+    listed = said(capsys)
+    assert re.search(r"^recipe/ppo +Proximal policy optimisation, by TorchRL's PPOTrainer *$", listed, re.M)
+    assert {line.split()[0] for line in listed.splitlines() if line[0] != " "} == set(ALL)
+
+
+def test_ls_of_one_group_lists_it_alone_and_a_typo_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "logger", "--json"]) == 0
+    assert {row["group"] for row in json.loads(said(capsys))} == {"logger"}
+    assert main(["ls", "recipes"]) == 2
+    assert "did you mean 'recipe'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("config", ALL)
+def test_each_command_that_cp_prints_composes_the_copy(
+    config: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = commands_for(config, capsys=capsys)
+    group, name = config.split("/")
+    copy = here / "my_configs" / group / f"my_{name}.yaml"
+    assert copy.read_bytes() == (schema.config_dir() / f"{config}.yaml").read_bytes()
+    copy.write_text(copy.read_text().replace('id: ""', "id: Acrobot-v1"))  # what the file asks for
+    assert commands
+    for _, verb, *words in commands:
+        assert f"{group}=my_{name}" in words
+        assert main([verb, *words, "--cfg", "job"]) == 0, words
+        capsys.readouterr()
+
+
+def test_an_edit_of_the_copy_is_what_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ((_, *words),) = commands_for("recipe/ppo", capsys=capsys)
+    copy = here / "my_configs" / "recipe" / "my_ppo.yaml"
+    copy.write_text(copy.read_text().replace("lr: 0.002", "lr: 0.0125"))
+    assert main([*words, "--cfg", "job"]) == 0
+    assert OmegaConf.create(said(capsys)).recipe.lr == 0.0125
+
+
+def test_a_copied_environment_keeps_what_is_tuned_for_the_original(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def composed(*words: str) -> object:
+        assert main([*words, "--cfg", "job"]) == 0
+        return OmegaConf.create(said(capsys))
+
+    for _, *words in commands_for("env/pong", capsys=capsys):
+        (recipe,) = [word for word in words if word.startswith("recipe=")]
+        assert composed(*words) == composed("train", recipe, "env=pong")
+
+
+def test_cp_takes_a_name_and_a_folder_and_replaces_only_by_force(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((*_, folder, choice),) = commands_for("logger/csv", "conf", "--as", "quiet", capsys=capsys)
+    assert (folder, choice) == ("conf", "logger=quiet")
+    copy = here / "conf" / "logger" / "quiet.yaml"
+    copy.write_text("mine")
+    assert main(["cp", "logger/csv", "conf", "--as", "quiet"]) == 2
+    assert "add --force to replace it" in capsys.readouterr().err
+    assert copy.read_text() == "mine"
+    assert main(["cp", "logger/csv", "conf", "--as", "quiet", "--force"]) == 0
+    assert copy.read_text() != "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cure"),
+    [
+        (["ppo"], "did you mean 'recipe/ppo'?"),
+        (["recipe/pppo"], "did you mean 'recipe/ppo'?"),
+        (["recipe/ppo", "--as", "dqn"], "Hydra would find it first"),
+        (["recipe/ppo", "--as", "a/b"], "use letters"),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_and_nothing_is_written(
+    arguments: list[str], cure: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cp", *arguments]) == 2
+    assert cure in capsys.readouterr().err
+    assert list(here.iterdir()) == []
