@@ -1,0 +1,211 @@
+"""What the workers of a collector hold, read through TorchRL's own ``state_dict`` of collectors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlsync.core.path import Attr, parse
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.waits import worker_ends
+
+_LOOK_EVERY_S = 0.1
+_ASKED = "state_dict"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one worker holds.
+
+    Args:
+        policy: the state dict of its policy.
+        transform: that of its environment's transforms.
+    """
+
+    policy: dict[str, Tensor]
+    transform: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, state_dict: Mapping[str, Any]) -> Held:
+        """From the state dict of a collector; copied."""
+        return cls(*(_copied(state_dict.get(key)) for key in ("policy_state_dict", "env_state_dict")))
+
+    def at(self, destination: str) -> dict[str, Tensor]:
+        """The leaves at a destination by name; none where a state dict does not show it."""
+        match parse(destination).segments:
+            case [Attr("policy"), *_]:
+                return _below(self.policy, parse(destination).below(parse("policy")).leaf_prefix())
+            case [Attr("env"), Attr("transform"), *_]:
+                prefix = parse(destination).below(parse("env.transform")).leaf_prefix()
+                # A Compose keeps what stands at [0] as transforms.0
+                return _below(self.transform, f"transforms.{prefix}") or _below(self.transform, prefix)
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Why a worker says nothing.
+
+    Args:
+        why: in words.
+        dead: whether its process has ended.
+    """
+
+    why: str
+    dead: bool = False
+
+
+class Workers(Protocol):
+    """The workers of a collector."""
+
+    @property
+    def description(self) -> str:
+        """The collector, in words."""
+
+    @property
+    def processes(self) -> bool:
+        """Whether they are processes of their own."""
+
+    @property
+    def names(self) -> list[str]:
+        """Each of them, with its pid."""
+
+    def ask(self, timeout_s: float) -> list[Held | Silence]:
+        """What each of them holds now."""
+
+    def roll_out(self) -> object:
+        """Collect until each worker has begun a rollout after this was called, and ended it."""
+
+
+def workers_of(collector: Any) -> Workers:
+    """The workers of ``collector``."""
+    if isinstance(collector, compat.MultiCollector):
+        return ProcessWorkers(collector)
+    if isinstance(collector, compat.Collector):
+        return ThisProcess(collector)
+    return Unreadable(collector)
+
+
+class ThisProcess:
+    """The one worker of an in-process collector."""
+
+    processes = False
+
+    def __init__(self, collector: compat.Collector) -> None:
+        self.collector = collector
+        self.description = f"{type(collector).__name__}, in this process"
+        self.names = ["the collector"]
+
+    def ask(self, timeout_s: float) -> list[Held | Silence]:
+        """See :class:`Workers`."""
+        return [Held.of(self.collector.state_dict())]
+
+    def roll_out(self) -> object:
+        """See :class:`Workers`."""
+        return next(iter(self.collector))
+
+
+class ProcessWorkers:
+    """The workers of a MultiSyncCollector or MultiAsyncCollector.
+
+    TorchRL's ``collector.state_dict()`` asks them one after the other and has no deadline; this sends the
+    same question, to all at once.
+    """
+
+    processes = True
+
+    def __init__(self, collector: compat.MultiCollector) -> None:
+        self.collector = collector
+        count = collector.num_workers
+        self.description = f"{type(collector).__name__}, {count} worker process{'es' * (count > 1)}"
+        self.names = [f"worker {i} (pid {process.pid})" for i, process in enumerate(collector.procs)]
+        self._silent: dict[int, Silence] = {}
+
+    def ask(self, timeout_s: float) -> list[Held | Silence]:
+        """See :class:`Workers`; who was silent once is not asked again."""
+        asked = [i for i in range(self.collector.num_workers) if i not in self._silent]
+        for worker in asked:
+            self._send(worker)
+        deadline = time.monotonic() + timeout_s
+        said: dict[int, Held | Silence] = {}
+        for worker in asked:
+            said[worker] = answer = self._silent.get(worker) or self._answer(worker, deadline, timeout_s)
+            if isinstance(answer, Silence):
+                self._silent[worker] = answer
+        return [said.get(i) or self._silent[i] for i in range(self.collector.num_workers)]
+
+    def roll_out(self) -> object:
+        """See :class:`Workers`.
+
+        The message that begins a rollout stands in each worker's pipe before the next question, so that
+        an answer comes after one, also from the workers of which an asynchronous collector has no batch yet.
+        """
+        return next(iter(self.collector))
+
+    def _send(self, worker: int) -> None:
+        pipe: Any = self.collector.pipes[worker]
+        try:
+            type(pipe).send(pipe, (None, _ASKED))
+        except OSError:
+            self._silent[worker] = self._ended(worker)
+
+    def _answer(self, worker: int, deadline: float, timeout_s: float) -> Held | Silence:
+        pipe: Any = self.collector.pipes[worker]
+        process = self.collector.procs[worker]
+        while True:
+            try:
+                # Not the instance's own: where WatchWorkers stands, it raises for any worker that is lost.
+                while type(pipe).poll(pipe, _LOOK_EVERY_S):
+                    said, about = pipe.recv()
+                    if about == _ASKED:  # an answer to a push that was given up may stand before it
+                        return Held.of(said)
+            except (EOFError, OSError):
+                return self._ended(worker)
+            if process.exitcode is not None:
+                return self._ended(worker)
+            if time.monotonic() >= deadline:
+                return Silence(f"no answer within {timeout_s:g} s")
+
+    def _ended(self, worker: int) -> Silence:
+        how = worker_ends(self.collector, [worker]).get(worker) or "its pipe is closed"
+        # TorchRL then ends the others as well.
+        after = ", after another worker had died" if any(s.dead for s in self._silent.values()) else ""
+        return Silence(how + after, dead=True)
+
+
+class Unreadable:
+    """A collector of another kind: what its workers hold cannot be read."""
+
+    processes = True
+
+    def __init__(self, collector: object) -> None:
+        self.description = type(collector).__name__
+        self.names = ["its workers"]
+
+    def ask(self, timeout_s: float) -> list[Held | Silence]:
+        """See :class:`Workers`."""
+        return [Held({}, {})]
+
+    def roll_out(self) -> object:
+        """Nothing: what came of it could not be read."""
+        return None
+
+
+def _copied(state_dict: Any) -> dict[str, Tensor]:
+    named = (state_dict or {}).items()
+    # torch.compile and DDP add to the names of what they wrap.
+    return {
+        name.replace("_orig_mod.", ""): value.detach().cpu().clone()
+        for name, value in named
+        if isinstance(value, Tensor)
+    }
+
+
+def _below(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    if not prefix:
+        return state_dict
+    return {k.removeprefix(prefix + "."): v for k, v in state_dict.items() if k.startswith(prefix + ".")}
