@@ -1,13 +1,14 @@
 """Agent steps per second of the recipe ``impala`` on Pong, beside Sample Factory and TorchRL.
 
     python benchmarks/actor_learner.py [--seconds 60] [--rounds 1] [--only NAME ...] [--torso shallow]
-                                       [--peer-venv FOLDER] [--out FILE.json] [--table FILE.md]
+                                       [--lstm 0] [--peer-venv FOLDER] [--out FILE.json] [--table FILE.md]
 
 Contenders, one after the other in each round, each in processes of its own with one torch thread:
 
-    rlsync-fp32, rlsync-bf16   this package's recipe
+    rlsync-fp32, rlsync-bf16   this package's recipe; bf16 only where the processor has it
+    rlsync-fp32-split          the same with the learner's torso in two Python threads
     sample_factory             Sample Factory 2.1.1, APPO, in a virtual environment made for it (pip, once)
-    torchrl                    MultiAsyncCollector, VTrace, A2CLoss, SharedMemWeightSyncScheme
+    torchrl                    MultiAsyncCollector, VTrace, A2CLoss, SharedMemWeightSyncScheme; no LSTM
 
 All play Pong (84 x 84 x 4, four frames a step) on the CPU with 2 workers of 8 environments, rollouts of 32,
 an optimizer step for every 256 steps, and the same network. Steps are agent steps that the learner has
@@ -28,15 +29,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from peers import appo_venv
 from peers.watch import Figures, figures, watch
 
+from rlsync.recipes.impala.precision import emulates_bfloat16
+
 PEERS = Path(__file__).parent / "peers"
-RECIPE = "rlsync.recipes.impala.collector"
 APPO, TORCHRL = "sample_factory", "torchrl"
 PACKAGES = (
     "torch",
@@ -55,12 +56,13 @@ COLUMNS = (
 OTHERS_DISTURB = 0.1  # processor seconds a second
 
 
-def run_rlsync(precision: str, options: argparse.Namespace) -> list[str] | None:
-    """The command for the recipe; None, with a line that says so, where there is no recipe."""
-    if find_spec(RECIPE) is None:
-        print(f"rlsync-{precision}: left out, there is no {RECIPE}")
+def run_rlsync(options: argparse.Namespace, precision: str = "fp32", threads: int = 1) -> list[str] | None:
+    """The command for the recipe; None, with a line that says so, where the processor has no bfloat16."""
+    if precision == "bf16" and emulates_bfloat16():
+        print("rlsync-bf16: left out, this processor has no bfloat16, and emulates it ten times slower")
         return None
-    return [sys.executable, str(PEERS / "rlsync_peer.py"), "--precision", precision, *_like(options)]
+    own = ["--precision", precision, "--torso-threads", str(threads)]
+    return [sys.executable, str(PEERS / "rlsync_peer.py"), *own, *_like(options)]
 
 
 def run_sample_factory(options: argparse.Namespace) -> list[str]:
@@ -69,21 +71,25 @@ def run_sample_factory(options: argparse.Namespace) -> list[str]:
     return [str(python), str(PEERS / "appo_peer.py"), *_like(options), *options.appo_args.split()]
 
 
-def run_torchrl(options: argparse.Namespace) -> list[str]:
-    """The command for TorchRL's own parts."""
+def run_torchrl(options: argparse.Namespace) -> list[str] | None:
+    """The command for TorchRL's own parts; None with an LSTM, which they are not set up for."""
+    if options.lstm:
+        print("torchrl: left out, it is compared without an LSTM")
+        return None
     return [sys.executable, str(PEERS / "torchrl_peer.py"), *_like(options), *options.torchrl_args.split()]
 
 
 CONTENDERS: dict[str, Callable[[argparse.Namespace], list[str] | None]] = {
-    "rlsync-fp32": lambda options: run_rlsync("fp32", options),
-    "rlsync-bf16": lambda options: run_rlsync("bf16", options),
+    "rlsync-fp32": run_rlsync,
+    "rlsync-fp32-split": lambda options: run_rlsync(options, threads=2),
+    "rlsync-bf16": lambda options: run_rlsync(options, "bf16"),
     APPO: run_sample_factory,
     TORCHRL: run_torchrl,
 }
 
 
 def _like(options: argparse.Namespace) -> list[str]:
-    names = ("seconds", "workers", "envs", "rollout", "torso")
+    names = ["seconds", "workers", "envs", "rollout", "torso", *(["lstm"] if options.lstm else [])]
     return [word for name in names for word in (f"--{name}", str(vars(options)[name]))]
 
 
@@ -153,6 +159,7 @@ def main() -> int:
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    parser.add_argument("--lstm", type=int, default=0, help="units")
     parser.add_argument("--peer-venv", type=Path, default=appo_venv.DEFAULT)
     parser.add_argument("--appo-args", default="", help="further arguments of peers/appo_peer.py")
     parser.add_argument("--torchrl-args", default="", help="further arguments of peers/torchrl_peer.py")

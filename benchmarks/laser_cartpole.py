@@ -150,9 +150,15 @@ _COLUMNS = ("action", "reward", "terminated", "truncated", "behaviour_log_prob",
 
 
 class Learner:
-    """One network and its updates; hands out the weights of ``lag`` updates ago."""
+    """One network and its updates; hands out the weights of ``lag`` updates ago.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        run: of which algorithm, with what.
+        replay: to share with other agents; by default one of its own.
+        agent: its number among those that share.
+    """
+
+    def __init__(self, run: Run, replay: UnrollReplay | None = None, agent: int = 0) -> None:
         torch.manual_seed(run.seed)
         self.net = ImpalaNet((4,), Categorical(2))
         laser = run.algorithm == "laser"
@@ -167,8 +173,9 @@ class Learner:
         )
         self.mix: ReplayMix | None = None
         if laser:
-            replay = UnrollReplay(run.replay.capacity_steps, seed=run.seed)
-            self.mix = ReplayMix(replay, run.replay.ratio, min_steps=run.replay.min_steps)
+            if replay is None:
+                replay = UnrollReplay(run.replay.capacity_steps, seed=run.seed)
+            self.mix = ReplayMix(replay, run.replay.ratio, agent=agent, min_steps=run.replay.min_steps)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=run.lr, eps=1e-5)
         self.acting = deepcopy(self.net)
         self.updates = 0

@@ -1,7 +1,7 @@
 """Sample Factory's APPO on Pong, reporting its steps; runs in a virtual environment of its own.
 
     PEER_PYTHON benchmarks/peers/appo_peer.py --seconds 60 [--workers 2] [--envs 8] [--rollout 32]
-                                              [--batch 256] [--torso shallow]
+                                              [--batch 256] [--torso shallow] [--lstm 0]
                                               [Sample Factory's own arguments]
 
 The environment is the one of ``sf_examples.atari`` under its own name. ale-py 0.12 registers nothing for
@@ -91,8 +91,10 @@ def arguments(options: argparse.Namespace, train_dir: str) -> list[str]:
         "num_batches_per_epoch": 1,
         "num_epochs": 1,
         "with_vtrace": False,
-        "recurrence": 1,
-        "use_rnn": False,
+        "recurrence": options.rollout if options.lstm else 1,
+        "use_rnn": bool(options.lstm),
+        "rnn_type": "lstm",
+        "rnn_size": options.lstm or 1,
         "encoder_conv_architecture": {"shallow": "convnet_atari", "deep": "resnet_impala"}[options.torso],
         "encoder_conv_mlp_layers": {"shallow": 512, "deep": 256}[options.torso],
         "nonlinearity": "relu",
@@ -119,6 +121,7 @@ def main() -> int:
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    parser.add_argument("--lstm", type=int, default=0)
     options, further = parser.parse_known_args()
     register_env(ENV, make_env)
     with tempfile.TemporaryDirectory() as train_dir:

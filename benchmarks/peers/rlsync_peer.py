@@ -1,7 +1,7 @@
 """rlsync's recipe ``impala`` on Pong, reporting its steps.
 
     python benchmarks/peers/rlsync_peer.py --precision fp32 --seconds 60 [--workers 2] [--envs 8]
-                                           [--rollout 32] [--torso shallow]
+                                           [--rollout 32] [--torso shallow] [--lstm 0] [--torso-threads 1]
 
 What ``rlsync train recipe=impala env=pong`` runs, built in Python so that it ends by the clock. Steps are
 those that the learner has trained on; the lag is of all steps of the run, from the recipe's own histogram.
@@ -19,10 +19,12 @@ from pathlib import Path
 import torch
 from torchrl.trainers import Trainer
 
+from rlsync.recipes import parts
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig
 from rlsync.recipes.impala import recipe
 from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig
 from rlsync.recipes.impala.hooks import Bottleneck
+from rlsync.tensors.memory import keep_freed_memory
 from rlsync.torchrl_plugin import compat
 
 REPORT_EVERY_S = 0.5
@@ -59,7 +61,12 @@ def config_of(options: argparse.Namespace, run_dir: str) -> Config:
         lr=6e-4,
         anneal_lr=False,
         clip_norm=40.0,
-        model=ModelConfig(torso=options.torso, bfloat16=options.precision == "bf16"),
+        model=ModelConfig(
+            torso=options.torso,
+            lstm=options.lstm,
+            bfloat16=options.precision == "bf16",
+            torso_threads=options.torso_threads,
+        ),
     )
     return Config(
         run_dir=run_dir,
@@ -87,8 +94,11 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
+    parser.add_argument("--lstm", type=int, default=0)
+    parser.add_argument("--torso-threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     with tempfile.TemporaryDirectory() as run_dir:
         trainer = recipe.build(config_of(options, run_dir))
         trainer.register_op("post_steps", Report(trainer, options.seconds))
@@ -98,7 +108,7 @@ def main() -> None:
             trainer.collector.shutdown()
         (load,) = (m.load for m in compat.registered_modules(trainer) if isinstance(m, Bottleneck))
         print(load, flush=True)
-        print("@", json.dumps(lag(Path(run_dir) / recipe.STALENESS)), flush=True)
+        print("@", json.dumps(lag(Path(run_dir) / parts.STALENESS)), flush=True)
 
 
 if __name__ == "__main__":
