@@ -1,24 +1,28 @@
 # `make train` trains, `make test` tests; both need nothing but Python, pip and make.
+# `make check` runs all checks but the tests, `make compat` tests the ends of the range of TorchRL versions.
 #
 #   PYTHON=python3.12      which interpreter makes the virtual environment
 #   VENV=.venv             where it goes
 #   TORCH_INDEX=URL        a package index to take torch from, for example the CPU-only one of pytorch.org
-#   ARGS='...'             overrides for `make train`, options for `make test`
+#   CONSTRAINTS=FILE       the versions to install
+#   ARGS='...'             overrides for `make train`, options for `make test` and `make compat`
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
+CONSTRAINTS ?= constraints.txt
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c $(CONSTRAINTS)
 
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
-.PHONY: help train test check format lint types floors docs clean
+.PHONY: help train test check format lint types floors docs hooks clean \
+	compat compat-lowest compat-highest compat-tests
 
 help:
-	@sed -n '1,6p' Makefile
+	@sed -n '/^#/!q;p' Makefile
 
 train: $(VENV)/.stamp-run
 	$(BIN)/rlsync train $(ARGS)
@@ -26,7 +30,9 @@ train: $(VENV)/.stamp-run
 test: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(ARGS)
 
-check: format lint types floors docs
+# Says everything that is wrong, not only the first of it.
+check: $(VENV)/.stamp-dev
+	@$(MAKE) --no-print-directory --keep-going format lint types floors docs
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .
@@ -44,14 +50,32 @@ floors: $(VENV)/.stamp-dev
 docs: $(VENV)/.stamp-dev
 	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs docs/_build/html
 
+# The hooks of .pre-commit-config.yaml, at every commit.
+hooks: $(VENV)/.stamp-dev
+	$(BIN)/pre-commit install
+
+# What leans on TorchRL, with the lowest and the highest versions that pyproject.toml allows, each in an environment of
+# its own. A version that cannot be had is a failure.
+COMPAT_TESTS := tests/stock tests/faults $(patsubst %,tests/test_%.py,public_api canary resolve sync_weights \
+	update_weights their_collectors policy_lag staleness verify watch_workers torchrl_configs)
+
+compat: compat-lowest compat-highest
+
+compat-lowest compat-highest: compat-%:
+	@$(MAKE) --no-print-directory compat-tests VENV=.compat/$* CONSTRAINTS=compat/$*.txt
+
+compat-tests: $(VENV)/.stamp-dev
+	@$(BIN)/python -m pip --disable-pip-version-check freeze | grep -E '^(torch|torchrl|tensordict)='
+	$(BIN)/python -m pytest -m 'not slow' $(COMPAT_TESTS) $(ARGS)
+
 clean:
-	rm -rf $(VENV) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .compat docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch goes first and by itself: it is by far the largest download, and nothing after it can choose another build.
-$(VENV)/.stamp-torch: constraints.txt | $(BIN)/python
+$(VENV)/.stamp-torch: $(CONSTRAINTS) | $(BIN)/python
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 

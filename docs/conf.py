@@ -1,6 +1,12 @@
 """Sphinx configuration. The build needs no network."""
 
+import inspect
+import shutil
 from importlib.metadata import version as installed_version
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.util.inspect import stringify_signature
 
 project = "rlsync"
 author = "rlsync contributors"
@@ -26,3 +32,26 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
 autodoc_default_options = {"show-inheritance": True}
+
+
+def serve_markdown(app: Sphinx, error: Exception | None) -> None:
+    """Put each page's source beside its HTML, so that llms.txt leads somewhere on the site, too."""
+    if error is None:
+        for page in [*sorted(app.env.found_docs), "llms.txt"]:
+            source = Path(app.srcdir, page if page.endswith(".txt") else f"{page}.md")
+            shutil.copy(source, Path(app.outdir, source.relative_to(app.srcdir)))
+
+
+def own_signature(app: Sphinx, what: str, name: str, shown: object, *_: object) -> tuple[str, None] | None:
+    """What a constructor takes: not what TorchRL's metaclasses take, and nothing private."""
+    if not isinstance(shown, type) or "__init__" not in vars(shown):
+        return None
+    found = inspect.signature(shown.__init__)
+    public = [p for p in found.parameters.values() if p.name != "self" and not p.name.startswith("_")]
+    signature = found.replace(parameters=public)
+    return stringify_signature(signature, show_annotation=False, show_return_annotation=False), None
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-signature", own_signature)
+    app.connect("build-finished", serve_markdown)

@@ -1,0 +1,65 @@
+"""What those who carry the project on lean on: hooks of a commit, ends of the range, the README."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from rlsync.cli.main import VERBS
+
+ROOT = Path(__file__).parent.parent
+HOOKS = ROOT / ".pre-commit-config.yaml"
+
+
+def pinned(file: str) -> dict[str, str]:
+    """Package -> version, of a file of constraints."""
+    lines = (ROOT / file).read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def recipe_of(target: str) -> str:
+    """The commands that stand under a target of the Makefile."""
+    (found,) = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return found
+
+
+def test_the_hooks_of_a_commit_are_valid_and_need_no_network() -> None:
+    validate = [sys.executable, "-m", "pre_commit", "validate-config", str(HOOKS)]
+    subprocess.run(validate, check=True, timeout=100, capture_output=True)
+    assert [repo["repo"] for repo in yaml.safe_load(HOOKS.read_text())["repos"]] == ["local"]
+
+
+def test_what_a_commit_checks_is_what_make_check_checks() -> None:
+    (repo,) = yaml.safe_load(HOOKS.read_text())["repos"]
+    for hook in repo["hooks"]:
+        *make, target = hook["entry"].split()
+        assert make[0] == "make"
+        assert re.search(rf"\b{target}\b", recipe_of("check"))
+        assert recipe_of(target)
+
+
+@pytest.mark.parametrize("file", ["compat/lowest.txt", "compat/highest.txt", "constraints.txt"])
+def test_what_is_tested_is_within_the_range_that_is_promised(file: str) -> None:
+    needs = {need.name: need.specifier for need in map(Requirement, requires("rlsync") or [])}
+    for name, version in pinned(file).items():
+        assert version in needs[name], name
+    assert pinned(file)["torch"] == pinned("constraints.txt")["torch"]
+
+
+def test_the_lowest_torchrl_of_the_range_is_tested() -> None:
+    (need,) = (need for need in map(Requirement, requires("rlsync") or []) if need.name == "torchrl")
+    (bound,) = (part.version for part in need.specifier if part.operator == ">=")
+    lowest = pinned("compat/lowest.txt")["torchrl"]
+    assert Version(lowest) == Version(bound)
+
+
+def test_the_readme_lists_every_verb() -> None:
+    assert re.findall(r"^\| `rlsync (\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE) == list(VERBS)
