@@ -35,7 +35,7 @@ from typing import Any
 from peers import appo_venv
 from peers.watch import Figures, figures, watch
 
-from rlsync.recipes.impala.precision import emulates_bfloat16
+from rlsync.recipes.impala.precision import bfloat16_instructions
 
 PEERS = Path(__file__).parent / "peers"
 APPO, TORCHRL = "sample_factory", "torchrl"
@@ -58,7 +58,7 @@ OTHERS_DISTURB = 0.1  # processor seconds a second
 
 def run_rlsync(options: argparse.Namespace, precision: str = "fp32", threads: int = 1) -> list[str] | None:
     """The command for the recipe; None, with a line that says so, where the processor has no bfloat16."""
-    if precision == "bf16" and emulates_bfloat16():
+    if precision == "bf16" and bfloat16_instructions() == []:
         print("rlsync-bf16: left out, this processor has no bfloat16, and emulates it ten times slower")
         return None
     own = ["--precision", precision, "--torso-threads", str(threads)]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rlsync.recipes.hooks import LagHistogram
 from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig, ModelConfig, ReplayConfig
 from rlsync.recipes.impala.evaluator import READER, Evaluator
 from rlsync.recipes.impala.hooks import Bottleneck, Load, MixReplayed, UnrollReturns
-from rlsync.recipes.impala.recipe import EVALUATIONS, build, probe
+from rlsync.recipes.impala.recipe import EVALUATIONS, build, make_network, probe
 from rlsync.recipes.parts import CHECKPOINT, STALENESS
 from rlsync.torchrl_plugin import compat
 from tests.parts.processes import is_alive, wait_until
@@ -284,3 +285,14 @@ def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
     assert "loss_module.actor_network.torso.0.weight" in told.stdout
     assert "board: 2 worker processes, adopted by alias" in told.stdout
+
+
+@pytest.mark.parametrize(("capabilities", "warned"), [({}, True), ({"avx512_bf16": True}, False)])
+def test_bfloat16_on_a_processor_that_emulates_it_is_told(
+    capabilities: dict[str, bool], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        make_network(ImpalaConfig(model=ModelConfig(bfloat16=True)), EnvConfig("CartPole-v1"))
+    assert any("emulates bfloat16" in str(warning.message) for warning in told) is warned

@@ -15,6 +15,7 @@ import torch
 
 from rlsync.cli.doctor_finding import Finding, Verdict
 from rlsync.core.errors import RlsyncError
+from rlsync.recipes.impala.precision import bfloat16_instructions
 from rlsync.transport.shared_file import PAGE_BYTES, SharedFile
 
 #: Docker's default for /dev/shm; a few batches of pixels fill it.
@@ -153,9 +154,7 @@ def omp(setting: str | None, cores: int) -> Finding:
 def bfloat16() -> Finding:
     """Whether this CPU has instructions for bfloat16; elsewhere it is slower than float32."""
     what = "bfloat16 on this CPU"
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # since torch 2.10
-    native = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]
-    if native:
+    if native := bfloat16_instructions():
         return Finding("ok", what, f"fast: {', '.join(native)}")
     cure = "keep policies in float32 on the CPU: no bf16 autocast, no Source(..., dtype='bfloat16')"
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():

@@ -19,12 +19,16 @@ def wide(*tensors: Tensor) -> list[Tensor]:
     return [tensor.to(dtype) for tensor in tensors]
 
 
-def emulates_bfloat16() -> bool:
-    """Whether the CPU has no instructions for bfloat16; convolutions in it are then some ten times slower.
+def bfloat16_instructions() -> list[str] | None:
+    """Which instructions for bfloat16 this CPU has; None where torch (before 2.10) does not tell.
+
+    Without any it is emulated, and convolutions in it are some ten times slower than in float32.
 
     Example:
-        >>> emulates_bfloat16() in (True, False)
+        >>> set(bfloat16_instructions() or []) <= {"amx_bf16", "avx512_bf16", "bf16"}
         True
     """
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return None
     capabilities = torch.cpu.get_capabilities()
-    return not any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    return [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]

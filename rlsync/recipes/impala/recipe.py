@@ -24,7 +24,7 @@ from rlsync.recipes.impala.evaluator import EvaluationJob, Evaluator
 from rlsync.recipes.impala.hooks import Bottleneck, MixReplayed, UnrollReturns
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.models import ImpalaNet
-from rlsync.recipes.impala.precision import emulates_bfloat16
+from rlsync.recipes.impala.precision import bfloat16_instructions
 from rlsync.recipes.impala.replay import UnrollReplay
 from rlsync.recipes.impala.replay_mix import ReplayMix
 from rlsync.recipes.impala.supervise import Restarts
@@ -112,7 +112,7 @@ def make_network(recipe: ImpalaConfig, env: EnvConfig) -> ImpalaNet:
     envs = probe(env)
     envs.close()
     model, pixels = recipe.model, len(envs.observation_shape) == 3
-    if model.bfloat16 and emulates_bfloat16():
+    if model.bfloat16 and bfloat16_instructions() == []:
         warnings.warn("this processor emulates bfloat16: recipe.model.bfloat16=false is faster", stacklevel=2)
     usual = "shallow" if pixels else "mlp"
     return ImpalaNet(
