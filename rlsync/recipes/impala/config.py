@@ -84,6 +84,7 @@ class ImpalaConfig(RecipeConfig):
     optimizer: str = one_of("adam", "rmsprop")
     rms_alpha: float = fraction(0.99)
     rms_eps: float = above_zero(0.01)
+    adam_eps: float = above_zero(1e-8)
     entropy_coeff: float = not_below_zero(0.01)
     baseline_coeff: float = not_below_zero(0.02)
     rho_bar: float = above_zero(1.0)

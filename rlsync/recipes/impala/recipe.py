@@ -154,7 +154,7 @@ def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
 def make_optimizer(recipe: ImpalaConfig, loss: ImpalaLoss) -> optim.Optimizer:
     """RMSProp as in IMPALA, or Adam."""
     if recipe.optimizer == "adam":
-        return optim.Adam(loss.parameters(), lr=recipe.lr)
+        return optim.Adam(loss.parameters(), lr=recipe.lr, eps=recipe.adam_eps)
     return optim.RMSprop(loss.parameters(), lr=recipe.lr, alpha=recipe.rms_alpha, eps=recipe.rms_eps)
 
 
