@@ -89,7 +89,8 @@ def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
         for line in process.stdout:
             log.write(line)
             if line.startswith(MARK):
-                samples.append(_sample(process.pid, json.loads(line.removeprefix(MARK))))
+                with suppress(json.JSONDecodeError):  # another process of the contender wrote into the line
+                    samples.append(_sample(process.pid, json.loads(line.removeprefix(MARK))))
         status = process.wait()
     finally:
         too_late.cancel()
