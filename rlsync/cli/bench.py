@@ -19,7 +19,7 @@ from rlsync import BoardScheme, SyncWeights
 from rlsync.cli.measure import MAP, MODELS, BulkPolicy, adoption_s, hold, make_trainer, make_workers
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 
 USUAL = ("mlp", "resnet", "100mb")
 
@@ -105,10 +105,11 @@ def size_of(model: str) -> tuple[int, int]:
     found = _SIZE.fullmatch(model)
     size = (int(found[1]), int(found[2])) if found else (0, 0)
     if min(size) < 1:
-        near = nearest_name(model, MODELS)
-        hint = f"did you mean {near!r}? " if near else ""
+        hint = did_you_mean(nearest_name(model, MODELS))
         raise ConfigError(
-            f"no model {model!r}", "--models", f"{hint}{', '.join(MODELS)}, or TENSORSxFLOATS like 12x5000"
+            f"no model {model!r}",
+            "--models",
+            f"{hint}{', '.join(MODELS)}, or TENSORSxFLOATS like 12x5000",
         )
     return size
 

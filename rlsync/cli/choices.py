@@ -68,11 +68,6 @@ def nearest(wanted: str, offered: Iterable[str]) -> str:
     return best if best and closeness(best) else ""
 
 
-def did_you_mean(name: str) -> str:
-    """The beginning of a cure, if there is a name."""
-    return f"did you mean {name!r}? " if name else ""
-
-
 def beside(key: str, known: Collection[str]) -> str:
     """What stands under the parent of a key that is unknown.
 

@@ -18,8 +18,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from rlsync.cli.choices import SEE_ALL, beside, did_you_mean, groups, keys, list_above, nearest
-from rlsync.core.errors import ConfigError
+from rlsync.cli.choices import SEE_ALL, beside, groups, keys, list_above, nearest
+from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.path import did_you_mean
 
 #: Under it stands what gymnasium takes: no schema knows these keys.
 FREE_FORM = "env.kwargs"
@@ -84,7 +85,7 @@ def parsed(line: str) -> Override:
         cure = "write key=value; quote what the shell or Hydra would split: 'key=\"a, b\"'"
         if "[" in line.partition("=")[0]:
             cure = "write key=value; an entry of a list goes by its number: sync.map.0.source=..."
-        what = f"cannot read an override: {_first_line(error)}"
+        what = f"cannot read an override: {first_line(error)}"
         raise ConfigError(what, f"override {line}", cure) from error
     override.config_loader = GlobalHydra.instance().config_loader()  # for glob()
     return override
@@ -174,7 +175,7 @@ def _refused(error: Exception, config_name: str, job: list[str]) -> _Fault:
     inner: Any = error.__cause__ or error.__context__
     if not isinstance(inner, OmegaConfBaseException):
         inner = error
-    what, cure = str(inner).strip().partition("\n")[0], SEE_ALL
+    what, cure = first_line(inner), SEE_ALL
     if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
         names = [spec.name for spec in fields(inner.object_type)]
         cure = f"{did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
@@ -197,7 +198,3 @@ def _failing_alone(config_name: str, job: list[str]) -> str:
         except (HydraException, OmegaConfBaseException):
             return line
     return ""
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

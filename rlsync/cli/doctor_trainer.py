@@ -14,7 +14,7 @@ from rlsync.cli.doctor_arrivals import findings_of
 from rlsync.cli.doctor_finding import Finding
 from rlsync.cli.explain import checked_trainer, from_file
 from rlsync.cli.train import prepare_process
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.torchrl_plugin.examine import Examination, examine
 from rlsync.torchrl_plugin.waits import ending
 
@@ -97,7 +97,7 @@ def _in_child(target: str, timeout_s: float, pipe: Connection) -> None:
         raise
     except Exception as error:
         traceback.print_exc()
-        said = str(error).strip().partition("\n")[0]
+        said = first_line(error)
         cure = "the traceback stands above"
         pipe.send(Finding("fail", _WHERE, f"{type(error).__name__}: {said}", cure))
         raise SystemExit(1) from error

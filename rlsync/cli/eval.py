@@ -13,15 +13,18 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrl.checkpoint import Checkpoint
 
 from rlsync.cli import overrides
-from rlsync.cli.recipes import RECIPES
+from rlsync.cli.recipes import recipe_named
+from rlsync.cli.resume import checkpoint_at
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import RESOLVED, prepare_process
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.config import Config
 from rlsync.recipes.evaluate import Score, at_once, play
-from rlsync.recipes.evaluate_checkpoint import Trained, load, make_envs
+from rlsync.recipes.evaluate_checkpoint import Trained, load
 from rlsync.recipes.filmed_envs import FilmedEnvs, filmed
-from rlsync.recipes.parts import CHECKPOINT
+from rlsync.recipes.impala.env_base import Envs
+from rlsync.recipes.impala.envs import make_venv
+from rlsync.recipes.parts import CHECKPOINT, making
 from rlsync.recipes.video import Film, check_file, film
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
@@ -55,7 +58,9 @@ def main(arguments: list[str]) -> int:
     trained = load(checkpoint, config, deterministic=given.deterministic)
     file = given.video or given.run / f"eval-{trained.frames}.gif"
     stage, why_none = (None, "not asked for") if given.no_video else _stage(trained, file, given)
-    score = _score(trained, given.episodes, given.seed)
+    with making(config.env):
+        envs = make_venv(trained.env, at_once(given.episodes))
+    score = _score(trained, envs, given.episodes, given.seed)
     if not given.json:
         print(f"{_name(trained)}  episodes {score.episodes}  {score}", flush=True)
     shown = None
@@ -128,17 +133,13 @@ def config_of(run: Path) -> Config:
     file = RunFolder(run).path / RESOLVED
     try:
         written = OmegaConf.load(file)
-        name = OmegaConf.select(written, "recipe.name")
-        if name not in RECIPES:
-            raise ConfigError(
-                f"no recipe is named {name!r}", f"{file}, recipe.name", f"recipes: {', '.join(RECIPES)}"
-            )
-        known = OmegaConf.structured(Config(recipe=RECIPES[name].settings()))
+        recipe = recipe_named(str(OmegaConf.select(written, "recipe.name")), f"{file}, recipe.name")
+        known = OmegaConf.structured(Config(recipe=recipe.settings()))
         merged = OmegaConf.merge(known, written)
         assert isinstance(merged, DictConfig)
         return overrides.to_config(merged)
     except (OmegaConfBaseException, OSError) as error:
-        first = str(error).strip().partition("\n")[0]
+        first = first_line(error)
         raise ConfigError(
             f"cannot read the run's configuration: {first}", str(file), "use the rlsync that wrote it"
         ) from error
@@ -152,16 +153,16 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
     """
     folder = run if asked is None else asked
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
-    found = [path for path in (folder / CHECKPOINT, folder) if Checkpoint.is_checkpoint(path)]
-    if not found:
+    found = checkpoint_at(folder)
+    if found is None:
         raise ConfigError(
             f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist",
             where,
             "a run writes its first after checkpoint_every_frames, at its end, and on Ctrl-C",
         )
-    if found[0].parent != run:
-        _check_owner(found[0], run, config, where)
-    return found[0]
+    if found.parent != run:
+        _check_owner(found, run, config, where)
+    return found
 
 
 def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> None:
@@ -199,8 +200,7 @@ def _stage(trained: Trained, file: Path, given: argparse.Namespace) -> tuple[Fil
         return None, error.what
 
 
-def _score(trained: Trained, episodes: int, seed: int) -> Score:
-    envs = make_envs(trained, at_once(episodes))
+def _score(trained: Trained, envs: Envs, episodes: int, seed: int) -> Score:
     try:
         return Score.of([e for ended in play(trained.actor, envs, episodes, seed) for e in ended])
     finally:

@@ -16,7 +16,7 @@ from rlsync import SyncPlan, SyncWeights
 from rlsync.cli import overrides, schema
 from rlsync.cli.train import prepare_process, recipe_of, shut_down
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.torchrl_plugin import compat
 
 _EXAMPLES = """examples:
@@ -122,9 +122,10 @@ def from_file(arguments: list[str]) -> Callable[[], Trainer] | None:
     function = vars(module).get(name)
     if not callable(function):
         names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        near = nearest_name(name, names)
-        hint = f"did you mean {near!r}? " if near else ""
+        hint = did_you_mean(nearest_name(name, names))
         raise ConfigError(
-            f"no function {name!r} in {file.name}", arguments[0], f"{hint}it has {', '.join(names)}"
+            f"no function {name!r} in {file.name}",
+            arguments[0],
+            f"{hint}it has {', '.join(names)}",
         )
     return function

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rlsync.cli import shipped
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 
 _EXAMPLES = """examples:
   rlsync ls
@@ -61,7 +61,6 @@ def _chosen(group: str | None) -> dict[str, list[shipped.Shipped]]:
     if group is None:
         return groups
     if group not in groups:
-        near = nearest_name(group, groups)
-        hint = f"did you mean {near!r}? " if near else ""
+        hint = did_you_mean(nearest_name(group, groups))
         raise ConfigError(f"no group {group!r}", "rlsync ls GROUP", f"{hint}groups: {', '.join(groups)}")
     return {group: groups[group]}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rlsync import __version__
 from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
 VERBS = {
@@ -70,8 +70,7 @@ def run_verb(verb: str, arguments: list[str]) -> int:
         ConfigError: there is no such verb.
     """
     if verb not in VERBS:
-        near = nearest_name(verb, VERBS)
-        hint = f"did you mean {near!r}? " if near else ""
+        hint = did_you_mean(nearest_name(verb, VERBS))
         raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")
     module = importlib.import_module(f"rlsync.cli.{verb}")
     return int(module.main(arguments))

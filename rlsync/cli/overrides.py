@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlsync.cli import recipes, schema
 from rlsync.cli.choices import SEE_ALL, groups
 from rlsync.cli.compose import composed, parsed
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.recipes.config import Config, check
 
 CONFIG_NAME = "train"
@@ -165,6 +165,6 @@ def _typed(composed: DictConfig) -> Config:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
         where = error.full_key or "the configuration"
-        raise ConfigError(str(error).strip().partition("\n")[0], where, SEE_ALL) from error
+        raise ConfigError(first_line(error), where, SEE_ALL) from error
     assert isinstance(config, Config)
     return config

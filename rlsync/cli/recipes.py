@@ -9,7 +9,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.resume import checkpoint_in
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.recipes import config as recipe_config
 from rlsync.recipes import dqn, parts, ppo
 from rlsync.recipes.bounds import caught
@@ -44,6 +44,22 @@ RECIPES = {
 }
 
 
+def recipe_named(name: str, where: str) -> Recipe:
+    """The recipe of this name.
+
+    Args:
+        name: it.
+        where: how an error calls the place that the name stands at.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    if name not in RECIPES:
+        hint = did_you_mean(nearest_name(name, RECIPES))
+        raise ConfigError(f"no recipe is named {name!r}", where, f"{hint}recipes: {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
 def recipe_of(config: Config) -> Recipe:
     """The recipe that a config names.
 
@@ -51,19 +67,14 @@ def recipe_of(config: Config) -> Recipe:
         ConfigError: there is no such recipe, or the config has the keys of another.
     """
     name = config.recipe.name
-    if name not in RECIPES:
-        near = nearest_name(name, RECIPES)
-        hint = f"did you mean {near!r}? " if near else ""
-        raise ConfigError(
-            f"no recipe is named {name!r}", "recipe.name", f"{hint}recipes: {', '.join(RECIPES)}"
-        )
-    if not isinstance(config.recipe, RECIPES[name].settings):
+    recipe = recipe_named(name, "recipe.name")
+    if not isinstance(config.recipe, recipe.settings):
         raise ConfigError(
             f"the recipe is named {name!r} and has the keys of another",
             "recipe.name",
             f"choose recipe={name}, and leave recipe.name alone",
         )
-    return RECIPES[name]
+    return recipe
 
 
 def errors(config: Config) -> Iterator[RlsyncError]:

@@ -8,9 +8,14 @@ from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.config import Config
 from rlsync.recipes.parts import CHECKPOINT
+
+
+def checkpoint_at(folder: Path) -> Path | None:
+    """The checkpoint that a folder is, or that lies in it as in a run's; None if there is none."""
+    return next((at for at in (folder, folder / CHECKPOINT) if Checkpoint.is_checkpoint(at)), None)
 
 
 def checkpoint_in(path: str, config: Config) -> Path:
@@ -20,10 +25,10 @@ def checkpoint_in(path: str, config: Config) -> Path:
         ConfigError: there is none, or the run it belongs to had another recipe.
     """
     folder = Path(path)
-    for candidate in (folder, folder / CHECKPOINT):
-        if Checkpoint.is_checkpoint(candidate):
-            _same_recipe(candidate.parent / "config.yaml", config)
-            return candidate
+    found = checkpoint_at(folder)
+    if found is not None:
+        _same_recipe(found.parent / "config.yaml", config)
+        return found
     said = "holds no checkpoint" if folder.is_dir() else "does not exist"
     raise ConfigError(
         f"cannot resume: {path!r} {said}",
@@ -54,7 +59,7 @@ def load(trainer: Trainer, config: Config) -> None:
     try:
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
+        first = first_line(error)
         raise ConfigError(
             f"the checkpoint does not fit this configuration: {first}",
             str(checkpoint),

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from rlsync.cli import schema
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 
 RECIPE, ENV, TUNED = "recipe", "env", "tuned"
 
@@ -67,8 +67,7 @@ def find(name: str) -> Shipped:
     if name in known:
         return known[name]
     same_end = [full for full in known if full.endswith("/" + name)]
-    near = same_end[0] if same_end else nearest_name(name, known)
-    hint = f"did you mean {near!r}? " if near else ""
+    hint = did_you_mean(same_end[0] if same_end else nearest_name(name, known))
     raise ConfigError(f"no shipped config {name!r}", "GROUP/NAME", f"{hint}rlsync ls lists them all")
 
 

@@ -101,3 +101,13 @@ class StalenessExceeded(RlsyncError):
 
 class ConfigError(RlsyncError, ValueError):
     """A configuration or an argument is wrong."""
+
+
+def first_line(error: BaseException) -> str:
+    """What somebody else's error says, without the lines that follow.
+
+    Example:
+        >>> first_line(ValueError("too wide\\nat line 3"))
+        'too wide'
+    """
+    return str(error).strip().partition("\n")[0]

@@ -218,7 +218,7 @@ def _not_found(
     nearest = nearest_name(wanted, siblings)
     if not nearest and isinstance(segment, Attr):
         nearest = nearest_name(wanted, [n for n in dir(here) if not n.startswith("_")])
-    cure = f"did you mean {nearest!r}? " if nearest else ""
+    cure = did_you_mean(nearest)
     if len(siblings) > _SHOWN:
         siblings = sorted(siblings, key=lambda name: -_likeness(wanted, name))
     shown = ", ".join(siblings[:_SHOWN]) + (", ..." if len(siblings) > _SHOWN else "")
@@ -260,3 +260,13 @@ def nearest_name(wanted: str, offered: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(wanted, list(offered), n=1, cutoff=0.6)
     return close[0] if close else ""
+
+
+def did_you_mean(name: str) -> str:
+    """The beginning of a cure; nothing where no name is near.
+
+    Example:
+        >>> did_you_mean("policy") + "the trainer has: policy, env"
+        "did you mean 'policy'? the trainer has: policy, env"
+    """
+    return f"did you mean {name!r}? " if name else ""

@@ -13,6 +13,7 @@ from rlsync.core.errors import (
     NothingToSync,
     SyncMapError,
 )
+from rlsync.core.path import did_you_mean
 
 
 class Verdict(str, Enum):
@@ -255,9 +256,8 @@ class Receipt:
 
 def no_destination(wanted: str, where: str, offered: list[str], nearest: str) -> SyncMapError:
     """The error for a destination that a collector does not offer."""
-    cure = f"did you mean {nearest!r}? " if nearest else ""
     return DestinationNotFound(
         f"no destination {wanted!r}",
         where,
-        cure + "this collector offers: " + (", ".join(offered) or "nothing"),
+        did_you_mean(nearest) + "this collector offers: " + (", ".join(offered) or "nothing"),
     )

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 
 Unit = Literal["batches", "frames", "optim_steps", "seconds"]
 UNITS: tuple[str, ...] = get_args(Unit)
@@ -107,7 +107,7 @@ class Every(Trigger):
             raise ConfigError(
                 f"no unit {self.unit!r}",
                 f"Every({self.n!r}, {self.unit!r})",
-                (f"did you mean {near!r}? " if near else "") + f"units: {', '.join(UNITS)}",
+                did_you_mean(near) + f"units: {', '.join(UNITS)}",
             )
         whole = isinstance(self.n, int) and not isinstance(self.n, bool)
         real = isinstance(self.n, float) and math.isfinite(self.n) and self.unit == "seconds"

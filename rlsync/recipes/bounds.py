@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
             yield from bound_errors(value, key + ".")
         elif "bound" in spec.metadata and not spec.metadata["bound"].accepts(value):
             bound = spec.metadata["bound"]
-            near = nearest_name(str(value), bound.choices)
-            hint = f"did you mean {near!r}? " if near else ""
+            hint = did_you_mean(nearest_name(str(value), bound.choices))
             yield ConfigError(f"{key} cannot be {value!r}", key, f"{hint}give {bound}")
 
 

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 from torchrl.checkpoint import Checkpoint, CheckpointError
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes import dqn, parts, ppo
-from rlsync.recipes.config import Config, DQNConfig, EnvConfig, PPOConfig
+from rlsync.recipes.config import Config, DQNConfig, PPOConfig
 from rlsync.recipes.evaluate import Actor, NetworkActor, PolicyActor
 from rlsync.recipes.impala import recipe as impala
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
-from rlsync.recipes.impala.env_base import Envs
-from rlsync.recipes.impala.envs import EnvSpec, GymnasiumEnvs, make_venv
+from rlsync.recipes.impala.envs import EnvSpec, GymnasiumEnvs
 
 #: Components of a recipe's checkpoint: the policy's weights, and what SyncWeights counts.
 _POLICY, _SYNC = "policy", "trainer_module.sync_weights"
@@ -63,7 +61,7 @@ def load(checkpoint: Path, config: Config, *, deterministic: bool = False) -> Tr
     try:
         Checkpoint(**wanted).load(checkpoint, map_location="cpu")
     except (CheckpointError, OSError, TypeError, ValueError) as error:
-        first = str(error).strip().partition("\n")[0]
+        first = first_line(error)
         raise ConfigError(
             f"the checkpoint does not fit the run's configuration: {first}",
             str(checkpoint),
@@ -74,22 +72,6 @@ def load(checkpoint: Path, config: Config, *, deterministic: bool = False) -> Tr
     version, steps = int(found["version"]), int(found["optim_steps"])
     ahead = steps - steps_at.get(version, 0)
     return Trained(actor, env, version, int(found["frames"]), ahead)
-
-
-def make_envs(trained: Trained, num_envs: int) -> Envs:
-    """The environments that a policy was trained in.
-
-    Args:
-        trained: the policy.
-        num_envs: how many, stepped as one vector.
-
-    Raises:
-        ConfigError: they cannot be made.
-    """
-    try:
-        return make_venv(trained.env, num_envs)
-    except (gymnasium.error.Error, TypeError, ImportError) as error:
-        raise _cannot_make(trained.env, error) from error
 
 
 class _Counters:
@@ -126,8 +108,3 @@ def _built(config: Config, deterministic: bool) -> tuple[nn.Module, Actor, EnvSp
         PolicyActor(acts, deterministic=deterministic),
         GymnasiumEnvs(config.env.id, config.env.kwargs),
     )
-
-
-def _cannot_make(env: EnvSpec, error: Exception) -> ConfigError:
-    name = env.id if isinstance(env, GymnasiumEnvs) else str(env)
-    return parts.cannot_make(EnvConfig(name), error)

@@ -14,7 +14,7 @@ from gymnasium.wrappers import RenderCollection
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.recipes.impala.env_base import Answer, Envs
 from rlsync.recipes.impala.env_vectors import AleEnvs, VectorEnvs
 from rlsync.recipes.impala.envs import AtariEnvs, EnvSpec, GymnasiumEnvs, make_venv
@@ -156,7 +156,7 @@ def filmed(spec: EnvSpec, seed: int) -> FilmedEnvs:
             envs = _filmed(spec)
             envs.reset(seed)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
-        raise _nothing_to_see(spec, str(error).strip().partition("\n")[0]) from error
+        raise _nothing_to_see(spec, first_line(error)) from error
     frame = envs.frame
     if frame.ndim == 3 and frame.shape[-1] == 3 and frame.dtype == np.uint8:
         return envs

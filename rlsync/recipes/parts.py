@@ -24,7 +24,7 @@ from torchrl.record.loggers import CSVLogger, Logger
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, SyncWeights, WatchWorkers
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.config import Config, EnvConfig, LoggerConfig, sync_map, trigger
 from rlsync.recipes.hooks import EpisodeReturns, LagHistogram, SyncMetrics
 from rlsync.tensors.layout import dtype_named
@@ -52,14 +52,23 @@ class Spaces:
     action_spec: TensorSpec
 
 
-def cannot_make(config: EnvConfig, error: Exception, more: str = "") -> ConfigError:
-    """What is raised for an environment that ``error`` kept from being made; ``more`` adds to the cure."""
-    first = str(error).partition("\n")[0]
-    return ConfigError(
-        f"cannot make the environment {config.id!r}: {first}",
-        "env.id and env.kwargs",
-        "give an installed gymnasium id, for example env.id=CartPole-v1" + more,
-    )
+@contextmanager
+def making(config: EnvConfig, more: str = "") -> Iterator[None]:
+    """Tell in three lines what keeps an environment from being made inside; ``more`` adds to the cure.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"cannot make the environment {config.id!r}: {first_line(error)}",
+            "env.id and env.kwargs",
+            "give an installed gymnasium id, for example env.id=CartPole-v1" + more,
+        ) from error
 
 
 def probe(config: EnvConfig) -> Spaces:
@@ -69,10 +78,8 @@ def probe(config: EnvConfig) -> Spaces:
         ConfigError: gymnasium does not know it, or it is not flat in and discrete out.
     """
     one = EnvConfig(config.id, 1, config.kwargs)
-    try:
+    with making(config):
         env = make_env(one)
-    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
-        raise cannot_make(config, error) from error
     try:
         observation, action = env.observation_spec.get("observation", None), env.action_spec
         if observation is None or observation.ndim != 1 or not isinstance(action, OneHot):

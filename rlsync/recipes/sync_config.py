@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.path import nearest_name, parse
+from rlsync.core.path import did_you_mean, nearest_name, parse
 from rlsync.core.plan import Source
 from rlsync.core.trigger import Every, LagAbove, Trigger
 from rlsync.recipes.bounds import above_zero, caught, refuse
@@ -129,5 +129,5 @@ def _route_errors(route: RouteConfig, key: str) -> Iterator[RlsyncError]:
         yield ConfigError(
             f"no dtype {route.dtype!r}",
             f"{key}.dtype",
-            (f"did you mean {near!r}? " if near else "") + f"give one of {', '.join(WIRE_DTYPES)}",
+            did_you_mean(near) + f"give one of {', '.join(WIRE_DTYPES)}",
         )

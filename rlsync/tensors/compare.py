@@ -11,8 +11,9 @@ from torch import Tensor
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.core.plan import Verdict
-from rlsync.tensors.layout import LeafSpec
+from rlsync.tensors.layout import LeafSpec, dtype_name
 from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.wrappers import uncompiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +64,19 @@ def compare(
     sent = {spec.name: spec for spec in source}
     found: list[Comparison] = []
     for spec in destination:
-        if not _excluded(spec.name, exclude):
+        if not excluded(spec.name, exclude):
             found.append(_verdict(sent.get(spec.name), spec, cast_to, sent))
     names = {spec.name for spec in destination}
     for spec in source:
-        if spec.name not in names and not _excluded(spec.name, exclude):
+        if spec.name not in names and not excluded(spec.name, exclude):
             found.append(Comparison(spec.name, spec, Verdict.UNEXPECTED))
     if source_tensors is not None and destination_tensors is not None:
         found = [_alias(c, source_tensors, destination_tensors) for c in found]
     return found
 
 
-def _excluded(name: str, patterns: Sequence[str]) -> bool:
+def excluded(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a leaf is left out: one of the glob patterns fits its name."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -95,7 +97,7 @@ def _verdict(
         cure = f"declare the cast: Source(..., dtype={stands.dtype_name!r})"
         if sent.dtype == stands.dtype:
             cure = "leave the declared dtype out, or let the module that stands there have it"
-        note = f"{str(becomes).removeprefix('torch.')} is not {stands.dtype_name}; {cure}"
+        note = f"{dtype_name(becomes)} is not {stands.dtype_name}; {cure}"
         return Comparison(stands.name, stands, Verdict.MISMATCH, note)
     if becomes != sent.dtype:
         return Comparison(stands.name, stands, Verdict.CAST, f"from {sent.dtype_name}")
@@ -125,7 +127,7 @@ def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
         (['0.weight'], ['0.weight'])
     """
     wanted = {spec.name for spec in expected}
-    plain = [name.replace("_orig_mod.", "") for name in names]
+    plain = [uncompiled(name) for name in names]
     bare = [name.removeprefix("module.") for name in plain]
     return max((list(names), plain, bare), key=lambda candidate: len(wanted & set(candidate)))
 

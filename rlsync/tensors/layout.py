@@ -50,7 +50,7 @@ class LeafSpec:
     @property
     def dtype_name(self) -> str:
         """The dtype without its ``torch.`` prefix."""
-        return str(self.dtype).removeprefix("torch.")
+        return dtype_name(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,17 @@ def _view(image: torch.Tensor, entry: Entry) -> torch.Tensor:
     return flat.view(leaf.dtype).view(leaf.shape)
 
 
-_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+def dtype_name(dtype: object) -> str:
+    """A torch dtype, or its name, without the ``torch.`` prefix.
+
+    Example:
+        >>> dtype_name(torch.bfloat16), dtype_name("bfloat16")
+        ('bfloat16', 'bfloat16')
+    """
+    return str(dtype).removeprefix("torch.")
+
+
+_DTYPES = {dtype_name(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -38,6 +38,16 @@ def is_compiled_wrapper(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+def uncompiled(name: str) -> str:
+    """A leaf's name in a state dict, without what ``torch.compile`` adds to it.
+
+    Example:
+        >>> uncompiled("net._orig_mod.0.weight")
+        'net.0.weight'
+    """
+    return name.replace("_orig_mod.", "")
+
+
 def check_travels(tensor: Tensor, name: str, where: str) -> None:
     """Refuse tensors that have no plain bytes to copy."""
     dtensor = sys.modules.get("torch.distributed.tensor")

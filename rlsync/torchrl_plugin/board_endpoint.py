@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from torch import Tensor
 
 from rlsync.core.errors import DestinationNotFound, WorkerLost
-from rlsync.core.path import Path, nearest_name, parse
+from rlsync.core.path import Path, did_you_mean, nearest_name, parse
 from rlsync.core.plan import no_destination
 from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin import compat
@@ -65,7 +65,7 @@ class BoardEndpoint:
             raise DestinationNotFound(
                 f"no leaves under {prefix!r} in {destination!r}",
                 f"path {str(path)!r}, {where}",
-                (f"did you mean {near!r}? " if near else "") + f"modules: {', '.join(sorted(parents))}",
+                did_you_mean(near) + f"modules: {', '.join(sorted(parents))}",
             )
 
     def specs(self, destination: str) -> list[LeafSpec] | None:

@@ -17,7 +17,7 @@ from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.examine_sync import FoundSync, sync_of, untrained
-from rlsync.torchrl_plugin.examine_workers import Held, Silence, workers_of
+from rlsync.torchrl_plugin.examine_workers import Held, NoAnswer, workers_of
 
 Named = dict[str, Tensor]
 
@@ -185,11 +185,11 @@ def _within(timeout_s: float, what: str, call: Callable[[], object]) -> str:
 
 
 def _outcome(
-    collector: object, destination: str, wanted: Named, before: Held | Silence, after: Held | Silence
+    collector: object, destination: str, wanted: Named, before: Held | NoAnswer, after: Held | NoAnswer
 ) -> tuple[Outcome, str]:
-    if isinstance(before, Silence) or isinstance(after, Silence):
-        silence = before if isinstance(before, Silence) else after
-        assert isinstance(silence, Silence)
+    if isinstance(before, NoAnswer) or isinstance(after, NoAnswer):
+        silence = before if isinstance(before, NoAnswer) else after
+        assert isinstance(silence, NoAnswer)
         return (Outcome.DEAD if silence.dead else Outcome.SILENT), silence.why
     stood, stands = before.at(destination), after.at(destination)
     if not stands:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from rlsync.core.errors import SourceNotFound
 from rlsync.core.path import parse, walk
+from rlsync.tensors.compare import excluded
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
@@ -48,7 +48,7 @@ class FoundSource:
         return {
             leaf.name: leaf.read().detach().clone()
             for leaf in self.leaves().leaves
-            if not any(fnmatchcase(leaf.name, pattern) for pattern in self.exclude)
+            if not excluded(leaf.name, self.exclude)
         }
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rlsync.core.path import Attr, parse
+from rlsync.tensors.wrappers import uncompiled
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.waits import worker_ends
 
@@ -47,7 +48,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class NoAnswer:
     """Why a worker says nothing.
 
     Args:
@@ -74,7 +75,7 @@ class Workers(Protocol):
     def names(self) -> list[str]:
         """Each of them, with its pid."""
 
-    def ask(self, timeout_s: float) -> list[Held | Silence]:
+    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """What each of them holds now."""
 
     def roll_out(self) -> object:
@@ -100,7 +101,7 @@ class ThisProcess:
         self.description = f"{type(collector).__name__}, in this process"
         self.names = ["the collector"]
 
-    def ask(self, timeout_s: float) -> list[Held | Silence]:
+    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """See :class:`Workers`."""
         return [Held.of(self.collector.state_dict())]
 
@@ -123,18 +124,18 @@ class ProcessWorkers:
         count = collector.num_workers
         self.description = f"{type(collector).__name__}, {count} worker process{'es' * (count > 1)}"
         self.names = [f"worker {i} (pid {process.pid})" for i, process in enumerate(collector.procs)]
-        self._silent: dict[int, Silence] = {}
+        self._silent: dict[int, NoAnswer] = {}
 
-    def ask(self, timeout_s: float) -> list[Held | Silence]:
+    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """See :class:`Workers`; who was silent once is not asked again."""
         asked = [i for i in range(self.collector.num_workers) if i not in self._silent]
         for worker in asked:
             self._send(worker)
         deadline = time.monotonic() + timeout_s
-        said: dict[int, Held | Silence] = {}
+        said: dict[int, Held | NoAnswer] = {}
         for worker in asked:
             said[worker] = answer = self._silent.get(worker) or self._answer(worker, deadline, timeout_s)
-            if isinstance(answer, Silence):
+            if isinstance(answer, NoAnswer):
                 self._silent[worker] = answer
         return [said.get(i) or self._silent[i] for i in range(self.collector.num_workers)]
 
@@ -153,7 +154,7 @@ class ProcessWorkers:
         except OSError:
             self._silent[worker] = self._ended(worker)
 
-    def _answer(self, worker: int, deadline: float, timeout_s: float) -> Held | Silence:
+    def _answer(self, worker: int, deadline: float, timeout_s: float) -> Held | NoAnswer:
         pipe: Any = self.collector.pipes[worker]
         process = self.collector.procs[worker]
         while True:
@@ -168,13 +169,13 @@ class ProcessWorkers:
             if process.exitcode is not None:
                 return self._ended(worker)
             if time.monotonic() >= deadline:
-                return Silence(f"no answer within {timeout_s:g} s")
+                return NoAnswer(f"no answer within {timeout_s:g} s")
 
-    def _ended(self, worker: int) -> Silence:
+    def _ended(self, worker: int) -> NoAnswer:
         how = worker_ends(self.collector, [worker]).get(worker) or "its pipe is closed"
         # TorchRL then ends the others as well.
         after = ", after another worker had died" if any(s.dead for s in self._silent.values()) else ""
-        return Silence(how + after, dead=True)
+        return NoAnswer(how + after, dead=True)
 
 
 class Unreadable:
@@ -186,7 +187,7 @@ class Unreadable:
         self.description = type(collector).__name__
         self.names = ["its workers"]
 
-    def ask(self, timeout_s: float) -> list[Held | Silence]:
+    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """See :class:`Workers`."""
         return [Held({}, {})]
 
@@ -197,11 +198,8 @@ class Unreadable:
 
 def _copied(state_dict: Any) -> dict[str, Tensor]:
     named = (state_dict or {}).items()
-    # torch.compile and DDP add to the names of what they wrap.
     return {
-        name.replace("_orig_mod.", ""): value.detach().cpu().clone()
-        for name, value in named
-        if isinstance(value, Tensor)
+        uncompiled(name): value.detach().cpu().clone() for name, value in named if isinstance(value, Tensor)
     }
 
 

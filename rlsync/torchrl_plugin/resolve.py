@@ -18,7 +18,7 @@ from rlsync.core.errors import (
 from rlsync.core.path import Attr, Path, parse, walk
 from rlsync.core.plan import Route, Row, Source, SyncPlan, Verdict
 from rlsync.tensors.compare import Comparison, compare, named_like
-from rlsync.tensors.layout import LeafSpec, dtype_named
+from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves, memory_key
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.endpoints import Endpoint, endpoint_of
@@ -164,7 +164,7 @@ def bind_route(
     """Resolve one entry of the map."""
     declared = source if isinstance(source, Source) else Source(source)
     path, target = parse(declared.path), parse(destination)
-    route = Route(str(target), str(path), _dtype_name(declared.dtype, where), declared.exclude)
+    route = Route(str(target), str(path), _floating_name(declared.dtype, where), declared.exclude)
     live = _walk_source(trainer, path, where)
     check_trained(trainer, path, where)
     leaves = Leaves(live, str(path))
@@ -217,10 +217,10 @@ def _below(specs: list[LeafSpec], prefix: str) -> list[LeafSpec]:
     ]
 
 
-def _dtype_name(dtype: object, where: str) -> str:
+def _floating_name(dtype: object, where: str) -> str:
     if dtype is None:
         return ""
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     try:
         floating = dtype_named(name).is_floating_point
     except KeyError:

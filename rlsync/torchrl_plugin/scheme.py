@@ -11,7 +11,6 @@ from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backe
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.path import parse
-from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin import compat, waits
 from rlsync.torchrl_plugin.sender import BoardSender
 from rlsync.torchrl_plugin.worker import Adopt, WorkerSync
@@ -187,13 +186,7 @@ class BoardScheme(compat.WeightSyncScheme):
         self.sender.serve(context, model_id)
         if model_id == "policy" and compat.has_own_policy_template(context):
             # Workers receive this policy without its memory and take the weights from the board.
-            self._publish_initial(context.policy)
-
-    def _publish_initial(self, policy: nn.Module) -> None:
-        leaves = Leaves(policy, "the collector's policy")
-        leaves.specs()
-        named = zip(leaves.names, leaves.tensors(), strict=True)
-        self.sender.publish({("policy", name): tensor for name, tensor in named})
+            self.sender.publish_module("policy", context.policy, "the collector's policy")
 
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any | None = None

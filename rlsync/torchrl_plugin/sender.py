@@ -16,7 +16,7 @@ from rlsync.core.path import nearest_name
 from rlsync.core.plan import no_destination
 from rlsync.tensors.compare import check_same_leaves, fitted
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.tensors.leaves import memory_key
+from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.torchrl_plugin import compat
 from rlsync.transport.board import WeightBoard
 
@@ -172,6 +172,22 @@ class BoardSender:
                 "update_policy_weights_() without weights",
                 "pass the weights, or register a SyncWeights, whose map names their source",
             ) from cause
+
+    def publish_module(self, destination: str, module: nn.Module, where: str) -> None:
+        """Publish every leaf of a module.
+
+        Args:
+            destination: to whom.
+            module: whose leaves.
+            where: how errors call it.
+
+        Raises:
+            LayoutMismatch: a leaf cannot travel.
+        """
+        leaves = Leaves(module, where)
+        leaves.specs()
+        named = zip(leaves.names, leaves.tensors(), strict=True)
+        self.publish({(destination, name): tensor for name, tensor in named})
 
     def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
         """Publish one version of everything: ``leaves``, and what is not among them as it was.

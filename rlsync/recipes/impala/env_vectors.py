@@ -17,7 +17,7 @@ from torchrl.data import OneHot
 from torchrl.envs import EnvBase, SerialEnv
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
+from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.recipes.impala.env_base import Answer, Envs, head_for, no_head
 from rlsync.recipes.impala.policy_head import Categorical, DiagonalGaussian, PolicyHead
 
@@ -117,7 +117,7 @@ class AleEnvs(VectorEnvs):
             raise ConfigError(
                 f"ale-py has no game {game!r}",
                 "AtariEnvs(game=...)",
-                (f"did you mean {near!r}? " if near else "") + "write it in snake_case: space_invaders",
+                did_you_mean(near) + "write it in snake_case: space_invaders",
             )
         self.ale = vector_env.AtariVectorEnv(
             game, num_envs, **options, autoreset_mode=AutoresetMode.SAME_STEP

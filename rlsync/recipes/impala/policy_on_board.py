@@ -15,7 +15,6 @@ from torchrl.collectors import BaseCollector
 from rlsync.core.errors import PublishError
 from rlsync.recipes.impala.models import ImpalaNet
 from rlsync.recipes.impala.worker import POLICY
-from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.sender import BoardSender
 from rlsync.transport.board import WeightBoard
 
@@ -38,10 +37,7 @@ class PolicyOnBoard(BaseCollector):
         self.board_sender = BoardSender(WeightBoard())
         self.board_sender.serve(self, POLICY)
         acting = copy.deepcopy(network).to(dtype=dtype)
-        leaves = Leaves(acting, "the collector's network")
-        leaves.specs()
-        named = zip(leaves.names, leaves.tensors(), strict=True)
-        self.board_sender.publish({(POLICY, name): tensor for name, tensor in named})
+        self.board_sender.publish_module(POLICY, acting, "the collector's network")
         #: What a worker begins with: the network in its dtype, without its memory.
         self.worker_network = acting.to("meta")
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-import gymnasium
 from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync import LogPolicyLag
-from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config, EnvConfig, check
 from rlsync.recipes.impala.collector import UnrollCollector
@@ -95,12 +93,8 @@ def probe(config: EnvConfig) -> Envs:
     Raises:
         ConfigError: it cannot be made.
     """
-    try:
+    with parts.making(config, "; Atari needs 'rlsync[atari]'"):
         return make_venv(env_spec(config), 1)
-    except ConfigError:
-        raise
-    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
-        raise parts.cannot_make(config, error, "; Atari needs 'rlsync[atari]'") from error
 
 
 def make_network(recipe: ImpalaConfig, env: EnvConfig) -> ImpalaNet:
