@@ -6,6 +6,7 @@ python docs/pictures.py explain.svg  # one of them
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import runpy
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from rlsync.cli import explain, plot
@@ -56,9 +58,26 @@ def draw_silent_sync(picture: Path) -> None:
     runpy.run_path(str(example))["main"](figure=str(picture))
 
 
+def draw_pong(picture: Path) -> None:
+    """The returns in ``results/pong.csv``."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    with (Path(__file__).parent / "results" / "pong.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            curves.setdefault(row["run"], []).append((int(row["frames"]) / 1e6, float(row["return"])))
+    figure = Figure((8, 4), layout="constrained")
+    axes = figure.subplots()
+    for run, points in curves.items():
+        axes.plot(*zip(*points, strict=True), label=run)
+    axes.axhline(0, color="grey", linewidth=0.5)
+    axes.set(xlabel="million agent steps", ylabel="return, mean of 20 episodes")
+    axes.legend(fontsize="small")
+    figure.savefig(picture)
+
+
 DRAWN: dict[str, Callable[[Path], None]] = {
     "explain.svg": draw_explain,
     "plot.png": draw_plot,
+    "pong.png": draw_pong,
     "silent_sync.png": draw_silent_sync,
 }
 

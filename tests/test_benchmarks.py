@@ -90,3 +90,43 @@ def test_the_steps_of_a_learner_are_timed_for_each_precision_and_beside_torchrl(
     ended = _run(BENCHMARKS / "impala_loss.py", "--repeats", 1)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "TorchRL" in ended.stdout
+
+
+def test_laser_and_impala_run_to_the_last_step_allowed_and_a_run_that_failed_says_so(tmp_path: Path) -> None:
+    out, table = tmp_path / "laser.json", tmp_path / "laser.md"
+    size = ["--seeds", 3, 4, "--max-steps", 3200, "--replay-ratio", 2]
+    ended = _run(BENCHMARKS / "laser_cartpole.py", *size, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    assert found["replay"]["ratio"] == 2
+    runs = [(run["algorithm"], run["seed"]) for run in found["runs"]]
+    assert runs == [("impala", 3), ("impala", 4), ("laser", 3), ("laser", 4)]
+    assert {run["updates"] for run in found["runs"]} == {3200 // (8 * 20)}
+    assert {run["env_steps"] for run in found["runs"]} == {None}
+    differs = {run["algorithm"]: set(run["last"]) for run in found["runs"]}
+    assert differs["laser"] > differs["impala"]
+    assert table.read_text().count("> 3,200") == 2 * 3  # two seeds and their median
+
+
+def test_agents_are_run_alone_and_sharing_their_experience(tmp_path: Path) -> None:
+    out, table = tmp_path / "shared.json", tmp_path / "shared.md"
+    size = ["--lrs", 1e-3, 1e-2, "--seeds", 0, "--max-steps", 2400]
+    ended = _run(BENCHMARKS / "shared_experience.py", *size, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads(out.read_text())["steps"] == {"alone": [[None, None]], "sharing": [[None, None]]}
+    assert [line.split("|")[1].strip() for line in table.read_text().splitlines()[2:]] == ["alone", "sharing"]
+
+
+def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> None:
+    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
+    contenders = ["--only", "rlsync-fp32", "torchrl", "--seconds", 12, "--envs", 2, "--rollout", 8]
+    ended = _run(BENCHMARKS / "actor_learner.py", *contenders, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    for name in ("rlsync-fp32", "torchrl"):
+        (figures,) = found["rounds"][name]
+        assert figures["steps_per_s"] > 0
+        assert figures["cpu_per_s"] > 0.1
+        assert figures["lag_mean"] >= 0
+        assert name in found["versions"]
+        assert f"| {name} |" in table.read_text()
