@@ -1,24 +1,29 @@
 # `make train` trains, `make test` tests; both need nothing but Python, pip and make.
+# `make test-quick` runs the short tests that start no process: for the time between two edits.
 # `make check` runs all checks but the tests, `make compat` tests the ends of the range of TorchRL versions.
 #
 #   PYTHON=python3.12      which interpreter makes the virtual environment
 #   VENV=.venv             where it goes
 #   TORCH_INDEX=URL        a package index to take torch from, for example the CPU-only one of pytorch.org
 #   CONSTRAINTS=FILE       the versions to install
-#   ARGS='...'             overrides for `make train`, options for `make test` and `make compat`
+#   ARGS='...'             overrides for `make train`, options for `make test`, `make test-quick`, `make compat`
+#   JOBS=3                 how many processes run tests side by side; 0 runs them in one, for a debugger
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
+# One more than the two cores of a small machine: many tests wait for a timeout, and the others go on meanwhile.
+JOBS ?= 3
 
 BIN := $(VENV)/bin
+SIDE_BY_SIDE := -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c $(CONSTRAINTS)
 
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
-.PHONY: help train test check format lint types floors docs hooks clean \
+.PHONY: help train test test-quick check format lint types floors docs hooks clean \
 	compat compat-lowest compat-highest compat-tests
 
 help:
@@ -28,7 +33,10 @@ train: $(VENV)/.stamp-run
 	$(BIN)/rlsync train $(ARGS)
 
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+
+test-quick: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not processes and not slow and not seconds' $(ARGS)
 
 # Says everything that is wrong, not only the first of it.
 check: $(VENV)/.stamp-dev
@@ -66,7 +74,7 @@ compat-lowest compat-highest: compat-%:
 
 compat-tests: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pip --disable-pip-version-check freeze | grep -E '^(torch|torchrl|tensordict)='
-	$(BIN)/python -m pytest -m 'not slow' $(COMPAT_TESTS) $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not slow' $(COMPAT_TESTS) $(ARGS)
 
 clean:
 	rm -rf $(VENV) .compat docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

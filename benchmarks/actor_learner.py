@@ -1,20 +1,20 @@
-"""Agent steps per second of the recipe ``impala`` on Pong, beside Sample Factory and TorchRL.
+"""Compare the agent steps per second of the recipe ``impala`` on Pong with Sample Factory and TorchRL.
 
     python benchmarks/actor_learner.py [--seconds 60] [--rounds 1] [--only NAME ...] [--torso shallow]
                                        [--lstm 0] [--peer-venv FOLDER] [--out FILE.json] [--table FILE.md]
 
-Contenders, one after the other in each round, each in processes of its own with one torch thread:
+The contenders run one after the other in each round, each in its own processes with one torch thread:
 
-    rlsync-fp32, rlsync-bf16   this package's recipe; bf16 only where the processor has it
+    rlsync-fp32, rlsync-bf16   this package's recipe; bf16 only if the processor supports it
     rlsync-fp32-split          the same with the learner's torso in two Python threads
-    sample_factory             Sample Factory 2.1.1, APPO, in a virtual environment made for it (pip, once)
+    sample_factory             Sample Factory 2.1.1, APPO, in its own virtual environment (made at first use)
     torchrl                    MultiAsyncCollector, VTrace, A2CLoss, SharedMemWeightSyncScheme; no LSTM
 
 All play Pong (84 x 84 x 4, four frames a step) on the CPU with 2 workers of 8 environments, rollouts of 32,
-an optimizer step for every 256 steps, and the same network. Steps are agent steps that the learner has
-trained on, not frames; the first third of a run does not count. "steps/cpu s" divides by the processor time
-of the whole process tree: on a machine that others use too, compare that, and look at "others". What each
-contender prints goes to its log beside ``--out``.
+one optimizer step for every 256 steps, and the same network. Steps are agent steps that the learner has
+trained on, not frames. The first third of a run does not count. "steps/cpu s" divides by the processor time
+of the whole process tree. On a machine with other load, compare that column, and look at "others". The output
+of each contender goes to a log next to ``--out``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 from peers import appo_venv
 from peers.watch import Figures, figures, watch
 
-from rlsync.recipes.impala.precision import bfloat16_instructions
+from rlsync.tensors.precision import bfloat16_instructions
 
 PEERS = Path(__file__).parent / "peers"
 APPO, TORCHRL = "sample_factory", "torchrl"
@@ -57,7 +57,7 @@ OTHERS_DISTURB = 0.1  # processor seconds a second
 
 
 def run_rlsync(options: argparse.Namespace, precision: str = "fp32", threads: int = 1) -> list[str] | None:
-    """The command for the recipe; None, with a line that says so, where the processor has no bfloat16."""
+    """The command for the recipe. None, with a message, if it needs bfloat16 and the processor has none."""
     if precision == "bf16" and bfloat16_instructions() == []:
         print("rlsync-bf16: left out, this processor has no bfloat16, and emulates it ten times slower")
         return None
@@ -66,13 +66,13 @@ def run_rlsync(options: argparse.Namespace, precision: str = "fp32", threads: in
 
 
 def run_sample_factory(options: argparse.Namespace) -> list[str]:
-    """The command for Sample Factory, in its own environment."""
+    """The command for Sample Factory, in its own virtual environment."""
     python = appo_venv.python_of(options.peer_venv)
     return [str(python), str(PEERS / "appo_peer.py"), *_like(options), *options.appo_args.split()]
 
 
 def run_torchrl(options: argparse.Namespace) -> list[str] | None:
-    """The command for TorchRL's own parts; None with an LSTM, which they are not set up for."""
+    """The command for TorchRL's own parts. None with an LSTM: the comparison has none for TorchRL."""
     if options.lstm:
         print("torchrl: left out, it is compared without an LSTM")
         return None
@@ -94,7 +94,7 @@ def _like(options: argparse.Namespace) -> list[str]:
 
 
 def versions(python: str) -> dict[str, str]:
-    """Of the packages that matter, as that interpreter sees them."""
+    """The versions of the relevant packages, as that interpreter sees them."""
     ask = (
         "import importlib.metadata as m, json; "
         f"print(json.dumps({{d.name: d.version for d in m.distributions() if d.name in {PACKAGES}}}))"
@@ -104,7 +104,7 @@ def versions(python: str) -> dict[str, str]:
 
 
 def run(commands: dict[str, list[str]], options: argparse.Namespace) -> dict[str, list[Figures]]:
-    """All rounds; what fails is said, and missing."""
+    """Run all rounds. A failed run is printed, and missing in the result."""
     measured: dict[str, list[Figures]] = {name: [] for name in commands}
     for number in range(options.rounds):
         for name, command in commands.items():
@@ -113,7 +113,7 @@ def run(commands: dict[str, list[str]], options: argparse.Namespace) -> dict[str
             try:
                 with log.open("w") as file:
                     measured[name].append(figures(watch(command, options.seconds, file)))
-            except RuntimeError as error:  # the others' figures are worth having
+            except RuntimeError as error:  # go on: the other contenders' figures are still useful
                 print(f"    failed: {error}", flush=True)
                 continue
             print(f"    {measured[name][-1].steps_per_s:.0f} steps/s", flush=True)
@@ -121,14 +121,14 @@ def run(commands: dict[str, list[str]], options: argparse.Namespace) -> dict[str
 
 
 def median(runs: list[Figures], field: str) -> float | None:
-    """Of one figure over the rounds."""
+    """The median of one figure over the rounds."""
     values = [asdict(one)[field] for one in runs]
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def table(measured: dict[str, list[Figures]]) -> str:
-    """Medians over the rounds, as Markdown."""
+    """The medians over the rounds, as a Markdown table."""
     rows = [("contender", *COLUMNS), ("---", *("---:" for _ in COLUMNS))]
     for name, runs in measured.items():
         numbers = []

@@ -1,13 +1,13 @@
-"""What a publish adds to an optimizer step: not published, published at once, and in the background.
+"""What a publish adds to an optimizer step: without one, with one, and with one in the background.
 
     python benchmarks/background.py [--models small 25mb 100mb 400mb] [--steps 40] [--busy]
                                     [--out background.json]
 
-A real forward and backward pass through an MLP and a real SGD step, on one thread, with two workers of a
-MultiAsyncCollector on a board: idle (nobody takes their batches, so that they stand still), or busy
-(``--busy``: a thread takes them). After every step the hook publishes, or not; the ways take turns, step by
-step, within one run. Medians. **held** is the time for which the publish itself holds the learner, **step**
-the whole step; the difference between steps is what publishing costs, copy and join included.
+Each step is a real forward and backward pass through an MLP and a real SGD step, on one thread. Two workers
+of a MultiAsyncCollector on a board are idle (no code takes their batches, so they wait), or busy (``--busy``:
+a thread takes them). After every step the hook publishes, or does not. The three ways take turns, step by
+step, within one run. The figures are medians. **held** is how long the publish itself holds the learner,
+**step** is the whole step. The difference between two steps is the cost of publishing, with copy and join.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAYS = ("not published", "at once", "in background")
 
 
 class Policy(TensorDictModuleBase):
-    """An MLP as wide as one likes; acts by its first weight alone, so that workers leave the cores free."""
+    """An MLP of any width. Only its first weight chooses actions, so that workers use little time."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Policy(TensorDictModuleBase):
 
 
 class Learner:
-    """A trainer, its hooks, and one optimizer step."""
+    """A trainer with its hooks, which makes single optimizer steps."""
 
     def __init__(self, collector: BaseCollector, policy: Policy, width: int) -> None:
         loss = nn.Module()
@@ -75,13 +75,13 @@ class Learner:
             trainer=self.trainer,
             background=True,
         )
-        self.hook()  # what is owed at the start
+        self.hook()  # the publish before the first frame
 
     def step(self, way: str) -> tuple[float, float]:
         """One step, and the publish after it.
 
         Returns:
-            Seconds for all of it, and for the publish.
+            The seconds of the whole step, and of the publish.
         """
         started = time.perf_counter()
         self.net(self.batch).square().mean().backward()
@@ -91,7 +91,7 @@ class Learner:
         if way == "at once":
             self.hook.publish()
         elif way == "in background":
-            self.hook._optim_steps += 1  # the trainer's loop would count it
+            self.hook._optim_steps += 1  # normally the trainer's loop counts it
             self.hook()
         ended = time.perf_counter()
         return ended - started, ended - stepped
@@ -99,7 +99,7 @@ class Learner:
 
 @contextmanager
 def taking_batches(collector: BaseCollector, busy: bool):
-    """Keep the workers busy: somebody takes what they collect."""
+    """Keep the workers busy: a thread takes their batches."""
     stop = threading.Event()
 
     def take() -> None:
@@ -117,7 +117,7 @@ def taking_batches(collector: BaseCollector, busy: bool):
 
 
 def measure(name: str, steps: int, busy: bool) -> dict[str, object]:
-    """One model."""
+    """Measure one model."""
     layers, width = MODELS[name]
     learned = Policy(layers, width)
     collector = make_workers(MultiAsyncCollector, deepcopy(learned), BoardScheme(), 200)
@@ -127,7 +127,7 @@ def measure(name: str, steps: int, busy: bool) -> dict[str, object]:
             taken: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
             for round_ in range(steps + 3):
                 for way in WAYS:
-                    # Twice: the second one pays for the join of what its own way put off in the first.
+                    # Two steps: the second one waits for the copy that the first one started.
                     learner.step(way)
                     seconds = learner.step(way)
                     learner.hook.join()

@@ -1,9 +1,9 @@
-"""What the digest of VerifySync and the finite guard of SyncWeights cost, per 100 MB of weights.
+"""The cost of VerifySync's digest and of SyncWeights(finite=True), for 100 MB of weights.
 
     python benchmarks/digest.py [--threads 1] [--repeats 15]
 
-Medians, each beside one memcpy of the same bytes in the same run: 100 MB in one leaf, in 100 and in 10,000.
-Compare ratios, not milliseconds: machines are shared and noisy.
+The 100 MB are in one leaf, in 100 leaves and in 10,000. The figures are medians, compared with one memcpy of
+the same bytes in the same run. Compare ratios, not milliseconds: machines are shared and noisy.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 
+from rlsync.sync.bound_map import all_finite
 from rlsync.tensors.digest import digest
-from rlsync.torchrl_plugin.sync import all_finite
 
 FLOATS = 25_000_000
 LEAVES = (1, 100, 10_000)
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _medians(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Milliseconds of each, taken in turns, so that a busy moment hits all alike."""
+    """The median milliseconds of each. They take turns, so that other load affects all of them."""
     times: dict[str, list[float]] = {what: [] for what in work}
     for _ in range(repeats + 1):
         for what, do in work.items():

@@ -1,17 +1,20 @@
-"""What weights cost a host in memory and in descriptors: rlsync's board beside TorchRL's schemes.
+"""The memory and the descriptors that weights need on a host: rlsync's board and TorchRL's schemes.
 
     python benchmarks/footprint.py [--workers 1 2 4 8] [--tensors 10 100 1000 10000] [--floats 1000]
                                    [--big-floats 83333 --big-workers 8] [--start fork]
                                    [--out footprint.json] [--table footprint.md]
 
-Each cell is a MultiSyncCollector of forked (or spawned) workers that was pushed to five times, with a rollout
-after each push. **Memory** is the proportional set size (PSS) of anonymous and shared memory, from
-``/proc/<pid>/smaps_rollup``, summed over this process, the learner and its workers: each page counts once,
-whoever maps it. What stood there before the collector was made (the learner's own model) is taken off, and
-so is the same difference of a collector with a model of one number, which is the cost of the processes
-themselves; the rest is due to the weights: boards, buffers, behaviour policies and the Python objects around
-them. **Descriptors** are the entries of ``/proc/<pid>/fd``, the most that any worker has. A cell that raises
-or does not end in time is recorded as such.
+Each cell is a MultiSyncCollector of forked (or spawned) workers. The learner publishes five times, with a
+rollout after each publish.
+
+**Memory** is the proportional set size (PSS) of anonymous and shared memory, from
+``/proc/<pid>/smaps_rollup``, summed over this process, the learner and its workers. Each page counts once,
+however many processes map it. Two amounts are subtracted: the memory in use before the collector was made
+(with the learner's own model), and the memory of a collector whose model is one number (the cost of the
+processes). The rest is due to the weights: boards, buffers, behaviour policies and their Python objects.
+
+**Descriptors** are the entries of ``/proc/<pid>/fd``, the highest count of any worker. A cell that raises or
+does not end in time is recorded as failed.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ class Cell:
 
 
 def children(pid: int) -> list[int]:
-    """Processes below ``pid``, at any depth."""
+    """The descendants of ``pid``, at any depth."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -94,7 +97,7 @@ def children(pid: int) -> list[int]:
 
 
 def pss_bytes(pids: list[int]) -> int:
-    """Anonymous and shared memory of these processes, each page once."""
+    """The anonymous and shared memory of these processes. Each page counts once."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -104,7 +107,7 @@ def pss_bytes(pids: list[int]) -> int:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What each open descriptor of a process points to."""
+    """The target of each open descriptor of a process."""
     found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
@@ -118,7 +121,7 @@ def limit_descriptors(wanted: int) -> None:
 
 
 def measure(cell: Cell, starter: int) -> dict[str, float]:
-    """One cell, in the process that calls this."""
+    """Measure one cell in the calling process."""
     limit_descriptors(cell.descriptors)
     learner = BulkPolicy(cell.tensors, cell.floats)
     tree = [starter, os.getpid()]
@@ -151,7 +154,7 @@ def measure(cell: Cell, starter: int) -> dict[str, float]:
 
 
 def answer(cell: Cell, starter: int, connection: Connection) -> None:
-    """Measure in a process of its own; what goes wrong is an answer too."""
+    """Measure one cell, and send the result or the error through the pipe."""
     multiprocessing.set_start_method(cell.start, force=True)
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)  # tracebacks of workers that run out of descriptors
@@ -162,14 +165,14 @@ def answer(cell: Cell, starter: int, connection: Connection) -> None:
 
 
 def first_cause(error: BaseException) -> str:
-    """The error in one line; of a worker's traceback inside it, the line that names the worker's error."""
+    """The error in one line. If it contains a worker's traceback, the line with the worker's error."""
     lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
     named = [line for line in lines[1:] if line.split(":")[0].endswith(("Error", "Exception", "Empty"))]
     return f"{lines[0]} {named[-1] if named else ''}".strip()[:200]
 
 
 def ask(cell: Cell) -> dict[str, object]:
-    """Measure one cell in a process of its own and end all that it leaves."""
+    """Measure one cell in a separate process, and end all processes that it leaves."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("fork")
     process = context.Process(target=answer, args=(cell, os.getpid(), theirs))
@@ -190,7 +193,7 @@ def ask(cell: Cell) -> dict[str, object]:
 
 
 def without_processes(cell: Cell, empties: dict[tuple[str, int], int]) -> dict[str, object]:
-    """A cell, less what its processes cost with a model of one number."""
+    """A cell minus the cost of its processes, which is measured with a model of one number."""
     key = cell.scheme, cell.workers
     if key not in empties:
         empties[key] = ask(Cell(cell.scheme, cell.workers, 1, 1, start=cell.start)).get("grown_bytes", 0)
@@ -203,7 +206,7 @@ def without_processes(cell: Cell, empties: dict[tuple[str, int], int]) -> dict[s
 
 
 def failed_with_fewer(cell: Cell, rows: list[dict]) -> dict[str, object] | None:
-    """What failed with fewer workers is not tried with more: failures take a minute each."""
+    """Skip what failed with fewer workers, because each failure takes a minute."""
     for row in rows:
         if "fails" in row and (row["scheme"], row["tensors"]) == (cell.scheme, cell.tensors):
             return asdict(cell) | {"fails": row["fails"], "not_tried": True, "took_s": 0.0}

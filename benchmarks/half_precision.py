@@ -1,11 +1,11 @@
-"""Whether workers that act in half precision learn as well: frames until the default recipe is solved.
+"""Do workers in half precision learn as well? Count the frames until the default recipe is solved.
 
     python benchmarks/half_precision.py [--seeds 0 1 2 3 4] [--dtypes float32 bfloat16]
                                         [--out half_precision.json]
 
-The default recipe, PPO on CartPole-v1 with two worker processes on a board, to a mean return of 475 over 20
-episodes, once for each seed and dtype; only the ``dtype`` of the sync map's entry differs. The learner
-trains in float32 always. Also the bytes of a publish.
+This trains the default recipe, PPO on CartPole-v1 with two worker processes on a board, to a mean return of
+475 over 20 episodes, once for each seed and dtype. Only the ``dtype`` in the sync map differs. The learner
+always trains in float32. The table also has the bytes of a publish.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlsync.torchrl_plugin import compat
 
 
 def run(dtype: str, seed: int) -> dict[str, object]:
-    """One training."""
+    """Run one training."""
     declared = None if dtype == "float32" else dtype
     route = RouteConfig("policy", "loss_module.actor_network", declared)
     trainer = ppo.build(Config(seed=seed, sync=SyncConfig(map=[route])))

@@ -1,11 +1,12 @@
-"""Learner steps per second of ImpalaLoss, forward and backward, beside TorchRL's VTrace + A2CLoss.
+"""Learner steps per second of ImpalaLoss and of TorchRL's VTrace + A2CLoss, forward and backward.
 
     python benchmarks/impala_loss.py [--steps 20] [--envs 8] [--torso shallow] [--lstm 0] [--threads 1]
                                      [--repeats 9] [--out FILE]
 
-One batch of T x B steps of 84 x 84 x 4 uint8 pixels; "steps/s" is T * B over the median time of one loss
-and its backward pass, without the optimizer; "torso" is how many observations go through the torso for each
-step. All variants have the same network and take turns in one run: compare ratios, machines are shared.
+The batch has T x B steps of 84 x 84 x 4 uint8 pixels. "steps/s" is T * B divided by the median time of one
+loss and its backward pass, without the optimizer. "torso" is the number of observations that go through the
+torso for each step. All variants have the same network and take turns in one run. Compare ratios: machines
+are shared.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ THEIRS = "TorchRL VTrace + A2CLoss, fp32"
 
 
 class Counted:
-    """One variant: a loss to call, and how many observations its torso saw."""
+    """One variant: a loss to call, and the number of observations that its torso computed."""
 
     def __init__(self, loss: Callable[[], torch.Tensor], torso: nn.Module) -> None:
         self.loss = loss
@@ -106,7 +107,7 @@ def make_batch(steps: int, envs: int, net: ImpalaNet) -> TensorDict:
 
 
 def stored_channels_last(batch: TensorDict) -> TensorDict:
-    """The same batch as if workers had written their pixels channels-last: nothing is left to reorder."""
+    """The same batch with pixels stored channels-last, so that no reordering is needed."""
     pixels = batch["observation"].permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     return batch.copy().set("observation", pixels)
 
@@ -123,7 +124,7 @@ def ours(net: ImpalaNet, options: argparse.Namespace, settings: dict, batch: Ten
 
 
 def theirs(net: ImpalaNet, batch: TensorDict) -> Counted:
-    """The stock parts, put together as in TorchRL's own IMPALA script: actor and critic share a torso."""
+    """TorchRL's parts, combined as in its own IMPALA script: actor and critic share a torso."""
     torso = _FlatTorso(net.torso)
     body = ActorValueOperator(
         TensorDictModule(torso, in_keys=["observation"], out_keys=["features"]),
@@ -180,7 +181,7 @@ def _their_batch(batch: TensorDict) -> TensorDict:
 
 
 def measured(variants: dict[str, Counted], steps: int, repeats: int) -> list[tuple]:
-    """Milliseconds of each, taken in turns, so that a busy moment hits all alike."""
+    """The median milliseconds of each. They take turns, so that other load affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(repeats + 1):
         for name, variant in variants.items():

@@ -1,17 +1,17 @@
-"""Environment steps that IMPALA and LASER need to a CartPole return of 450.
+"""How many environment steps IMPALA and LASER need to reach a CartPole return of 450.
 
     python benchmarks/laser_cartpole.py [--algorithms impala laser] [--seeds 0 1 2 3 4] [--lag 3]
                                         [--max-steps 400000] [--jobs 1] [--tune] [--lr 3e-3]
                                         [--out laser_cartpole.json] [--table laser_cartpole.md]
 
-One process: eight environments are stepped for unrolls of 20 steps with weights that are ``--lag`` updates
-old, then the learner makes one update. Both algorithms have the same network, optimizer, unrolls, discount
-and loss coefficients; LASER adds replayed unrolls to each batch, a trust region, and entropy on online data
-alone. A run ends when the mean return of the newest 20 episodes reaches 450 (:class:`Reached`), or at
-``--max-steps``, which counts as a failure. Steps are online steps: replayed ones are not new experience.
+A run is one process. Eight environments make unrolls of 20 steps with weights that are ``--lag`` updates old,
+then the learner makes one update. Both algorithms have the same network, optimizer, unrolls, discount and
+loss coefficients. LASER adds replayed unrolls to each batch, a trust region, and entropy on online data only.
+A run ends when the mean return of the newest 20 episodes reaches 450 (:class:`Reached`), or at
+``--max-steps``, which counts as a failure. Steps are online steps: replayed steps are not new experience.
 
-``--tune`` runs the grid of learning rates, on seeds that the comparison does not use; the best of each
-algorithm, written down in ``BEST_LR``, is what a plain run takes.
+``--tune`` runs the grid of learning rates, on seeds that the comparison does not use. The best rate of each
+algorithm is in ``BEST_LR``, and a run without ``--lr`` uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -35,33 +35,26 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
-from rlsync.recipes.impala import Categorical, ImpalaLoss, ImpalaNet, TrustRegion
-from rlsync.recipes.impala.replay import UnrollReplay
-from rlsync.recipes.impala.replay_mix import ReplayMix
+from rlsync.recipes.impala import Categorical, ImpalaLoss, ImpalaNet
+from rlsync.recipes.impala.config import ReplayConfig
+from rlsync.workers.replay.mixing import ReplayMix
+from rlsync.workers.replay.unrolls import UnrollReplay
 
 ENVS, STEPS = 8, 20
 GAMMA, BASELINE, CLIP_NORM = 0.99, 0.5, 1.0
-REWARD_SCALE = 0.1  # returns of 500, discounted to 100, are learned slowly by a value that begins at zero
+# The discounted return grows to 100. A value network that begins at zero would learn that slowly.
+REWARD_SCALE = 0.1
 LR_GRID = (3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2)
 TUNING_SEEDS = (100, 101, 102, 103, 104)
 BEST_LR = {"impala": 3e-3, "laser": 5e-3}
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What LASER has beside IMPALA."""
-
-    ratio: float = 4.0
-    capacity_steps: int = 20_000
-    min_steps: int = 1_600
-    threshold: float = 0.1
-    reference: str = "mu"
-    gate_delta: bool = False
+LASER = ReplayConfig(ratio=4.0, capacity_steps=20_000, min_steps=1_600, threshold=0.1, entropy_on="online")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run."""
+    """The settings of one training run."""
 
     algorithm: str
     seed: int
@@ -69,15 +62,15 @@ class Run:
     lag: int
     max_steps: int
     entropy: float
-    replay: Replay
+    replay: ReplayConfig
 
 
 class Reached:
-    """The stopping rule: the mean return of the newest episodes is high enough; tells at which step.
+    """The stopping rule: the mean return of the newest episodes has reached a target. Records the step.
 
     Args:
         target: the mean return to reach.
-        episodes: how many newest episodes make the mean; all must be there.
+        episodes: the number of newest episodes in the mean; there must be that many.
     """
 
     def __init__(self, target: float = 450.0, episodes: int = 20) -> None:
@@ -86,7 +79,7 @@ class Reached:
         self.env_steps: int | None = None
 
     def episode(self, total_reward: float, env_steps: int) -> None:
-        """An episode ended, the newest one, when so many environment steps had been made by all."""
+        """Record that an episode ended after this total of environment steps."""
         self.newest.append(total_reward)
         full = len(self.newest) == self.newest.maxlen
         if self.env_steps is None and full and sum(self.newest) / len(self.newest) >= self.target:
@@ -94,7 +87,7 @@ class Reached:
 
 
 class Worker:
-    """Steps CartPoles, and records unrolls as the contract says."""
+    """Steps CartPoles, and records unrolls in the batch format of the loss."""
 
     def __init__(self, seed: int, rule: Reached) -> None:
         self.envs = SyncVectorEnv(
@@ -150,26 +143,24 @@ _COLUMNS = ("action", "reward", "terminated", "truncated", "behaviour_log_prob",
 
 
 class Learner:
-    """One network and its updates; hands out the weights of ``lag`` updates ago.
+    """One network and its updates. Gives its workers the weights of ``lag`` updates ago.
 
     Args:
-        run: of which algorithm, with what.
-        replay: to share with other agents; by default one of its own.
-        agent: its number among those that share.
+        run: the algorithm and its settings.
+        replay: a replay to share with other agents; by default its own.
+        agent: its number among the agents that share.
     """
 
     def __init__(self, run: Run, replay: UnrollReplay | None = None, agent: int = 0) -> None:
         torch.manual_seed(run.seed)
         self.net = ImpalaNet((4,), Categorical(2))
         laser = run.algorithm == "laser"
-        region = TrustRegion(run.replay.threshold, run.replay.reference, run.replay.gate_delta)
         self.loss = ImpalaLoss(
             self.net,
             gamma=GAMMA,
             entropy_coeff=run.entropy,
             baseline_coeff=BASELINE,
-            trust_region=region if laser else None,
-            entropy_on="online" if laser else "all",
+            **(run.replay.loss_options() if laser else {}),
         )
         self.mix: ReplayMix | None = None
         if laser:
@@ -183,12 +174,12 @@ class Learner:
         self._keep()
 
     def weights(self) -> tuple[ImpalaNet, int]:
-        """What to act with, and its version."""
+        """The weights to act with, and their version."""
         self.acting.load_state_dict(self._older[0])
         return self.acting, self.updates + 1 - len(self._older)
 
     def update(self, online: TensorDict) -> dict[str, float]:
-        """One step of the optimizer."""
+        """Make one optimizer step."""
         out = self.loss(online if self.mix is None else self.mix(online))
         (out["loss_policy"] + out["loss_baseline"] + out["loss_entropy"]).backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), CLIP_NORM)
@@ -203,7 +194,7 @@ class Learner:
 
 
 def train(run: Run) -> dict[str, object]:
-    """One run; ``env_steps`` is None when the return was not reached."""
+    """Make one run. ``env_steps`` is None if the return was not reached."""
     torch.set_num_threads(1)
     started = time.perf_counter()
     rule = Reached()
@@ -222,7 +213,7 @@ def train(run: Run) -> dict[str, object]:
 
 
 def train_all(runs: Sequence[Run], jobs: int) -> list[dict]:
-    """The runs, in order, each told about as soon as it ends."""
+    """Make all runs, and print each result as soon as it is known. Returns them in order."""
     rows = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for row in pool.map(train, runs):
@@ -236,12 +227,12 @@ def train_all(runs: Sequence[Run], jobs: int) -> list[dict]:
 
 
 def median(rows: Sequence[dict]) -> float:
-    """Of the environment steps; runs that failed are infinitely long."""
+    """The median of the environment steps. Failed runs count as infinitely long."""
     return statistics.median(row["env_steps"] or float("inf") for row in rows)
 
 
 def table(rows: Sequence[dict], max_steps: int) -> str:
-    """Markdown: a row for each algorithm and learning rate, a column for each seed, the median last."""
+    """A Markdown table: a row for each algorithm and learning rate, columns for the seeds and the median."""
     seeds = sorted({row["seed"] for row in rows})
     lines = [
         f"| algorithm | learning rate | {' | '.join(f'seed {seed}' for seed in seeds)} | median |",
@@ -261,7 +252,6 @@ def _cell(steps: float | None, max_steps: int) -> str:
 
 
 def main() -> None:
-    default = Replay()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithms", nargs="+", choices=["impala", "laser"], default=["impala", "laser"])
     parser.add_argument("--seeds", nargs="+", type=int)
@@ -271,21 +261,21 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="all learning rates, on other seeds")
     parser.add_argument("--lr", nargs="+", type=float, help="instead of the best of each")
     parser.add_argument("--entropy", type=float, default=0.01)
-    parser.add_argument("--replay-ratio", type=float, default=default.ratio)
-    parser.add_argument("--capacity-steps", type=int, default=default.capacity_steps)
-    parser.add_argument("--threshold", type=float, default=default.threshold)
-    parser.add_argument("--reference", default=default.reference)
+    parser.add_argument("--replay-ratio", type=float, default=LASER.ratio)
+    parser.add_argument("--capacity-steps", type=int, default=LASER.capacity_steps)
+    parser.add_argument("--threshold", type=float, default=LASER.threshold)
+    parser.add_argument("--reference", default=LASER.reference)
     parser.add_argument("--gate-delta", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    replay = Replay(
-        options.replay_ratio,
-        options.capacity_steps,
-        default.min_steps,
-        options.threshold,
-        options.reference,
-        options.gate_delta,
+    replay = replace(
+        LASER,
+        ratio=options.replay_ratio,
+        capacity_steps=options.capacity_steps,
+        threshold=options.threshold,
+        reference=options.reference,
+        gate_delta=options.gate_delta,
     )
     seeds = options.seeds or (TUNING_SEEDS if options.tune else range(5))
     runs = [

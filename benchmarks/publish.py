@@ -1,15 +1,22 @@
-"""What a publish costs the learner, and when the weights arrive: rlsync's board beside TorchRL's schemes.
+"""The cost of a publish for the learner, and when weights arrive: rlsync's board and TorchRL's schemes.
 
     python benchmarks/publish.py [--models mlp resnet 100mb 400mb many] [--out publish.json]
 
-For each model, in one run on two worker processes: the time for which the hook holds the learner with the
-board, with SharedMemWeightSyncScheme and with MultiProcessWeightSyncScheme (both acknowledged, workers
-idle), each against one contiguous copy of the same bytes timed beside it; the worker's side of an adoption;
-and the time until busy workers have adopted, against the length of their rollouts. Medians. Compare
-ratios, not seconds: machines are shared and noisy.
+For each model, in one run with two worker processes, it measures
 
-The learner trains a module of its own, as on another device: had it the very policy that the collector was
-given, TorchRL's workers would share its memory, and its schemes would copy every tensor onto itself.
+- how long the hook holds the learner: with the board, with SharedMemWeightSyncScheme and with
+  MultiProcessWeightSyncScheme (both wait for the acknowledgement of idle workers), each compared with one
+  contiguous copy of the same bytes;
+- how long ``collector.update_policy_weights_(weights)`` holds it, which a hand-written loop calls, with a
+  tensordict and with a module, on the board; compared with the hook in the same run;
+- how long a worker takes to adopt;
+- how long it takes until busy workers have adopted, compared with the length of their rollouts.
+
+The figures are medians. Compare ratios, not seconds: machines are shared and noisy.
+
+The learner trains its own module, as on another device. If it trained the policy object that the collector
+was given, TorchRL's workers would share its memory, and TorchRL's schemes would copy every tensor onto
+itself.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
+from tensordict import TensorDict
 from torch import nn
 from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
@@ -36,7 +44,17 @@ from torchrl.weight_update import (
 )
 
 from rlsync import BoardScheme, Every, SyncWeights
-from rlsync.cli.measure import MAP, MODELS, BulkPolicy, adoption_s, hold, make_trainer, make_workers, timed
+from rlsync.cli.measure import (
+    MAP,
+    MODELS,
+    WARM_UP,
+    BulkPolicy,
+    adoption_s,
+    hold,
+    make_trainer,
+    make_workers,
+    timed,
+)
 
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
     "board": BoardScheme,
@@ -46,7 +64,7 @@ SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
 
 
 def measure_hold(name: str, policy: nn.Module, trials: int) -> dict[str, float]:
-    """How long one push holds the learner, workers idle, through the hook."""
+    """How long one publish through the hook holds the learner, with idle workers."""
     collector = make_workers(MultiSyncCollector, policy, SCHEMES[name](), 100)
     try:
         trainer = make_trainer(collector, deepcopy(policy))
@@ -58,6 +76,32 @@ def measure_hold(name: str, policy: nn.Module, trials: int) -> dict[str, float]:
         "hold_us": 1e6 * pushed_s,
         "memcpy_us": 1e6 * copied_s,
         "hold_per_memcpy": pushed_s / copied_s,
+    }
+
+
+def measure_calls(policy: nn.Module, trials: int) -> dict[str, float]:
+    """How long ``update_policy_weights_`` holds the learner, against the hook, timed in turn."""
+    collector = make_workers(MultiSyncCollector, policy, BoardScheme(), 100)
+    try:
+        learner = deepcopy(policy)
+        hook = SyncWeights(MAP, trainer=make_trainer(collector, learner))
+        tensordict = TensorDict.from_module(learner)
+        calls = {
+            "hook": hook.publish,
+            "tensordict": lambda: collector.update_policy_weights_(tensordict),
+            "module": lambda: collector.update_policy_weights_(learner),
+        }
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(WARM_UP + trials):
+            for name, call in calls.items():
+                samples[name].append(timed(call))
+    finally:
+        collector.shutdown()
+    medians = {name: statistics.median(taken[WARM_UP:]) for name, taken in samples.items()}
+    return {
+        f"{name}_{what}": value
+        for name in ("tensordict", "module")
+        for what, value in (("us", 1e6 * medians[name]), ("per_hook", medians[name] / medians["hook"]))
     }
 
 
@@ -121,6 +165,7 @@ def measure(model: str) -> dict[str, object]:
     row: dict[str, object] = {"model": model, "tensors": tensors, "bytes": 4 * tensors * floats}
     for name in SCHEMES:
         row[name] = measure_hold(name, policy, max(10, trials if name == "board" else trials // 4))
+    row["calls"] = measure_calls(policy, trials)
     row |= {f"adopt_{mode}_us": 1e6 * seconds for mode, seconds in adoption_s(policy, trials).items()}
     row |= measure_arrival(policy, 15)
     board = row["board"]["hold_us"]
@@ -131,8 +176,9 @@ def measure(model: str) -> dict[str, object]:
 
 HEAD = (
     "| model | bytes | memcpy | board | / memcpy | SharedMem / board | MultiProcess / board "
+    "| update(tensordict) / board | update(module) / board "
     "| adopt alias | adopt copy | arrival, busy | / rollout |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -142,7 +188,8 @@ def line(row: dict) -> str:
         f"| {row['model']}, {row['tensors']} tensors | {row['bytes'] / 1e6:.2f} MB "
         f"| {board['memcpy_us']:,.0f} us | {board['hold_us']:,.0f} us "
         f"| {board['hold_per_memcpy']:.2f} | {row['SharedMem_per_board']:.1f} "
-        f"| {row['MultiProcess_per_board']:.1f} | {row['adopt_alias_us']:,.0f} us "
+        f"| {row['MultiProcess_per_board']:.1f} | {row['calls']['tensordict_per_hook']:.2f} "
+        f"| {row['calls']['module_per_hook']:.2f} | {row['adopt_alias_us']:,.0f} us "
         f"| {row['adopt_copy_us']:,.0f} us | {row['arrival_busy_us']:,.0f} us "
         f"| {row['arrival_per_rollout']:.2f} |"
     )

@@ -1,12 +1,13 @@
-"""What agents with different learning rates gain from each other's experience: LASER on CartPole.
+"""Do agents with different learning rates gain from each other's experience? LASER on CartPole.
 
     python benchmarks/shared_experience.py [--lrs 1e-3 3e-3 1e-2] [--seeds 0 1 2 3 4] [--jobs 1]
                                            [--max-steps 200000] [--out FILE.json] [--table FILE.md]
 
-One process a run, settings of laser_cartpole.py. The agents take turns: each makes one unroll in its own
-eight environments and one update. Alone, each has a replay of its own; sharing, all feed and draw from one,
-of as many steps as theirs together. A run goes on until every agent has reached a mean return of 450 once,
-or made ``--max-steps`` steps. "steps" are those of one agent; all have made as many.
+A run is one process with the settings of laser_cartpole.py. The agents take turns: each makes one unroll in
+its own eight environments, and one update. "alone": each agent has its own replay. "sharing": all write to
+and sample from one replay, with the total capacity of the others. A run ends when every agent has reached a
+mean return of 450, or has made ``--max-steps`` steps. "steps" are those of one agent. All agents make equally
+many.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from laser_cartpole import Learner, Reached, Replay, Run, Worker
+from laser_cartpole import LASER, Learner, Reached, Run, Worker
 
-from rlsync.recipes.impala.replay import UnrollReplay
+from rlsync.workers.replay.unrolls import UnrollReplay
 
 ALONE, SHARING = "alone", "sharing"
 
@@ -33,10 +34,10 @@ class Population:
     """Agents that differ in their learning rates.
 
     Args:
-        lrs: one for each.
-        shared: whether they share a replay.
-        seed: from which each takes its own.
-        max_steps: of each.
+        lrs: the learning rate of each agent.
+        shared: whether the agents share a replay.
+        seed: each agent's seed is derived from it.
+        max_steps: the limit of each agent.
     """
 
     lrs: tuple[float, ...]
@@ -46,9 +47,9 @@ class Population:
 
 
 def train(population: Population) -> list[int | None]:
-    """Steps that each agent had made when it reached the return; None for those that did not."""
+    """The steps of each agent until it reached the return; None for an agent that did not."""
     torch.set_num_threads(1)
-    first = Run("laser", population.seed, 0.0, 3, population.max_steps, 0.01, Replay())
+    first = Run("laser", population.seed, 0.0, 3, population.max_steps, 0.01, LASER)
     count = len(population.lrs)
     common = UnrollReplay(count * first.replay.capacity_steps, seed=population.seed)
     rules, workers, learners = [], [], []
@@ -64,7 +65,7 @@ def train(population: Population) -> list[int | None]:
 
 
 def table(lrs: Sequence[float], found: dict[str, list[list[int | None]]], max_steps: int) -> str:
-    """Markdown: medians over the seeds of each agent, of the first and of the last of each population."""
+    """A Markdown table of medians over the seeds: of each agent, and of the first and last to reach it."""
     heads = [*(f"lr {lr:g}" for lr in lrs), "first of them", "last of them"]
     lines = ["| replay | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
     for name, runs in found.items():

@@ -1,15 +1,15 @@
-"""A board under load and faults: kills, stops, respawns and new layouts while one learner publishes.
+"""Test a board under load and faults: workers are killed, stopped and restarted, and layouts change.
 
     python benchmarks/soak.py [--workers 4] [--seconds 600] [--seed 0] [--out soak.json]
 
-One learner publishes at full rate. Workers, half by alias and half by copy, adopt as fast as they can and
-look: every element of every leaf must hold the version that ``adopt`` returned. At random moments a worker
-is killed (SIGKILL), stopped and continued (SIGSTOP, SIGCONT) or started anew, and the board is laid out
-anew with other leaves of other sizes. At the end every worker must reach the newest version within a
-deadline, leave by itself, and leave nothing behind.
+One learner publishes at full rate. Workers adopt as fast as they can, half of them by alias and half by copy,
+and check that every element of every leaf holds the version that ``adopt`` returned. At random moments a
+worker is killed (SIGKILL), stopped and continued (SIGSTOP, SIGCONT) or started again, and the board gets a
+new layout with other leaves of other sizes. At the end every worker must reach the newest version within a
+deadline, end by itself, and leave nothing behind.
 
-Exit status 1 if any of the counts under ``bad`` is not zero. Counters live in shared memory, so that a
-killed worker's count.
+The exit status is 1 if a count under ``bad`` is not zero. The counters are in shared memory, so that those of
+a killed worker are kept.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from pathlib import Path
 
 import torch
 
+from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport import board_format as fmt
-from rlsync.transport.board import BoardHandle, BoardReader, WeightBoard
+from rlsync.transport.board import BoardHandle, BoardReader
+from rlsync.transport.board import format as fmt
 
 #: One line of 64-bit counters a worker, after one word that tells all workers to leave.
 COUNTERS = ("adoptions", "looks", "torn", "wrong", "fell", "lost", "last")
@@ -45,7 +46,8 @@ LARGEST = 20_000  # elements of a leaf
 EXACT = 1 << 20  # leaves hold the version modulo this, which every dtype above can hold
 
 ARRIVES_WITHIN_S = 60.0
-KILLED_EVERY_S, STOPPED_EVERY_S, LAID_OUT_EVERY_S = 10.0, 6.0, 2.0  # in the mean: a worker, the board
+# On average: each worker is killed, each worker is stopped, the board gets a new layout.
+KILLED_EVERY_S, STOPPED_EVERY_S, LAID_OUT_EVERY_S = 10.0, 6.0, 2.0
 LONGEST_STOP_S = 3.0
 LONGEST_ABSENCE_S = 1.0
 PR_SET_PDEATHSIG = 1
@@ -55,7 +57,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Canary:
-    """What acts in a worker: the views themselves (alias), or memory of its own (copy)."""
+    """The acting weights of a worker: the views themselves (alias), or its own memory (copy)."""
 
     def __init__(self, mode: str) -> None:
         self.alias = mode == "alias"
@@ -67,20 +69,20 @@ class Canary:
         return self.alias
 
     def low_high(self) -> tuple[int, int]:
-        """The least and the greatest number in all leaves."""
+        """The smallest and the largest number in all leaves."""
         ends = [torch.aminmax(tensor) for tensor in self.tensors if tensor.numel()]
         return min(int(low) for low, _ in ends), max(int(high) for _, high in ends)
 
 
 def work(handle: BoardHandle, number: int, mode: str, counters: Sequence[int]) -> None:
-    """Adopt and look until told to leave; ends with the process that started it."""
+    """Adopt and check until told to end. The worker also ends when its parent process ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # also while it is stopped
     torch.set_num_threads(1)
     line = 1 + number * LINE_WORDS
     at = {name: line + i for i, name in enumerate(COUNTERS)}
     canary = Canary(mode)
     reader = BoardReader(handle, canary, number)
-    last = 0  # of this process: its successor begins at 0, like any late worker
+    last = 0  # per process: a successor begins at 0, like any late worker
     while not counters[0]:
         newest = reader.newest
         version = reader.adopt()
@@ -92,7 +94,7 @@ def work(handle: BoardHandle, number: int, mode: str, counters: Sequence[int]) -
         if version == last:
             os.sched_yield()  # there are more workers than cores: let the learner publish
         counters[at["last"]] = last = version
-        for _ in range(2):  # what acts stays as it is until the next adoption
+        for _ in range(2):  # the acting weights must not change until the next adoption
             low, high = canary.low_high()
             counters[at["looks"]] += 1
             counters[at["torn"]] += low != high
@@ -105,7 +107,7 @@ def work(handle: BoardHandle, number: int, mode: str, counters: Sequence[int]) -
 
 
 def descriptors() -> Counter[str]:
-    """What each open descriptor of this process points to; pipes and sockets by kind."""
+    """The target of each open descriptor of this process; only the kind for pipes and sockets."""
     found: Counter[str] = Counter()
     for fd in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the descriptor of the listing itself
@@ -114,12 +116,12 @@ def descriptors() -> Counter[str]:
 
 
 def board_mappings() -> int:
-    """Mappings of memory files in this process."""
+    """The mappings of memory files in this process."""
     return sum("/memfd:rlsync" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def descendants() -> set[int]:
-    """Processes below this one."""
+    """The descendants of this process."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -133,7 +135,7 @@ def descendants() -> set[int]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is no board's."""
+    """The memory of this process outside of boards."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024
 
@@ -142,7 +144,7 @@ def resident_bytes() -> int:
 
 
 class Crowd:
-    """The worker processes, each under its number for life, whoever is killed."""
+    """The worker processes. A successor of a killed worker takes its number."""
 
     def __init__(
         self, handle: BoardHandle, workers: int, chance: random.Random, counters: Sequence[int]
@@ -165,7 +167,7 @@ class Crowd:
         del self._comes_back[number]
 
     def kill(self) -> None:
-        """Kill one, also one that is stopped; another takes its number soon."""
+        """Kill one worker, even if it is stopped. A successor takes its number soon."""
         if number := self._any_living():
             process = self._living.pop(number[0])
             process.kill()
@@ -176,14 +178,14 @@ class Crowd:
             self.counts["kills"] += 1
 
     def stop(self) -> None:
-        """Stop one, for a while."""
+        """Stop one worker for a while."""
         if (number := self._any_living()) and number[0] not in self._goes_on:
             os.kill(self._living[number[0]].pid, signal.SIGSTOP)
             self._goes_on[number[0]] = time.monotonic() + self._chance.uniform(0, LONGEST_STOP_S)
             self.counts["stops"] += 1
 
     def tend(self, *, at_once: bool = False) -> None:
-        """Continue and respawn those whose time has come; count those that ended by themselves."""
+        """Continue and restart workers that are due. Count those that ended by themselves."""
         now = float("inf") if at_once else time.monotonic()
         for number in [n for n, due in self._goes_on.items() if due <= now]:
             del self._goes_on[number]
@@ -198,7 +200,7 @@ class Crowd:
             self.start(number)
 
     def leave(self) -> None:
-        """Ask all to leave by themselves; count those that do not."""
+        """Ask all workers to end. Count those that do not."""
         self.counters[0] = 1
         for process in self._living.values():
             process.join(ARRIVES_WITHIN_S)
@@ -206,7 +208,7 @@ class Crowd:
         self.end()
 
     def end(self) -> None:
-        """End all, whatever they do."""
+        """Kill all workers."""
         for process in self._living.values():
             process.kill()
             process.join()
@@ -225,9 +227,9 @@ class Crowd:
 
 
 class Learner:
-    """Publishes tensors that hold the version, and lays the board out anew now and then."""
+    """Publishes tensors that hold the version, and sometimes gives the board a new layout."""
 
-    def __init__(self, board: WeightBoard, chance: random.Random) -> None:
+    def __init__(self, board: NumberedBoard, chance: random.Random) -> None:
         self.board = board
         self._chance = chance
         self._tensors: list[torch.Tensor] = []
@@ -238,7 +240,7 @@ class Learner:
         self.longest_s = 0.0
 
     def lay_out(self) -> None:
-        """Other leaves, other sizes, the first one never empty."""
+        """Make a layout with other leaves and sizes. Its first leaf is never empty."""
         sizes = [self._chance.randrange(LARGEST) for _ in range(self._chance.randint(1, 12))]
         leaves = [
             LeafSpec(f"w{i}", "parameter", (max(size, not i),), self._chance.choice(DTYPES))
@@ -266,13 +268,13 @@ class Learner:
             self.durations_s.append(duration)
 
     def file_bytes(self) -> int:
-        """Memory behind the board's file, whoever maps it."""
+        """The memory of the board's file, whichever processes map it."""
         found = Path(self.board.handle.address.path).stat().st_blocks * 512
         self.file_bytes_peak = max(self.file_bytes_peak, found)
         return found
 
     def figures(self) -> dict[str, float]:
-        """What no promise is made about, to be read with the counts."""
+        """Figures without a promise, as context for the counts."""
         return {
             "slots_peak": self.slots_peak,
             "board_peak_bytes": self.file_bytes_peak,
@@ -282,7 +284,7 @@ class Learner:
 
 
 def torment(learner: Learner, crowd: Crowd, chance: random.Random, seconds: float) -> None:
-    """Publish at full rate; kill, stop and lay out when the dice say so."""
+    """Publish at full rate. Kill and stop workers and change the layout at random moments."""
     acts = {"kill": crowd.kill, "stop": crowd.stop, "lay_out": learner.lay_out}
     means = KILLED_EVERY_S / crowd.workers, STOPPED_EVERY_S / crowd.workers, LAID_OUT_EVERY_S
     rates = {name: 1 / mean_s for name, mean_s in zip(acts, means, strict=True)}
@@ -299,7 +301,7 @@ def torment(learner: Learner, crowd: Crowd, chance: random.Random, seconds: floa
 
 
 def settle(learner: Learner, crowd: Crowd, workers: int) -> int:
-    """All come back and must reach the newest version; returns how many do not."""
+    """All workers run again and must reach the newest version. Returns how many do not."""
     crowd.tend(at_once=True)
     learner.lay_out()
     deadline = time.monotonic() + ARRIVES_WITHIN_S
@@ -309,20 +311,20 @@ def settle(learner: Learner, crowd: Crowd, workers: int) -> int:
         time.sleep(0.01)
     if missing:
         print(*learner.board.status(), sep="\n")
-    learner.publish()  # what nobody leases any more is given back
+    learner.publish()  # returns slots without a lease
     return missing
 
 
-def _arrived(board: WeightBoard) -> int:
+def _arrived(board: NumberedBoard) -> int:
     return sum(status.alive and status.adopted_version == board.version for status in board.status())
 
 
 def soak(workers: int, seconds: float, seed: int) -> dict[str, object]:
-    """One run; see the top of this file."""
+    """Make one run; see the top of this file."""
     chance = random.Random(seed)
     counters = _warm_up(workers)
     before, below = descriptors(), descendants()
-    board = WeightBoard()
+    board = NumberedBoard()
     learner, crowd = Learner(board, chance), Crowd(board.handle, workers, chance, counters)
     learner.lay_out()
     began, began_bytes = time.monotonic(), resident_bytes()
@@ -365,15 +367,15 @@ def soak(workers: int, seconds: float, seed: int) -> dict[str, object]:
 
 
 def _unaccounted_bytes(learner: Learner) -> int:
-    """Memory of the board beyond its control pages, its slots and the text of its layout of today."""
+    """The memory of the board without its control pages, its slots and the text of its present layout."""
     slots = learner.board.slot_count * fmt.whole_pages(learner.payload_bytes)
     return max(0, learner.file_bytes() - slots - learner.text_bytes - fmt.CONTROL_BYTES)
 
 
 def _warm_up(workers: int) -> Sequence[int]:
-    """Start what stays for life: the fork server, the resource tracker, the shared counters."""
+    """Start what lasts for the whole run: the fork server, the resource tracker, the shared counters."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "rlsync.transport.board"])
+    context.set_forkserver_preload(["torch", "rlsync.transport.board.writer"])
     counters = context.RawArray("Q", 1 + workers * LINE_WORDS)
     process = context.Process(target=torch.set_num_threads, args=(1,))
     process.start()

@@ -23,10 +23,10 @@ html_title = f"rlsync {release}"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-# Pages may point at files of the repository (../README.md), which are no pages of this site.
+# Pages may link to files of the repository (../README.md) that are not pages of this site.
 suppress_warnings = ["myst.xref_missing"]
 
-# Fields as part of the class: a dataclass field documented twice is a warning, hence an error.
+# Show fields as part of the class. Otherwise dataclass fields are documented twice, which fails the build.
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -35,7 +35,7 @@ autodoc_default_options = {"show-inheritance": True}
 
 
 def serve_markdown(app: Sphinx, error: Exception | None) -> None:
-    """Put each page's source beside its HTML, so that llms.txt leads somewhere on the site, too."""
+    """Copy the source of each page next to its HTML, so that the links of llms.txt work on the site."""
     if error is None:
         for page in [*sorted(app.env.found_docs), "llms.txt"]:
             source = Path(app.srcdir, page if page.endswith(".txt") else f"{page}.md")
@@ -43,7 +43,7 @@ def serve_markdown(app: Sphinx, error: Exception | None) -> None:
 
 
 def own_signature(app: Sphinx, what: str, name: str, shown: object, *_: object) -> tuple[str, None] | None:
-    """What a constructor takes: not what TorchRL's metaclasses take, and nothing private."""
+    """Show the arguments of the class's own constructor, without private ones and those of metaclasses."""
     if not isinstance(shown, type) or "__init__" not in vars(shown):
         return None
     found = inspect.signature(shown.__init__)

@@ -1,6 +1,6 @@
-"""Make the pictures of the documentation anew, with what the commands print and draw now.
+"""Draw the pictures of the documentation again, from the present output of the commands.
 
-python docs/pictures.py              # all, a few minutes
+python docs/pictures.py              # all, takes a few minutes
 python docs/pictures.py explain.svg  # one of them
 """
 
@@ -27,7 +27,7 @@ _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 def explained() -> str:
-    """What ``rlsync explain`` prints."""
+    """The output of ``rlsync explain``."""
     prepare_process()
     with shut_down(explain.from_config([])()) as trainer:
         return explain.plan_of(trainer).table()
@@ -44,7 +44,7 @@ def draw_explain(picture: Path) -> None:
 
 
 def draw_plot(picture: Path) -> None:
-    """What ``rlsync plot`` draws of a short run of the actor-learner."""
+    """The picture that ``rlsync plot`` draws of a short run of the actor-learner."""
     with TemporaryDirectory() as folder:
         run = f"{folder}/run"
         train = ["recipe=impala", "recipe.total_frames=100000", "recipe.target_return=null", f"run_dir={run}"]
@@ -53,13 +53,13 @@ def draw_plot(picture: Path) -> None:
 
 
 def draw_silent_sync(picture: Path) -> None:
-    """What ``examples/silent_sync.py`` draws."""
+    """The picture that ``examples/silent_sync.py`` draws."""
     example = Path(__file__).parents[1] / "examples" / "silent_sync.py"
     runpy.run_path(str(example))["main"](figure=str(picture))
 
 
 def draw_pong(picture: Path) -> None:
-    """The returns in ``results/pong.csv``."""
+    """A plot of the returns in ``results/pong.csv``."""
     curves: dict[str, list[tuple[float, float]]] = {}
     with (Path(__file__).parent / "results" / "pong.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -83,7 +83,7 @@ DRAWN: dict[str, Callable[[Path], None]] = {
 
 
 def main(names: list[str]) -> None:
-    """Draw the pictures of these names, or all."""
+    """Draw the pictures with these names, or all pictures."""
     PICTURES.mkdir(exist_ok=True)
     for name in names or DRAWN:
         DRAWN[name](PICTURES / name)

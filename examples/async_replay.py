@@ -1,9 +1,9 @@
-"""A replay buffer that two workers fill while the learner samples from it: TorchRL's SACTrainer.
+"""Two workers fill a replay buffer while the learner samples from it, with TorchRL's SACTrainer.
 
     python examples/async_replay.py [batches]
 
-Every frame in the buffer says which version acted. So the learner knows how old what it learns from is,
-and leaves out what is older than a bound.
+Every frame in the buffer carries the version that acted. So the learner knows how old each frame is, and
+drops frames that are older than a bound.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def make_trainer(batches: int) -> SACTrainer:
 
 
 def main(batches: int = 20) -> list[int]:
-    """Train, and return the age of the oldest frame of each batch that was learned from, in versions."""
+    """Train, and return for each consumed batch the age of its oldest frame, in versions."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     trainer = make_trainer(batches)
@@ -90,8 +90,8 @@ def main(batches: int = 20) -> list[int]:
     trainer.register_op("process_optim_batch", watch)
     print(sync.plan)
     trainer.train()
-    print(f"{len(ages)} batches learned from, {sync.version} versions published")
-    print(f"the oldest frame learned from: {max(ages)} versions; left out: {bound.dropped_frames} frames")
+    print(f"{len(ages)} batches consumed, {sync.version} versions published")
+    print(f"oldest consumed frame: {max(ages)} versions; dropped frames: {bound.dropped_frames}")
     return ages
 
 

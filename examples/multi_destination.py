@@ -1,11 +1,11 @@
-"""Several destinations, one version: the policy, and the statistics that normalise what it sees.
+"""One version for two destinations: the policy, and the statistics that normalise its observations.
 
     python examples/multi_destination.py [batches]
 
-The learner keeps the mean and the deviation of all observations; the environments normalise with them,
-and the policy is trained on what comes out. Each batch shows that its steps led to observations
-normalised with the statistics of the version that acted. (What a rollout begins with was normalised by
-the last step of the one before.)
+The learner computes the mean and the standard deviation of all observations. The environments normalise with
+them, and the policy is trained on the normalised observations. The script checks for each batch that the
+observations after its steps were normalised with the statistics of the version that acted. (The first
+observation of a rollout was normalised by the last step of the rollout before.)
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def make_trainer(batches: int) -> Trainer:
 
 
 def main(batches: int = 10) -> list[tuple[int, float]]:
-    """Train, and return for each batch the version that acted and how far off its normalisation was."""
+    """Train, and return for each batch the version that acted and the error of its normalisation."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     trainer = make_trainer(batches)
@@ -86,7 +86,7 @@ def main(batches: int = 10) -> list[tuple[int, float]]:
         mean, deviation = statistics[version]
         off = batch["next", "normalised"] - (batch["next", "observation"] - mean) / deviation
         acted.append((version, float(off.abs().max())))
-        print(f"version {version} acted, normalised by a mean of {mean.tolist()}, off by {acted[-1][1]}")
+        print(f"version {version} acted, normalised with mean {mean.tolist()}, error {acted[-1][1]}")
         seen = torch.cat([seen, batch["observation"].flatten(0, 1)])
         trainer.norm.load_state_dict({"loc": seen.mean(0), "scale": seen.std(0)}, strict=False)
 

@@ -1,8 +1,9 @@
-"""rlsync in a trainer of your own: TorchRL's Trainer, two worker processes on a board, register_op.
+"""rlsync in your own trainer: TorchRL's Trainer, two worker processes on a board, register_op.
 
     python examples/own_trainer.py [batches]
 
-The learner pushes every second batch. Each batch says which version acted; the receipts say what it cost.
+The learner publishes after every second batch. Each batch carries the version that acted, and each receipt
+says how long the publish took.
 """
 
 from __future__ import annotations

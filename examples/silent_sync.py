@@ -1,10 +1,10 @@
-"""The fault that no log shows: one training, twice, from the same seed; only the hook that syncs differs.
+"""TorchRL loses the weights, and no error shows it: the same training twice; only the hook differs.
 
     python examples/silent_sync.py [batches] [figure.png]
 
 The collector acts with a copy of the policy. TorchRL's UpdateWeights takes the map, finds no scheme on this
-collector, and drops the weights in silence: the acting policy stays what it was at the start, while the
-frames are stamped with ever newer versions. rlsync's SyncWeights takes the same map and brings them.
+collector, and discards the weights without an error. The acting policy never changes, while its frames are
+stamped with newer and newer versions. rlsync's SyncWeights takes the same map, and the weights arrive.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SYNC_MAP = {"policy": "loss_module.actor_network"}
 
 @dataclass
 class Record:
-    """What one training was like; one entry a batch.
+    """The record of one training, with one entry for each batch.
 
-    `acting` and `learner` are fingerprints: of the weights that made the batch, read from the collector
-    itself, and of the learner's weights at that moment.
+    `acting` holds a fingerprint of the weights that made the batch, read from the collector. `learner` holds
+    a fingerprint of the learner's weights at that moment.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Record:
     stamped: list[int] = field(default_factory=list)
 
     def lag(self) -> list[int]:
-        """For each batch: how many batches ago the learner had the weights that made it."""
+        """For each batch, how many batches ago the learner had the weights that made it."""
         return [i - self.learner.index(acting) for i, acting in enumerate(self.acting)]
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Record:
 
 
 def make_trainer(batches: int) -> Trainer:
-    """PPO on CartPole whose collector acts with a copy of the policy; nothing syncs yet."""
+    """PPO on CartPole. The collector acts with a copy of the policy, and no hook publishes yet."""
 
     def mlp(outputs: int) -> nn.Sequential:
         return nn.Sequential(
@@ -87,7 +87,7 @@ def make_trainer(batches: int) -> Trainer:
         vectorization_mode="sync",
         vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
     )
-    games.reset(seed=0)  # the trainer's own seed comes after their first observation
+    games.reset(seed=0)  # the trainer sets its seed only after their first observation
     collector = Collector(
         TransformedEnv(GymWrapper(games), RewardSum(["reward"], ["reward_sum"])),
         copy.deepcopy(actor),
@@ -116,7 +116,7 @@ def make_trainer(batches: int) -> Trainer:
 
 
 def fingerprint(module: nn.Module) -> float:
-    """A number that no two steps of training share."""
+    """A number that differs between any two steps of training."""
     return sum(
         float((p.double() * torch.arange(1, p.numel() + 1).view_as(p)).sum()) for p in module.parameters()
     )
@@ -145,7 +145,7 @@ def train(name: str, batches: int) -> Record:
 
 
 def draw(records: list[Record], figure: str) -> None:
-    """The return above, the lag below."""
+    """Draw the return in the upper panel and the policy lag in the lower one."""
     drawing = Figure(figsize=(7, 6), layout="constrained")
     above, below = drawing.subplots(2, 1, sharex=True)
     for record, colour in zip(records, ("tab:red", "tab:blue"), strict=True):
@@ -153,18 +153,18 @@ def draw(records: list[Record], figure: str) -> None:
         below.plot(record.frames, record.lag(), color=colour, marker=".")
     lost = records[0]
     below.annotate(
-        f"no push arrived, yet the frames claim\nto be made by version {lost.stamped[-1]}, the newest",
+        f"no weights arrived, but the frames claim\nto be made by version {lost.stamped[-1]}, the newest",
         (lost.frames[-1], lost.lag()[-1]),
         xytext=(0.04, 0.96),
         textcoords="axes fraction",
         verticalalignment="top",
         color="tab:red",
     )
-    above.set_title("CartPole-v1, PPO, same seed: only the hook that syncs differs")
+    above.set_title("CartPole-v1, PPO, same seed: only the hook differs")
     above.set_ylabel("return (mean of a batch's episodes)")
     above.set_ylim(bottom=0)
     above.legend()
-    below.set_ylabel("policy lag (pushes behind the learner)")
+    below.set_ylabel("policy lag (versions behind the learner)")
     below.set_xlabel("frames")
     below.xaxis.set_major_formatter("{x:,.0f}")
     below.yaxis.get_major_locator().set_params(integer=True)
@@ -172,7 +172,7 @@ def draw(records: list[Record], figure: str) -> None:
 
 
 def main(batches: int = 14, figure: str = "silent_sync.png") -> list[Record]:
-    """Train twice, say how it went, draw it."""
+    """Train twice, print the results, and draw them."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("torchrl").setLevel(logging.WARNING)

@@ -2,8 +2,8 @@
 
     python examples/stock_trainer.py [batches]
 
-PPOTrainer installs an UpdateWeights by itself; SyncWeights takes its place. Every batch says which
-version acted, and how long its episodes were.
+PPOTrainer installs its own UpdateWeights, and SyncWeights replaces it. For every batch, the script prints the
+version that acted and the length of the episodes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def make_trainer(batches: int) -> PPOTrainer:
         ),
         optim_steps_per_batch=FRAMES // MINIBATCH,
         num_epochs=EPOCHS,
-        weight_update_map=SYNC_MAP,  # TorchRL asks for it where a collector has schemes
+        weight_update_map=SYNC_MAP,  # required by TorchRL if the collector has schemes
         enable_logging=False,
         progress_bar=False,
     )
@@ -80,7 +80,7 @@ def main(batches: int = 20) -> list[list[int]]:
     def watch(batch):
         acted.append(batch["policy_version"].unique().tolist())
         lengths = batch["next", "step_count"][batch["next", "done"]].float()
-        print(f"version {acted[-1]} acted; its episodes had {lengths.mean():.0f} steps")
+        print(f"version {acted[-1]} acted; its episodes had {lengths.mean():.0f} steps on average")
 
     trainer.register_op("pre_steps_log", watch)
     print(sync.plan)

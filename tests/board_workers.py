@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.board import BoardHandle, BoardReader, WeightBoard
+from rlsync.transport.board import BoardHandle, BoardReader
 
 # Nothing from tests.parts: it loads all of TorchRL in each of the many processes started here.
 
@@ -86,7 +87,7 @@ class Worker:
     def __init__(self) -> None:
         self.acts = Acts("alias")
         self.reader: BoardReader | None = None
-        self.board: WeightBoard | None = None
+        self.board: NumberedBoard | None = None
         self.children: list[subprocess.Popen[bytes]] = []
 
     # reader
@@ -150,7 +151,7 @@ class Worker:
     # writer
 
     def open_board(self, tensors: int, size: int) -> BoardHandle:
-        self.board = WeightBoard()
+        self.board = NumberedBoard()
         self.board.lay_out(plain_layout(tensors, size))
         return self.board.handle
 
@@ -207,7 +208,7 @@ class Remote:
         self.ended = False
         context = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
-            context.set_forkserver_preload(["torch", "torchrl", "rlsync.transport.board"])
+            context.set_forkserver_preload(["torch", "torchrl", "rlsync.transport.board.writer"])
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=serve, args=(theirs,), daemon=True)
         self.process.start()

@@ -6,9 +6,13 @@ import gc
 import multiprocessing
 import os
 import random
+import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 
 # Before torch: spawned workers inherit it, and one thread each is all a test machine has to give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,11 +22,111 @@ import pytest
 import torch
 
 from tests.parts.processes import child_pids, kill, open_fds, shared_mappings, wait_until
+from tests.parts.programs import PRELOAD
 
 LEAVE_TIMEOUT_S = 5.0
 
+# A shell makes its background jobs ignore Ctrl-C, and programs inherit that: what a test interrupts would
+# run on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: Tests that use one of these start processes.
+PROCESS_FIXTURES = {"fork_workers", "spawn_workers", "start", "runs", "stopped", "compared", "installed"}
+#: Tests that name one of these start processes, too.
+PROCESS_STARTERS = {
+    "on_a_board",
+    "make_workers",
+    "collecting",
+    "subprocess",
+    "Run",
+    "finished",
+    "run_program",
+    "fresh_python",
+}
+
 #: Read by mypy, not run.
 collect_ignore = ["typing_cases"]
+
+
+# ------------------------------------------------------------------- which tests start processes
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark most tests that start processes, so that it need not be written down."""
+    for item in items:
+        match item:
+            case pytest.Function():
+                names = PROCESS_STARTERS & set(item.function.__code__.co_names)
+                starts = bool(names or PROCESS_FIXTURES & set(item.fixturenames))
+            case pytest.DoctestItem():
+                starts = any("start_method=" in example.source for example in item.dtest.examples)
+            case _:
+                starts = False
+        if starts:
+            item.add_marker(pytest.mark.processes)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the fork server of the tests, if a test needs it: it loads while the first tests run.
+
+    Collectors that leave the start method to Python start their workers from it, in milliseconds; a spawned
+    worker imports torch and TorchRL by itself for four seconds of processor time.
+    """
+    multiprocessing.set_forkserver_preload(list(PRELOAD))
+    multiprocessing.set_start_method("forkserver", force=True)
+    if not all(map(is_quick, session.items)):
+        forkserver.ensure_running()
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Whether it must do without processes; ``make test-quick`` runs it, unless it takes seconds."""
+    return item.get_closest_marker("processes") is None and item.get_closest_marker("slow") is None
+
+
+class _Starts:
+    """Refuses to start a process in a test that ``make test-quick`` runs."""
+
+    def __init__(self) -> None:
+        self.refused_in: str | None = None
+        sys.addaudithook(self._hear)  # os.fork, subprocess
+        start = BaseProcess.start
+
+        def heard_start(process: BaseProcess) -> None:  # a fork server forks for us, unheard
+            self._hear("multiprocessing", ())
+            start(process)
+
+        BaseProcess.start = heard_start  # type: ignore[method-assign]
+
+    def _hear(self, event: str, _: tuple[object, ...]) -> None:
+        if self.refused_in and event in ("os.fork", "subprocess.Popen", "multiprocessing"):
+            pytest.fail(f"{self.refused_in} starts a process: mark it with pytest.mark.processes")
+
+
+_STARTS = _Starts()
+
+
+@contextmanager
+def may_start_processes() -> Iterator[None]:
+    """For a fixture of a whole module that quick tests share with others."""
+    refused, _STARTS.refused_in = _STARTS.refused_in, None
+    try:
+        yield
+    finally:
+        _STARTS.refused_in = refused
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    _STARTS.refused_in = item.nodeid if is_quick(item) else None
+    try:
+        return (yield)
+    finally:
+        _STARTS.refused_in = None
+
+
+# --------------------------------------------------------------------------------- every test
 
 
 @pytest.fixture(autouse=True)
@@ -58,11 +162,34 @@ def _left_after(before: set[int]) -> set[int]:
 
 @pytest.fixture
 def fork_workers() -> Iterator[None]:
-    """Collectors built in the test fork their workers: 0.05 s each, a spawned one takes seconds."""
+    """Collectors built in the test fork their workers from this process.
+
+    Not for tests whose process has threads of torch.distributed: a child that inherits their locks can hang.
+    """
+    gc.freeze()  # else a worker collects what earlier tests left, also objects whose threads it does not have
+    try:
+        with start_method("fork"):
+            yield
+    finally:
+        gc.unfreeze()
+
+
+@pytest.fixture
+def spawn_workers() -> Iterator[None]:
+    """Collectors built in the test spawn their workers, as TorchRL does unless told otherwise."""
+    with start_method("spawn"):
+        yield
+
+
+@contextmanager
+def start_method(method: str) -> Iterator[None]:
+    """How processes are started in the block where nobody says how."""
     before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("fork", force=True)
-    yield
-    multiprocessing.set_start_method(before, force=True)
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        yield
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 class LeakCheck:

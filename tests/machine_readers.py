@@ -15,7 +15,7 @@ import torch
 
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import BoardHandle, BoardReader
-from rlsync.transport.board_format import Note
+from rlsync.transport.contract import Note
 from tests.board_workers import Acts, Remote, bits
 from tests.parts.processes import wait_until
 from tests.test_layout import random_bits

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from rlsync.sync.adopter import Adopt, Adopter, Place
+from rlsync.sync.numbered_board import NumberedBoard
+from rlsync.sync.verification import WorkerAnswer
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin.adopter import Adopt, Adopter, Place
-from rlsync.torchrl_plugin.check import Answer
-from rlsync.transport.board import WeightBoard
-from rlsync.transport.board_format import Note
+from rlsync.transport.contract import Note
 
 both_ways = pytest.mark.parametrize("adopt", ["alias", "copy"])
 
@@ -32,7 +32,7 @@ class Counting(nn.Module):
         return self.layer(x)
 
 
-def publish(board: WeightBoard, number: float, *destinations: str) -> dict[str, torch.Tensor]:
+def publish(board: NumberedBoard, number: float, *destinations: str) -> dict[str, torch.Tensor]:
     """One version, every element ``number``, of a Counting at each destination; by name."""
     names = destinations or ("policy",)
     if board.layout is None:
@@ -47,14 +47,14 @@ def weight(module: Counting) -> float:
 
 
 @pytest.fixture
-def board() -> Iterator[WeightBoard]:
-    board = WeightBoard()
+def board() -> Iterator[NumberedBoard]:
+    board = NumberedBoard()
     yield board
     board.close()
 
 
 @pytest.fixture
-def adopter(board: WeightBoard) -> Iterator[Adopter]:
+def adopter(board: NumberedBoard) -> Iterator[Adopter]:
     adopter = Adopter(board.handle, 0)
     yield adopter
     adopter.close()
@@ -62,11 +62,11 @@ def adopter(board: WeightBoard) -> Iterator[Adopter]:
 
 @both_ways
 def test_each_version_acts_and_what_forward_changes_is_copied_out(
-    board: WeightBoard, adopter: Adopter, adopt: Adopt
+    board: NumberedBoard, adopter: Adopter, adopt: Adopt
 ) -> None:
     module = Counting()
     pointer = module.layer.weight.data_ptr()
-    adopter.stand({"policy": Place(lambda: module, adopt)})
+    adopter.place({"policy": Place(lambda: module, adopt)})
     for version in (1, 2, 3):
         publish(board, version)
         assert adopter.adopt() == adopter.version == version
@@ -77,26 +77,26 @@ def test_each_version_acts_and_what_forward_changes_is_copied_out(
 
 
 def test_only_destinations_that_stand_here_are_taken_and_later_ones_from_then_on(
-    board: WeightBoard, adopter: Adopter
+    board: NumberedBoard, adopter: Adopter
 ) -> None:
     here, later = Counting(), Counting()
     untouched = weight(later)
     publish(board, 1, "policy", "net")
-    adopter.stand({"policy": Place(lambda: here)})
+    adopter.place({"policy": Place(lambda: here)})
     adopter.adopt()
     assert (weight(here), weight(later)) == (1, untouched)
-    adopter.stand({"policy": Place(lambda: here), "net": Place(lambda: later)})
+    adopter.place({"policy": Place(lambda: here), "net": Place(lambda: later)})
     adopter.adopt()
     assert (weight(here), weight(later)) == (1, 1)
 
 
 @both_ways
 def test_a_module_that_was_replaced_gets_the_version_that_acts(
-    board: WeightBoard, adopter: Adopter, adopt: Adopt
+    board: NumberedBoard, adopter: Adopter, adopt: Adopt
 ) -> None:
     stands = {"policy": Counting()}
     before = stands["policy"]
-    adopter.stand({"policy": Place(lambda: stands["policy"], adopt)})
+    adopter.place({"policy": Place(lambda: stands["policy"], adopt)})
     publish(board, 1)
     adopter.adopt()
     stands["policy"] = Counting()
@@ -110,10 +110,10 @@ def test_a_module_that_was_replaced_gets_the_version_that_acts(
 
 
 def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
-    board: WeightBoard, adopter: Adopter
+    board: NumberedBoard, adopter: Adopter
 ) -> None:
     module = Counting()
-    adopter.stand({"policy": Place(lambda: module)})
+    adopter.place({"policy": Place(lambda: module)})
     publish(board, 1)
     adopter.adopt()
     module.load_state_dict(Counting().state_dict())
@@ -121,18 +121,18 @@ def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
     assert weight(module) == 1
 
 
-def answer_of(board: WeightBoard) -> Answer:
+def answer_of(board: NumberedBoard) -> WorkerAnswer:
     note = board.note(0, Note.ANSWER)
     assert note is not None
-    return Answer.from_json(note)
+    return WorkerAnswer.from_json(note)
 
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
-    board: WeightBoard, adopter: Adopter, early: bool
+    board: NumberedBoard, adopter: Adopter, early: bool
 ) -> None:
     module = Counting()
-    adopter.stand({"policy": Place(lambda: module)})
+    adopter.place({"policy": Place(lambda: module)})
     published = publish(board, 1)
     if early:
         adopter.adopt()
@@ -140,7 +140,9 @@ def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
     with adopter.acting() as version:
         module(torch.ones(1, 2))
     parameters = digest([published["layer.weight"], published["layer.bias"]])
-    expected = Answer(question, version, {"policy": parameters}, {"policy": digest([published["calls"]])})
+    expected = WorkerAnswer(
+        question, version, {"policy": parameters}, {"policy": digest([published["calls"]])}
+    )
     assert answer_of(board) == expected
     board.ask()
     with adopter.acting():
@@ -150,9 +152,9 @@ def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
     assert (again.kept, again.arrived) == (expected.kept, {}), "it did not adopt for this rollout"
 
 
-def test_weights_that_were_changed_in_the_rollout_are_told(board: WeightBoard, adopter: Adopter) -> None:
+def test_weights_that_were_changed_in_the_rollout_are_told(board: NumberedBoard, adopter: Adopter) -> None:
     module = Counting()
-    adopter.stand({"policy": Place(lambda: module, "copy")})
+    adopter.place({"policy": Place(lambda: module, "copy")})
     published = publish(board, 1)
     board.ask()
     with adopter.acting(), torch.no_grad():
@@ -161,9 +163,9 @@ def test_weights_that_were_changed_in_the_rollout_are_told(board: WeightBoard, a
     assert said == digest([published["layer.weight"], published["layer.bias"] + 1])
 
 
-def test_a_rollout_that_fails_is_not_answered_for(board: WeightBoard, adopter: Adopter) -> None:
+def test_a_rollout_that_fails_is_not_answered_for(board: NumberedBoard, adopter: Adopter) -> None:
     module = Counting()
-    adopter.stand({"policy": Place(lambda: module)})
+    adopter.place({"policy": Place(lambda: module)})
     publish(board, 1)
     board.ask()
     with pytest.raises(RuntimeError), adopter.acting():
@@ -171,9 +173,9 @@ def test_a_rollout_that_fails_is_not_answered_for(board: WeightBoard, adopter: A
     assert board.note(0, Note.ANSWER) is None
 
 
-def test_the_learner_reads_what_stands_here(board: WeightBoard, adopter: Adopter) -> None:
+def test_the_learner_reads_what_stands_here(board: NumberedBoard, adopter: Adopter) -> None:
     module = Counting()
-    adopter.stand({"policy": Place(lambda: module)})
+    adopter.place({"policy": Place(lambda: module)})
     adopter.tell()
     note = board.note(0)
     assert note is not None

@@ -62,6 +62,7 @@ def test_readers_see_the_version_before_until_all_of_it_is_copied(board: WeightB
     reader.close()
 
 
+@pytest.mark.seconds
 def test_the_next_publish_waits_for_the_one_before(board: WeightBoard) -> None:
     for number in (1.0, 2.0):
         board.publish([torch.full((2,), number), torch.full((BIG,), number)], later={0, 1})
@@ -155,7 +156,9 @@ class Seen:
 
     def wrong(self) -> int:
         versions = range(self.hook.version + 1)
-        steps_at = torch.tensor([self.hook._steps_at.get(version, 0) for version in versions])
+        steps_at = torch.tensor(
+            [known.optim_steps if (known := self.hook.ledger.known(v)) else 0 for v in versions]
+        )
         return sum(
             int((steps_at[batch["policy_version"]] != batch[f"{part}_{end}"]).sum())
             for batch in self.batches

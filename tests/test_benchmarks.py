@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from tests.parts.programs import fresh_python
+
+pytestmark = pytest.mark.processes
+
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-ENDS_WITHIN_S = 100
 
 #: A reader that takes a slot without a lease and without asking which version lies there.
 WITHOUT_LEASES = f"""
@@ -23,8 +27,7 @@ if __name__ == "__main__":
 
 
 def _run(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(script), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=ENDS_WITHIN_S)
+    return fresh_python(str(script), *map(str, arguments), check=False)
 
 
 def test_a_short_soak_counts_kills_stops_and_layouts_and_finds_nothing_bad(tmp_path: Path) -> None:
@@ -119,7 +122,7 @@ def test_agents_are_run_alone_and_sharing_their_experience(tmp_path: Path) -> No
 
 def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> None:
     out, table = tmp_path / "rates.json", tmp_path / "rates.md"
-    contenders = ["--only", "rlsync-fp32", "torchrl", "--seconds", 12, "--envs", 2, "--rollout", 8]
+    contenders = ["--only", "rlsync-fp32", "torchrl", "--seconds", 4, "--envs", 2, "--rollout", 8]
     ended = _run(BENCHMARKS / "actor_learner.py", *contenders, "--out", out, "--table", table)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(out.read_text())

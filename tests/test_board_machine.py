@@ -31,9 +31,10 @@ from rlsync.core.errors import (
     PublishError,
     WorkerLost,
 )
+from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.tensors.layout import Layout
-from rlsync.transport.board import BoardReader, WeightBoard
-from rlsync.transport.board_format import Note
+from rlsync.transport.board import BoardReader
+from rlsync.transport.contract import Note
 from tests.machine_readers import Adoption, Image, Pool, ReaderProcess, Report, image_of, version_tensors
 from tests.test_layout import layouts
 
@@ -95,7 +96,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @initialize(layout=some_layout, max_slots=few_slots, modes=modes)
     def open(self, layout: Layout, max_slots: int, modes: list[bool]) -> None:
-        self.board = WeightBoard(max_slots)
+        self.board = NumberedBoard(max_slots)
         self.max_slots = max_slots
         self.readers: dict[int, Reader] = {}
         self.published: dict[int, Published] = {}
@@ -155,7 +156,7 @@ class BoardMachine(RuleBasedStateMachine):
     @rule(behind=st.integers(-1, 2), numbers=st.none() | st.sets(st.integers(0, READERS), max_size=3))
     def wait(self, behind: int, numbers: set[int] | None) -> None:
         version = self.newest - behind
-        asked = set(self.readers) if numbers is None else numbers
+        asked = (set(self.readers) or {0}) if numbers is None else numbers  # of nobody, the first is awaited
         lines = {n: self.readers[n].line if n in self.readers else 0 for n in asked}
         missing = [n for n in sorted(asked) if lines[n] < version]
         dead = [n for n in missing if n in self.readers and self.readers[n].state == "dead"]
@@ -457,6 +458,7 @@ def spoiled(tensors: list[torch.Tensor], how: str) -> tuple[list[torch.Tensor], 
     return tensors, NotImplementedError
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(500)  # time to find the shortest sequence that fails
 def test_any_sequence_of_operations_between_real_processes_keeps_the_laws_of_a_board() -> None:
     pool = Pool()
@@ -480,7 +482,7 @@ def test_any_sequence_of_operations_between_real_processes_keeps_the_laws_of_a_b
 
 
 def test_a_closed_board_that_is_watched_says_that_it_was_closed() -> None:
-    board = WeightBoard()
+    board = NumberedBoard()
     reader = BoardReader(board.handle, lambda version, layout, views: False)
     board.close()
     try:
@@ -491,7 +493,7 @@ def test_a_closed_board_that_is_watched_says_that_it_was_closed() -> None:
 
 
 def test_a_layout_without_leaves_can_be_published() -> None:
-    board = WeightBoard()
+    board = NumberedBoard()
     board.lay_out(Layout.build({}))
     try:
         assert board.publish([]) == 1

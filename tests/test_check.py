@@ -23,7 +23,7 @@ WRONG = {
     "recipe.gamma=1.5": "recipe.gamma cannot be 1.5",
     "collector.num_workers=0": "collector.num_workers cannot be 0",
     "sync.when.unit=batchs": "no unit 'batchs'",
-    "sync.when.lag_above=-1": "lag bound",
+    "sync.when.steps_ahead=-1": "steps ahead",
     "sync.map.0.source=loss_module..actor": "cannot read the path 'loss_module..actor'",
     "sync.map.0.dtype=bfloat61": "no dtype 'bfloat61'",
     "env.id=CartPol-v1": "cannot make the environment 'CartPol-v1'",
@@ -55,6 +55,7 @@ def whats(capsys: pytest.CaptureFixture[str], *line: str) -> list[str]:
     return [error["what"] for error in checked(capsys, *line)]
 
 
+@pytest.mark.seconds
 def test_every_error_is_listed_at_once_each_in_three_lines(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str
     }
 
 
+@pytest.mark.seconds
 def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
     assert capsys.readouterr().out == "nothing is wrong with this config\n"
@@ -101,6 +103,7 @@ def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "nothing is wrong with these 8 configs\n"
 
 
+@pytest.mark.seconds
 def test_pong_is_fine_for_recipes_of_pixels_and_refused_for_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -111,6 +114,7 @@ def test_pong_is_fine_for_recipes_of_pixels_and_refused_for_others(
     ]
 
 
+@pytest.mark.seconds
 def test_a_sweep_tells_an_error_of_all_jobs_once_and_one_of_a_single_job_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -148,7 +152,7 @@ def test_numbers_of_impala_that_do_not_go_together_are_all_listed(
     line = ("recipe.batch_size=7", "recipe.model.hidden=[0]", "recipe.replay.min_steps=30000")
     said = whats(capsys, "recipe=laser", *line)
     assert any("is not 7 unrolls of 20" in what for what in said)
-    assert any("is not made of rollouts of 8" in what for what in said)
+    assert any("are not a whole number of rollouts of 8" in what for what in said)
     assert any("recipe.model.hidden cannot be [0]" in what for what in said)
     assert any("never holds 30000" in what for what in said)
     assert len(said) == 4
@@ -181,6 +185,7 @@ def test_an_argument_that_gymnasium_does_not_take_is_told(
     assert what.startswith("cannot make the environment 'CartPole-v1'")
 
 
+@pytest.mark.seconds
 def test_a_file_of_ones_own_is_checked_and_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     own = tmp_path / "own, with a comma"
     (own / "env").mkdir(parents=True)

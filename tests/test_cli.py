@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from rlsync import __version__
-from rlsync.cli import schema
+from rlsync.cli.compose import schema
 from rlsync.cli.live import LiveLine
 from rlsync.cli.main import main
 from rlsync.cli.resume import load
@@ -27,7 +27,9 @@ from rlsync.cli.train import find_hooks, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import ppo
 from rlsync.recipes.config import CollectorConfig, Config, LoggerConfig, PPOConfig
+from rlsync.recipes.run_files import CHECKPOINT
 from tests.parts.processes import descendant_pids, is_alive, wait_until
+from tests.parts.programs import ENDS_WITHIN_S, Program
 
 REPO = Path(__file__).resolve().parents[1]
 SMALL = (
@@ -40,20 +42,28 @@ ENDLESS = ("recipe.total_frames=100000000", "recipe.target_return=null")
 
 
 class Run:
-    """One ``rlsync`` process, in its own process group as under a shell, with its output so far."""
+    """One ``rlsync`` process, in its own process group as under a shell, with its output so far.
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    With ``afresh`` a new interpreter runs it, as a shell does; else it is forked with its imports loaded.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, afresh: bool = False) -> None:
         self.folder = folder
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rlsync", *arguments],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(REPO)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        environment = os.environ | {"PYTHONPATH": str(REPO)}
+        self.process: Program | subprocess.Popen[str]
+        if afresh:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rlsync", *arguments],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        else:
+            self.process = Program("rlsync", *arguments, cwd=folder, env=environment, merged=True)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -100,8 +110,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cli")
 
 
-def finished(folder: Path, *arguments: str, timeout_s: float = 60) -> Run:
-    run = Run(folder, *arguments)
+def finished(folder: Path, *arguments: str, timeout_s: float = ENDS_WITHIN_S, afresh: bool = False) -> Run:
+    run = Run(folder, *arguments, afresh=afresh)
     try:
         status = run.exit_status(timeout_s)
     finally:
@@ -136,6 +146,7 @@ def test_no_verb_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> 
     assert "usage:" in capsys.readouterr().out
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("arguments", "what", "cure"),
     [
@@ -317,15 +328,14 @@ def test_a_logger_that_is_not_installed_is_refused_before_a_worker_starts(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_the_default_training_reaches_450_and_ends_by_itself(tmp_path: Path) -> None:
-    run = finished(tmp_path, "train", timeout_s=110)
+    run = finished(tmp_path, "train", timeout_s=ENDS_WITHIN_S, afresh=True)
     last = run.output.splitlines()[-1]
     assert last.startswith("stopped: target return reached")
     mean = re.search(r"mean return of the last 20 episodes ([\d.]+)", last)
     assert mean is not None
     assert float(mean[1]) >= 450
-    progress = r"^frames [\d,]+  return [\d.]+  version \d+  lag \d+  sync [\d.]+ ms"
+    progress = r"^frames [\d,]+  return [\d.]+  version \d+  lag \d+  publish [\d.]+ ms"
     assert re.search(progress, run.output, re.MULTILINE)
 
     folder = run.run_folder()
@@ -350,7 +360,7 @@ class Stopped:
 
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> Iterator[Stopped]:
-    run = Run(folder, "train", *ENDLESS, "collector.frames_per_batch=256")
+    run = Run(folder, "train", *ENDLESS, "collector.frames_per_batch=256", afresh=True)
     try:
         run.wait_for("^frames", timeout_s=60)
         workers = descendant_pids(run.process.pid)
@@ -402,7 +412,7 @@ def test_resume_with_another_recipe_or_other_networks_is_refused(
     config = Config(resume=str(source), recipe=PPOConfig(hidden=[16]))
     trainer = ppo.build(config)
     with pytest.raises(ConfigError, match="does not fit this configuration"), shut_down(trainer):
-        load(trainer, config)
+        load(trainer, source / CHECKPOINT)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -14,11 +15,17 @@ from hydra import compose
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from rlsync.cli import overrides, schema
-from rlsync.cli.choices import keys, nearest
+from rlsync import BoardScheme, SyncWeights, WatchWorkers
+from rlsync.cli.compose import overrides, schema
+from rlsync.cli.compose.choices import keys, nearest
+from rlsync.cli.compose.own_recipes import KEY
+from rlsync.cli.job import Job
 from rlsync.cli.main import main
+from rlsync.cli.torchrl_configs import BoardSchemeConfig, SyncWeightsConfig
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.config import Config
+from rlsync.recipes.config import CollectorConfig, Config, SyncConfig
+from rlsync.recipes.impala import UnrollCollector
+from tests.parts.programs import ENDS_WITHIN_S
 
 REPO = Path(__file__).resolve().parents[1]
 FILES = sorted(schema.config_dir().rglob("*.yaml"))
@@ -55,6 +62,8 @@ def type_of(file: Path) -> tuple[type, str] | None:
     return None
 
 
+#: The groups of a run's parts, each with one type.
+GROUPS_OF_PARTS = ("env", "collector", "sync", "logger")
 TYPED = [file for file in FILES if "/schema/" in file.read_text()]
 
 
@@ -94,7 +103,12 @@ def test_every_key_of_every_dataclass_stands_in_its_file_and_no_other(file: Path
     groups = set(overrides.choices())
 
     def missing_and_foreign(kind: type, node: DictConfig, prefix: str = "") -> list[str]:
-        wanted = {spec.name: getattr(kind(), spec.name) for spec in fields(kind)}
+        # KEY: a recipe of the user's needs it, and a shipped one must not have it.
+        wanted = {
+            spec.name: getattr(kind(), spec.name)
+            for spec in fields(kind)
+            if spec.name != KEY and "renamed" not in spec.metadata
+        }
         here = {str(name) for name in node} - {"defaults", "hydra"}
         wrong = [prefix + name for name in here ^ set(wanted) if prefix or package or name not in groups]
         for name, value in wanted.items():
@@ -112,6 +126,47 @@ def test_there_is_a_type_for_every_file_that_does_not_build_on_another() -> None
 
 def test_the_defaults_of_the_files_are_those_of_the_dataclasses() -> None:
     assert config_of() == Config()
+
+
+#: What a file is for: the keys whose value is not the default of its dataclass.
+DIFFERENT = {
+    "collector/async.yaml": {"kind"},
+    "env/gymnasium.yaml": {"id"},
+    "env/pong.yaml": {"id", "num_envs"},
+    "logger/none.yaml": {"kind"},
+    "logger/tensorboard.yaml": {"kind"},
+    "sync/value_greedy.yaml": {"map", "when"},
+}
+
+
+@pytest.mark.parametrize("file", [f for f in TYPED if f.parent.name in GROUPS_OF_PARTS], ids=name_of)
+def test_a_file_differs_from_its_dataclass_only_in_what_it_is_for(file: Path) -> None:
+    found = type_of(file)
+    assert found is not None
+    content = OmegaConf.load(file)
+    del content["defaults"]
+    default = OmegaConf.structured(found[0])
+    merged = OmegaConf.merge(schema.writable(found[0]), content)
+    different = {str(key) for key in default if default[key] != merged[key]}
+    assert different == DIFFERENT.get(name_of(file), set())
+
+
+@pytest.mark.parametrize(
+    ("of", "argument", "setting"),
+    [
+        (WatchWorkers, "silent_timeout_s", CollectorConfig.silent_timeout_s),
+        (UnrollCollector, "silent_timeout_s", CollectorConfig.silent_timeout_s),
+        (BoardScheme, "adopt", CollectorConfig.adopt),
+        (BoardScheme, "start_timeout_s", BoardSchemeConfig.start_timeout_s),
+        (SyncWeights, "history", SyncConfig.history),
+        (SyncWeights, "finite", SyncWeightsConfig.finite),
+        (SyncWeights, "background", SyncWeightsConfig.background),
+    ],
+)
+def test_a_setting_has_the_default_of_the_argument_that_it_fills(
+    of: type, argument: str, setting: object
+) -> None:
+    assert inspect.signature(of).parameters[argument].default == setting
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -133,6 +188,7 @@ def commands() -> list[str]:
     return found
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_in_the_comments_are_right(command: str) -> None:
     if "pong" in command:
@@ -148,7 +204,7 @@ def test_no_environment_variable_is_read_and_none_is_needed(tmp_path: Path) -> N
         env={"PYTHONPATH": str(REPO)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=ENDS_WITHIN_S,
         check=True,
     )
     assert OmegaConf.create(done.stdout).recipe.name == "impala"
@@ -178,6 +234,7 @@ def test_a_typo_in_any_key_of_any_group_is_nearest_to_that_key(recipe: str) -> N
     assert wrong == {}
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
@@ -206,6 +263,7 @@ def test_a_typo_in_a_key_is_refused_with_the_nearest_key(line: str, meant: str) 
 GROUPS = sorted({file.parent.name for file in FILES} - {schema.config_dir().name})
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_typo_in_a_group_or_an_option_is_refused_with_the_nearest(group: str) -> None:
     option = next(iter(overrides.choices()[group]))
@@ -225,6 +283,11 @@ def routes(*line: str) -> list[tuple[str, str, str | None]]:
     return [(r.destination, r.source, r.dtype) for r in config_of(*line).sync.map]
 
 
+@pytest.mark.filterwarnings("ignore:sync.when.lag_above is now:DeprecationWarning")
+def test_an_old_key_of_a_shipped_config_still_composes() -> None:
+    assert config_of("sync.when.lag_above=50") == config_of("sync.when.steps_ahead=50")
+
+
 def test_one_entry_of_the_map_is_overridden_by_its_number() -> None:
     assert routes("sync=value_greedy", "sync.map.1.source=loss_module.x", "sync.map.0.dtype=bfloat16") == [
         ("policy.module[0]", "loss_module.value_network", "bfloat16"),
@@ -239,6 +302,7 @@ def test_all_entries_are_given_as_a_list_of_any_length() -> None:
     assert routes("sync=value_greedy", "sync.map=[{destination:policy,source:a}]") == [("policy", "a", None)]
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     "line",
     [
@@ -268,6 +332,7 @@ def swept(*line: str) -> list[Config]:
     return overrides.configs(overrides.read(["-m", *line]))
 
 
+@pytest.mark.seconds
 def test_sweeps_spell_out_keys_groups_ranges_and_entries_of_the_map() -> None:
     assert [c.seed for c in swept("seed=range(0,3)")] == [0, 1, 2]
     assert [(c.recipe.name, c.seed) for c in swept("recipe=ppo,dqn", "seed=0,1")] == [
@@ -280,17 +345,19 @@ def test_sweeps_spell_out_keys_groups_ranges_and_entries_of_the_map() -> None:
     assert sources == ["a.b", "c.d"]
 
 
+@pytest.mark.seconds
 def test_hydra_sweeps_like_the_check_before_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained: list[tuple[Any, ...]] = []
 
-    def train(config: Config) -> int:
+    def train(job: Job) -> int:
+        config = job.config
         trained.append((config.recipe.name, config.sync.map[0].source, Path(str(config.run_dir)).name))
         return 0
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlsync.cli.train.train", train)
+    monkeypatch.setattr("rlsync.cli.train.train_job", train)
     assert main(["train", "-m", "recipe=ppo,dqn", "sync.map.0.source=a.b,c.d"]) == 0
     capsys.readouterr()
     assert trained == [

@@ -23,9 +23,10 @@ from sybil import Document
 from sybil.parsers.myst import PythonCodeBlockParser
 
 import rlsync
-from rlsync.cli import overrides, schema
+from rlsync.cli.compose import overrides, schema
 from rlsync.cli.main import VERBS
 from rlsync.recipes import impala
+from tests.parts.programs import ENDS_WITHIN_S
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -54,7 +55,6 @@ def with_a(*languages: str) -> list[Path]:
 # ------------------------------------------------------------------------------------------- Python
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("page", with_a("python"), ids=name_of)
 def test_the_python_of_a_page_runs_from_top_to_bottom(
@@ -86,7 +86,7 @@ def test_the_script_of_the_quickstart_runs_as_a_file_with_spawned_workers(tmp_pa
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=ENDS_WITHIN_S,
         check=True,
     )
     assert "versions that acted: [2, 2, 3, 3, 4]" in done.stdout
@@ -121,6 +121,7 @@ class Parsed(Exception):
     """A command line was understood; nothing of it is carried out."""
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("page", "words"), OF_RLSYNC, ids=[f"{p}: {' '.join(w)}" for p, w in OF_RLSYNC])
 def test_every_rlsync_command_of_the_documentation_is_understood(
     page: str, words: list[str], monkeypatch: pytest.MonkeyPatch

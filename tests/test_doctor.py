@@ -26,11 +26,13 @@ from torchrl.trainers import Trainer, UpdateWeights
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 
 from rlsync import BoardScheme, Every, SyncWeights, WatchWorkers
-from rlsync.cli import doctor, doctor_machine, doctor_packages
-from rlsync.cli.doctor_arrivals import findings_of
-from rlsync.cli.doctor_finding import Finding, worst
+from rlsync.cli.doctor import machine as doctor_machine
+from rlsync.cli.doctor import packages as doctor_packages
+from rlsync.cli.doctor import verb as doctor
+from rlsync.cli.doctor.arrivals import findings_of
+from rlsync.cli.doctor.finding import Finding, worst
 from rlsync.cli.main import main
-from rlsync.torchrl_plugin.examine import Examination, Outcome, examine, marked
+from rlsync.torchrl_plugin.examine.examine import Examination, Outcome, examine, marked
 from rlsync.transport.shared_file import FileAddress, SharedFile
 from tests.parts import (
     Canary,
@@ -45,6 +47,7 @@ from tests.parts import (
     make_workers,
     stopped,
 )
+from tests.parts.programs import ENDS_WITHIN_S
 
 REPO = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve()
@@ -93,6 +96,7 @@ def make_dropped() -> Trainer:
 
 
 def make_on_a_board() -> Trainer:
+    multiprocessing.set_start_method("fork", force=True)  # sooner there than spawned workers
     schemes = {"policy": BoardScheme()}
     return with_our_hook(trainer_on(make_workers(MultiSyncCollector, make_policy(), schemes=schemes)))
 
@@ -366,14 +370,14 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
     return status, {finding["what"]: finding for finding in findings}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.processes
 def test_the_command_finds_the_silent_trainer_and_prints_nothing_else() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rlsync", "doctor", "--json", *PATIENT, "--trainer", f"{HERE}:make_dropped"],
         env=os.environ | {"PYTHONPATH": str(REPO)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=ENDS_WITHIN_S,
         check=False,
     )
     said = json.loads(done.stdout)
@@ -384,7 +388,6 @@ def test_the_command_finds_the_silent_trainer_and_prints_nothing_else() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_workers_of_a_trainer_are_examined_and_gone_afterwards(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -409,7 +412,7 @@ def test_a_build_that_hangs_is_reported_and_its_workers_are_gone(
     assert not [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("function", "found"),
     [
@@ -424,7 +427,7 @@ def test_a_build_that_fails_is_a_finding(
     assert (status, said["trainer"]["found"]) == (1, found)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.processes
 def test_what_rlsync_refuses_while_building_is_told_in_three_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -455,9 +458,10 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert left.value.code == 0
     assert "rlsync doctor --trainer train.py:make_trainer" in said
-    assert "exit status: 0 nothing fails" in said
+    assert "exit status: 0 no check fails" in said
 
 
+@pytest.mark.processes
 def test_markdown_is_one_table_with_a_row_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--markdown"]) == 0
     head, rule, *rows = capsys.readouterr().out.splitlines()
@@ -487,6 +491,7 @@ def test_people_see_each_cure_uncut_and_the_sums(capsys: pytest.CaptureFixture[s
 # ------------------------------------------------------------------------------ this machine
 
 
+@pytest.mark.processes
 def test_this_machine_is_fit() -> None:
     assert [finding for finding in doctor_machine.machine() if finding.verdict == "fail"] == []
 
@@ -532,6 +537,7 @@ def test_a_sandbox_without_memory_files_fails(monkeypatch: pytest.MonkeyPatch) -
     assert doctor_machine.lock().verdict == "fail"
 
 
+@pytest.mark.processes
 def test_a_file_that_other_processes_cannot_open_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = FileAddress(os.getpid(), "/proc/self/fd/99999")
     monkeypatch.setattr(SharedFile, "create", lambda name: SharedFile(os.memfd_create(name), elsewhere))

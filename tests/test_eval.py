@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import imageio.v3 as iio
@@ -26,15 +26,18 @@ from rlsync.cli.eval import config_of
 from rlsync.cli.main import main
 from rlsync.cli.train import train
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes import evaluate_checkpoint, parts, video
+from rlsync.recipes import evaluate_checkpoint, parts
 from rlsync.recipes.config import CollectorConfig, Config, DQNConfig, EnvConfig, PPOConfig, RouteConfig
 from rlsync.recipes.config import SyncConfig as Sync
 from rlsync.recipes.config import WhenConfig as When
-from rlsync.recipes.evaluate import Actor, Episode, NetworkActor, play
-from rlsync.recipes.filmed_envs import FilmedAtari, filmed
 from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig, ReplayConfig
-from rlsync.recipes.video import film
+from rlsync.workers.envs import video
+from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.envs.filmed import FilmedAtari, filmed
+from rlsync.workers.envs.video import film
+from rlsync.workers.evaluation import Episode, play
+from rlsync.workers.player import Acted, Player, State
 
 RECIPES = ("ppo", "dqn", "impala")
 
@@ -52,6 +55,7 @@ def small(recipe: str, run_dir: Path) -> Config:
     elif recipe == "impala":
         config.env.num_envs = 2
         config.collector.frames_per_batch = 40
+        config.collector.kind = "async"
         config.recipe = ImpalaConfig(
             total_frames=160,
             target_return=None,
@@ -133,6 +137,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 # ------------------------------------------------------------------------------------ what is played
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_returns_are_those_of_the_same_weights_and_seeds_stepped_by_hand(
     recipe: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
@@ -165,7 +170,7 @@ def test_actions_are_drawn_as_workers_draw_them(
 
 def test_every_environment_plays_its_share_and_each_step_is_yielded() -> None:
     envs = make_venv(GymnasiumEnvs("CartPole-v1"), 3)
-    steps = list(play(NetworkActor(ImpalaNet((4,), Categorical(2))), envs, 12, seed=0))
+    steps = list(play(ImpalaNet((4,), Categorical(2)).player(), envs, 12, seed=0))
     envs.close()
     lengths = [episode.length for ended in steps for episode in ended]
     assert len(lengths) == 12
@@ -174,21 +179,38 @@ def test_every_environment_plays_its_share_and_each_step_is_yielded() -> None:
     assert sum(lengths) <= 3 * (len(steps) - 1)
 
 
-class Recorder(Actor):
+class Recorder(Player):
     """Pushes left, and writes down what it is told."""
+
+    modules: ClassVar[dict[str, torch.nn.Module]] = {}
+    actions = DiscreteActions(2)
+    observation_shape = (4,)
+    observation_dtype = torch.float32
 
     def __init__(self) -> None:
         self.told: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def begin(self, num_envs: int, seed: int) -> None:
+    def begin(
+        self, num_envs: int, generator: torch.Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
         self.told.clear()
+        return {"steps": torch.zeros(num_envs)}
 
-    def act(self, observation: Tensor, is_init: Tensor, reward: Tensor) -> Tensor:
+    def act(
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: torch.Generator,
+    ) -> Acted:
+        assert state["steps"].tolist() == [len(self.told)] * len(observation)
         self.told.append((observation.clone(), is_init.clone(), reward.clone()))
-        return torch.zeros(len(observation), dtype=torch.int64)
+        action = torch.zeros(len(observation), dtype=torch.int64)
+        return Acted(action, {}, {"steps": state["steps"] + 1})
 
 
-def test_an_actor_is_told_where_episodes_begin_and_what_the_last_action_brought() -> None:
+def test_a_player_is_told_where_episodes_begin_and_what_the_last_action_brought() -> None:
     actor, envs = Recorder(), make_venv(GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 5}), 2)
     assert len(list(play(actor, envs, 4, seed=0))) == 1 + 2 * 5
     envs.close()
@@ -207,10 +229,14 @@ def test_a_recurrent_network_acts_with_what_it_saw_of_this_episode_only() -> Non
     seen, reward = torch.randn(steps, envs, 3), torch.randn(steps, envs)
     is_init = torch.rand(steps, envs) < 0.3
     is_init[0] = True
-    actor = NetworkActor(net, deterministic=True)
-    actor.begin(envs, seed=0)
+    player, generator = net.player(deterministic=True), torch.Generator()
+    state, actions = player.begin(envs, generator), []
     with torch.no_grad():
-        taken = torch.stack([actor.act(*step) for step in zip(seen, is_init, reward, strict=True)])
+        for step in zip(seen, is_init, reward, strict=True):
+            acted = player.act(*step, state, generator)
+            state = acted.state
+            actions.append(acted.action)
+        taken = torch.stack(actions)
         before = torch.cat([torch.zeros_like(taken[:1]), taken[:-1]])
         at_once = net(seen, is_init, net.initial_state(envs), before, reward)
     assert torch.equal(taken, net.head.mode(at_once.params))
@@ -239,9 +265,9 @@ def test_the_environment_is_the_one_that_gymnasium_made_for_the_workers() -> Non
 
 def test_a_policy_that_acted_in_half_precision_is_evaluated_in_it(runs: dict[str, Path]) -> None:
     config = config_of(runs["ppo"])
-    full = evaluate_checkpoint.load(runs["ppo"] / parts.CHECKPOINT, config).actor._policy
+    full = evaluate_checkpoint.load(runs["ppo"] / parts.CHECKPOINT, config).player.modules["policy"]
     config.sync.map[0].dtype = "bfloat16"
-    half = evaluate_checkpoint.load(runs["ppo"] / parts.CHECKPOINT, config).actor._policy
+    half = evaluate_checkpoint.load(runs["ppo"] / parts.CHECKPOINT, config).player.modules["policy"]
     for wide, narrow in zip(full.parameters(), half.parameters(), strict=True):
         assert narrow.dtype is torch.bfloat16
         assert torch.equal(wide.bfloat16(), narrow)
@@ -349,7 +375,7 @@ def test_a_film_that_goes_apart_from_the_game_is_refused() -> None:
     envs = FilmedAtari(AtariEnvs("pong"))
     envs.reset(0)
     envs._shown.reset(1)
-    with pytest.raises(RlsyncError, match="went apart"):
+    with pytest.raises(RlsyncError, match="and its film differ"):
         step_on(envs, 2000)
     envs.close()
 
@@ -364,9 +390,9 @@ def test_a_long_episode_is_filmed_in_part_and_played_in_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(video, "MAX_FRAMES", 5)
-    actor = NetworkActor(ImpalaNet((4,), Categorical(2)))
+    player = ImpalaNet((4,), Categorical(2)).player()
     envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
-    made = film(actor, envs, tmp_path / "cut.gif", seed=0)
+    made = film(player, envs, tmp_path / "cut.gif", seed=0)
     envs.close()
     assert made.frames == 5
     assert shown_ms(made.file) == 5 * 20
@@ -519,7 +545,7 @@ def test_pong_from_pixels_is_evaluated_and_filmed_in_colour(
     config = Config(
         run_dir=str(tmp_path),
         env=EnvConfig("ALE/Pong-v5", 2, {"max_episode_frames": 400}),
-        collector=CollectorConfig(frames_per_batch=80),
+        collector=CollectorConfig("async", frames_per_batch=80),
         recipe=ImpalaConfig(total_frames=160, target_return=None, unroll_length=20, batch_size=4),
     )
     assert train(config) == 0

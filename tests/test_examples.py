@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.parts.programs import fresh_python
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -18,14 +18,9 @@ def run(example: str, batches: int) -> Any:
     return runpy.run_path(str(EXAMPLES / example))["main"](batches)
 
 
+@pytest.mark.processes
 def test_the_trainer_of_ones_own_says_which_version_acted_in_every_batch():
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "own_trainer.py"), "5"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+    done = fresh_python(str(EXAMPLES / "own_trainer.py"), "5")
     # Version 1 is what the workers start with; 2 comes before the first frame, then one every 2 batches.
     expected = "[(2, 2), (2, 2), (3, 3), (3, 3), (4, 4)]"
     assert done.stdout.splitlines()[-1] == f"versions that acted, batch by batch: {expected}"

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from rlsync.cli.main import VERBS
+from tests.parts.programs import ENDS_WITHIN_S
 
 ROOT = Path(__file__).parent.parent
 HOOKS = ROOT / ".pre-commit-config.yaml"
@@ -31,9 +32,10 @@ def recipe_of(target: str) -> str:
     return found
 
 
+@pytest.mark.processes
 def test_the_hooks_of_a_commit_are_valid_and_need_no_network() -> None:
     validate = [sys.executable, "-m", "pre_commit", "validate-config", str(HOOKS)]
-    subprocess.run(validate, check=True, timeout=100, capture_output=True)
+    subprocess.run(validate, check=True, timeout=ENDS_WITHIN_S, capture_output=True)
     assert [repo["repo"] for repo in yaml.safe_load(HOOKS.read_text())["repos"]] == ["local"]
 
 

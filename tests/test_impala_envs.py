@@ -19,17 +19,15 @@ from torchrl.envs import EnvBase, GymEnv
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala import (
     AtariEnvs,
-    Categorical,
-    DiagonalGaussian,
     EnvSpec,
     GymnasiumEnvs,
     TorchRLEnvs,
 )
-from rlsync.recipes.impala.env_base import Envs
-from rlsync.recipes.impala.envs import make_venv
+from rlsync.recipes.impala.heads import head_for
+from rlsync.workers.envs.actions import BoxActions, DiscreteActions
+from rlsync.workers.envs.base import Envs
+from rlsync.workers.envs.specs import make_venv
 from tests.parts.envs import CountingEnv
-
-pytestmark = pytest.mark.timeout(100)
 
 STEPS = 40
 
@@ -106,8 +104,9 @@ for name, kind in ((LADDER, Ladder), (SCREEN, Screen), (ODD, Odd)):
 
 def actions_of(envs: Envs, steps: int, seed: int = 3) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    blank = torch.zeros(envs.num_envs, envs.head.width)
-    return [envs.head.act(blank, generator)[0] for _ in range(steps)]
+    head = head_for(envs.actions)
+    blank = torch.zeros(envs.num_envs, head.width)
+    return [head.act(blank, generator)[0] for _ in range(steps)]
 
 
 def play(spec: EnvSpec, num_envs: int, seed: int, steps: int = STEPS) -> list[dict[str, Any]]:
@@ -161,7 +160,7 @@ def test_a_time_limit_of_gymnasium_is_a_truncation_whose_last_observation_is_kep
 def test_continuous_actions_reach_the_environment_within_its_bounds() -> None:
     space = Box(-0.25, 0.5, (2,), np.float32)
     envs = make_venv(GymnasiumEnvs(LADDER, {"space": space}), 1, seed=0)
-    assert envs.head == DiagonalGaussian(2)
+    assert envs.actions == BoxActions(2, (-0.25, -0.25), (0.5, 0.5))
     action = torch.tensor([[3.0, -7.0]])
     envs.send(action)
     assert envs.recv().observation[0, 3] == 0.25
@@ -171,7 +170,7 @@ def test_continuous_actions_reach_the_environment_within_its_bounds() -> None:
 
 def test_actions_that_do_not_begin_at_zero_are_shifted() -> None:
     envs = make_venv(GymnasiumEnvs(LADDER, {"space": Discrete(3, start=10)}), 2, seed=0)
-    assert envs.head == Categorical(3)
+    assert envs.actions == DiscreteActions(3)
     envs.send(torch.tensor([0, 2]))
     assert envs.recv().observation[:, 3].tolist() == [10.0, 12.0]
     envs.close()
@@ -189,14 +188,15 @@ def test_pixels_come_with_their_channels_first() -> None:
     envs.close()
 
 
+@pytest.mark.seconds
 def test_atari_shows_what_it_shows_when_it_resets_a_step_later() -> None:
     """Against ale-py's other mode: the last observation comes first, and the reset with the next step."""
     spec = AtariEnvs("pong", max_episode_frames=48)
     envs = make_venv(spec, 2)
-    assert (envs.observation_shape, envs.observation_dtype, envs.head) == (
+    assert (envs.observation_shape, envs.observation_dtype, envs.actions) == (
         (4, 84, 84),
         torch.uint8,
-        Categorical(6),
+        DiscreteActions(6),
     )
     envs.close()
     shown = play(spec, 2, seed=9)
@@ -230,11 +230,13 @@ def test_atari_shows_what_it_shows_when_it_resets_a_step_later() -> None:
         alone.close()
 
 
+@pytest.mark.seconds
 def test_rewards_of_atari_are_not_clipped() -> None:
     shown = play(AtariEnvs("space_invaders"), 4, seed=1, steps=150)
     assert max(float(step["reward"].max()) for step in shown[1:]) > 1
 
 
+@pytest.mark.seconds
 def test_large_seeds_of_atari_are_seeds_too() -> None:
     def last(seed: int) -> Tensor:
         seen: Tensor = play(AtariEnvs("pong"), 2, seed)[-1]["observation"]
@@ -276,6 +278,23 @@ def make_wide() -> EnvBase:
     env.action_spec = Bounded(-1.0, 1.0, shape=(2, 2))
     env.observation_spec = Composite(observation=Unbounded(shape=(4,)))
     return env
+
+
+def make_bounded() -> EnvBase:
+    env = CountingEnv(continuous=True)
+    env.action_spec = Bounded(-1.0, 2.0, shape=(2,))
+    return env
+
+
+def test_torchrl_environments_say_what_actions_they_take() -> None:
+    for make, actions in (
+        (CountingEnv, DiscreteActions(2)),
+        (partial(CountingEnv, continuous=True), BoxActions(1, (-1.0,), (1.0,))),
+        (make_bounded, BoxActions(2, (-1.0, -1.0), (2.0, 2.0))),
+    ):
+        envs = make_venv(TorchRLEnvs(make), 2)
+        assert envs.actions == actions
+        envs.close()
 
 
 @pytest.mark.parametrize(

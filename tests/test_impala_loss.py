@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights, resolve
 from rlsync.core.errors import ConfigError
+from rlsync.recipes.bounds import bound_errors
 from rlsync.recipes.impala import (
     Categorical,
     DiagonalGaussian,
@@ -27,7 +29,10 @@ from rlsync.recipes.impala import (
     concatenate,
     vtrace,
 )
-from rlsync.recipes.impala.terms import LossSettings, Steps, loss_terms
+from rlsync.recipes.impala.config import ImpalaConfig, ReplayConfig
+from rlsync.recipes.impala.recipe import make_loss
+from rlsync.recipes.impala.settings import LossSettings
+from rlsync.recipes.impala.terms import Steps, loss_terms
 from tests.parts import make_collector
 
 STEPS, ENVS, FEATURES = 6, 4, 5
@@ -109,7 +114,8 @@ def test_on_policy_its_gradient_is_that_of_a2c_with_n_step_returns(head: PolicyH
     net = make_net(head)
     batch = on_policy(net, make_batch(net, terminate=0.2, truncate=0.3))
     inf = float("inf")
-    loss = ImpalaLoss(net, gamma=0.9, rho_bar=inf, c_bar=inf, pg_rho_bar=inf, entropy_coeff=0.02)
+    bounds = {"rho_bar": inf, "c_bar": inf, "pg_rho_bar": inf}
+    loss = ImpalaLoss(net, gamma=0.9, **bounds, entropy_coeff=0.02, baseline_coeff=0.5)
     params, value = seen_by(net, batch)
     finals = net.torso(batch["final_observation"])
     hidden = dict(
@@ -139,7 +145,8 @@ def test_on_policy_its_gradient_is_that_of_a2c_with_n_step_returns(head: PolicyH
 def test_off_policy_its_gradient_is_the_one_that_v_trace_s_definition_gives(head: PolicyHead) -> None:
     net = make_net(head)
     batch = make_batch(net, truncate=0.0)
-    out = ImpalaLoss(net, gamma=0.9, rho_bar=1.2, lam=0.9, entropy_coeff=0.0)(batch)
+    options = {"gamma": 0.9, "rho_bar": 1.2, "lam": 0.9}
+    out = ImpalaLoss(net, **options, entropy_coeff=0.0, baseline_coeff=0.5)(batch)
     params, value = seen_by(net, batch)
     log_prob = head.score(params[:-1], batch["action"])[0]
     targets, advantages = vtrace(
@@ -149,9 +156,7 @@ def test_off_policy_its_gradient_is_the_one_that_v_trace_s_definition_gives(head
         value[1:].detach(),
         batch["terminated"],
         batch["truncated"],
-        gamma=0.9,
-        rho_bar=1.2,
-        lam=0.9,
+        **options,
     )
     expected = (-log_prob * advantages + 0.25 * (targets - value[:-1]).square()).mean()
     assert_same(gradients(net, total(out)), gradients(net, expected))
@@ -310,6 +315,19 @@ def test_rejected_steps_teach_neither_policy_nor_baseline(reference: str, gate_d
     assert all((grad[accepted].abs() > 0).any() for grad in taught)
 
 
+def test_the_implied_reference_follows_rho_bar() -> None:
+    net = make_net()
+    batch = make_batch(net)
+    target = seen_by(net, batch)[0][:-1].detach().softmax(-1)
+    bounded = torch.minimum(0.5 * batch["behaviour_params"].softmax(-1), target)
+    implied = bounded / bounded.sum(-1, keepdim=True)
+    kl = (target * (target / implied).log()).sum(-1)
+    region = TrustRegion(kl.median().item(), "implied")
+    out = ImpalaLoss(net, rho_bar=0.5, trust_region=region)(batch)
+    torch.testing.assert_close(out["kl"], kl.mean())
+    torch.testing.assert_close(out["rejected_fraction"], (kl >= region.threshold).double().mean())
+
+
 def gradients_at_outputs(loss: ImpalaLoss, batch: TensorDict) -> list[Tensor]:
     """What policy and baseline losses teach each step: norms of gradients at the network's outputs."""
     outputs: list[Any] = []
@@ -387,6 +405,7 @@ def test_bfloat16_stays_in_the_network() -> None:
             torch.testing.assert_close(fuzzy[key], exact[key], rtol=0.1, atol=0.02)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("lstm", [0, 8], ids=["plain", "lstm"])
 def test_the_whole_loss_compiles_into_one_graph_with_final_observations_and_without(lstm: int) -> None:
     net = make_net(lstm=lstm, last_action=True, last_reward=True)
@@ -554,6 +573,63 @@ def test_an_option_out_of_its_range_is_refused(settings: Any) -> None:
     (name,) = settings
     with pytest.raises(ConfigError, match=f"{name} cannot be"):
         ImpalaLoss(make_net(), **settings)
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TypeError, match="rho_baar"):
+        ImpalaLoss(make_net(), rho_baar=1.0)
+
+
+def test_a_loss_shows_the_names_and_the_defaults_of_its_options() -> None:
+    shown = inspect.signature(ImpalaLoss.__init__).parameters
+    assert list(shown)[:2] == ["self", "actor_network"]
+    defaults = {name: option.default for name, option in list(shown.items())[2:]}
+    assert defaults == vars(LossSettings())
+
+
+# Another value than the default, for every key of the config that a setting of the loss comes from.
+OTHER = {
+    "gamma": 0.5,
+    "rho_bar": 2.0,
+    "c_bar": 2.0,
+    "pg_rho_bar": 2.0,
+    "vtrace_lambda": 0.5,
+    "entropy_coeff": 0.5,
+    "baseline_coeff": 0.5,
+    "reward_clipping": "clip",
+    "reduction": "sum",
+}
+REPLAY = {"ratio": 1.0, "threshold": 0.5, "reference": "implied", "gate_delta": True, "entropy_on": "online"}
+
+
+def test_every_setting_of_the_loss_can_be_given_in_the_config_and_arrives() -> None:
+    config = ImpalaConfig(**OTHER, replay=ReplayConfig(**REPLAY))
+    loss = make_loss(config, make_net())
+    assert loss.settings == config.loss_settings()
+    given, plain = vars(loss.settings), vars(LossSettings())
+    assert [name for name in plain if given[name] == plain[name]] == []
+    assert given == {
+        **{key: value for key, value in OTHER.items() if key != "vtrace_lambda"},
+        "lam": OTHER["vtrace_lambda"],
+        "entropy_on": "online",
+        "trust_region": TrustRegion(0.5, "implied", gate_delta=True),
+    }
+    assert (loss.entropy_coeff, loss.baseline_coeff) == (0.5, 0.5)
+
+
+def test_the_config_has_the_defaults_and_the_ranges_of_the_loss() -> None:
+    assert ImpalaConfig().loss_settings() == LossSettings()
+    for name, wrong in (("rho_bar", 0.0), ("vtrace_lambda", 1.5), ("reduction", "none")):
+        (error,) = bound_errors(ImpalaConfig(**{name: wrong}))
+        assert error.where == name
+        with pytest.raises(ConfigError, match="cannot be"):
+            ImpalaConfig(**{name: wrong}).loss_settings()
+    (error,) = bound_errors(ReplayConfig(threshold=0.0))
+    assert error.where == "threshold"
+
+
+def test_without_a_replay_the_settings_of_the_replay_have_no_effect() -> None:
+    assert ImpalaConfig(replay=ReplayConfig(**REPLAY | {"ratio": 0.0})).loss_settings() == LossSettings()
 
 
 def test_an_implied_policy_of_gaussians_is_refused_before_the_run() -> None:

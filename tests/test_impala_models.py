@@ -58,6 +58,7 @@ def stepped(net: ImpalaNet, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, 
 # ---------------------------------------------------------------------------------- steps and unrolls
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("last", [False, True], ids=["", "last"])
 @pytest.mark.parametrize("lstm", [0, 16], ids=["plain", "lstm"])
@@ -328,6 +329,19 @@ def test_the_implied_policy_is_the_normalised_minimum() -> None:
     implied = dist.Categorical(probs=smaller)
     expected = dist.kl_divergence(dist.Categorical(logits=params), implied)
     torch.testing.assert_close(Categorical(4).kl_implied(params, other), expected)
+
+
+@pytest.mark.parametrize("rho_bar", [0.3, 1.0, 2.5, float("inf")])
+def test_the_implied_policy_is_the_one_whose_value_v_trace_estimates(rho_bar: float) -> None:
+    params, other = torch.randn(2, 7, 4, dtype=torch.float64)
+    bounded = torch.minimum(rho_bar * other.softmax(-1), params.softmax(-1))
+    implied = dist.Categorical(probs=bounded / bounded.sum(-1, keepdim=True))
+    expected = dist.kl_divergence(dist.Categorical(logits=params), implied)
+    torch.testing.assert_close(Categorical(4).kl_implied(params, other, rho_bar), expected)
+
+
+def test_an_implied_policy_of_gaussians_is_refused() -> None:
+    params, other = torch.randn(2, 7, 4, dtype=torch.float64)
     with pytest.raises(ConfigError, match="no closed form"):
         DiagonalGaussian(2).kl_implied(params, other)
 

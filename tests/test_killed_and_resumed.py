@@ -40,7 +40,6 @@ def kill_after_its_first_checkpoint(run: Run, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(170)
 @pytest.mark.parametrize(("arguments", "every"), [(PPO, 3), (DQN, 7)], ids=["ppo", "dqn"])
 def test_publishes_come_at_the_batches_of_the_uninterrupted_run(
     folder: Path, arguments: tuple[str, ...], every: int

@@ -1,4 +1,4 @@
-"""Leaves: every tensor of a module under its own name, and nothing that cannot travel."""
+"""Leaves: every tensor of a module under its own name, and nothing that cannot be sent."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def test_extra_state_that_is_neither_tensor_nor_number_is_refused_by_name() -> N
     module = nn.Sequential(Statistics())
     module[0].state = {"name": "running"}
     error = refusal(module)
-    assert error.what == "0._extra_state.name holds a str, which cannot travel"
+    assert error.what == "0._extra_state.name holds a str, which cannot be sent"
     assert "exclude" in error.cure
 
 

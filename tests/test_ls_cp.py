@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlsync.cli import schema, shipped
+from rlsync.cli.compose import shipped
+from rlsync.cli.compose.config_dir import config_dir
 from rlsync.cli.main import main
 
 ALL = [str(config) for options in shipped.groups().values() for config in options]
@@ -35,7 +36,7 @@ def commands_for(copied: str, *options: str, capsys: pytest.CaptureFixture[str])
 def test_ls_lists_every_config_file_with_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", "--json"]) == 0
     rows = json.loads(said(capsys))
-    files = {str(path) for path in schema.config_dir().glob("*/*.yaml")}
+    files = {str(path) for path in config_dir().glob("*/*.yaml")}
     assert {row["path"] for row in rows} == files
     assert all(len(row["description"]) > 10 for row in rows), "each file begins with a sentence"
     assert rows[0]["group"] == "recipe"
@@ -53,6 +54,7 @@ def test_ls_of_one_group_lists_it_alone_and_a_typo_is_refused(capsys: pytest.Cap
     assert "did you mean 'recipe'?" in capsys.readouterr().err
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("config", ALL)
 def test_each_command_that_cp_prints_composes_the_copy(
     config: str, here: Path, capsys: pytest.CaptureFixture[str]
@@ -60,7 +62,7 @@ def test_each_command_that_cp_prints_composes_the_copy(
     commands = commands_for(config, capsys=capsys)
     group, name = config.split("/")
     copy = here / "my_configs" / group / f"my_{name}.yaml"
-    assert copy.read_bytes() == (schema.config_dir() / f"{config}.yaml").read_bytes()
+    assert copy.read_bytes() == (config_dir() / f"{config}.yaml").read_bytes()
     copy.write_text(copy.read_text().replace('id: ""', "id: Acrobot-v1"))  # what the file asks for
     assert commands
     for _, verb, *words in commands:
@@ -77,6 +79,7 @@ def test_an_edit_of_the_copy_is_what_trains(here: Path, capsys: pytest.CaptureFi
     assert OmegaConf.create(said(capsys)).recipe.lr == 0.0125
 
 
+@pytest.mark.seconds
 def test_a_copied_environment_keeps_what_is_tuned_for_the_original(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +111,7 @@ def test_cp_takes_a_name_and_a_folder_and_replaces_only_by_force(
     [
         (["ppo"], "did you mean 'recipe/ppo'?"),
         (["recipe/pppo"], "did you mean 'recipe/ppo'?"),
-        (["recipe/ppo", "--as", "dqn"], "Hydra would find it first"),
+        (["recipe/ppo", "--as", "dqn"], "Hydra would find that one first"),
         (["recipe/ppo", "--as", "a/b"], "use letters"),
     ],
 )

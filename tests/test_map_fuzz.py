@@ -262,6 +262,7 @@ def plan_or_error(sync_map: dict[str, Source], trainer: Trainer) -> SyncPlan | E
         return error
 
 
+@pytest.mark.seconds
 @few
 @given(scenes())
 def test_a_map_is_carried_out_exactly_or_refused_with_the_right_error_and_nothing_changes(
@@ -366,6 +367,7 @@ def current(modules: list[tuple[nn.Module, nn.Module]], source: Seen) -> Tensor:
     )
 
 
+@pytest.mark.seconds
 @few
 @given(scenes())
 def test_all_spellings_of_a_path_give_the_same_plan(scene: tuple[list[Side], list[Entry]]) -> None:

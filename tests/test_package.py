@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts.programs import ENDS_WITHIN_S
+
 REPO = Path(__file__).resolve().parents[1]
 
 LIST_INSTALLED_FILES = """
@@ -33,7 +35,7 @@ def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> s
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=ENDS_WITHIN_S,
         check=False,
     )
     assert done.returncode == 0, f"{command} exited {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -74,6 +76,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(tmp_path_factory.mktemp("package"))
 
 
+@pytest.mark.processes
 def test_the_wheel_carries_every_config_byte_for_byte(installed: Installed) -> None:
     files = installed.files()
     of_repo = {
@@ -85,16 +88,19 @@ def test_the_wheel_carries_every_config_byte_for_byte(installed: Installed) -> N
     assert of_wheel == of_repo
 
 
+@pytest.mark.processes
 def test_the_wheel_says_that_it_is_typed(installed: Installed) -> None:
     assert "rlsync/py.typed" in installed.files()
 
 
+@pytest.mark.processes
 def test_the_wheel_carries_every_module_and_no_test(installed: Installed) -> None:
     of_repo = {path.relative_to(REPO).as_posix() for path in (REPO / "rlsync").rglob("*.py")}
     of_wheel = {name for name in installed.files() if name.endswith(".py")}
     assert of_wheel == of_repo
 
 
+@pytest.mark.processes
 def test_the_installed_launcher_finds_its_configs_from_any_folder(installed: Installed) -> None:
     where = installed.run_with_borrowed_packages("-c", "import rlsync; print(rlsync.__file__)")
     assert Path(where.strip()).is_relative_to(installed.python.parents[1])

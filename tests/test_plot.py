@@ -6,7 +6,6 @@ import csv
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -20,12 +19,11 @@ from PIL import Image
 from rlsync.cli import panels
 from rlsync.cli.main import main
 from rlsync.cli.run_folder import NotRecorded, RunFolder
-from rlsync.recipes.impala.evaluator import Evaluated
+from rlsync.workers.evaluator import Evaluated
+from tests.parts.programs import ENDS_WITHIN_S, fresh_python
 from tests.test_cli import SMALL, finished
 
 #: The runs are made before the first test, within its time.
-pytestmark = pytest.mark.timeout(300)
-
 RETURN, LAG, STALENESS, MILLISECONDS, BYTES = (panel.title for panel in panels.PANELS)
 
 
@@ -33,9 +31,16 @@ RETURN, LAG, STALENESS, MILLISECONDS, BYTES = (panel.title for panel in panels.P
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs ``impala`` and ``ppo``."""
     folder = tmp_path_factory.mktemp("plot")
-    finished(folder, "train", "recipe=impala", "recipe.total_frames=6000", "run_dir=impala", timeout_s=120)
+    finished(
+        folder,
+        "train",
+        "recipe=impala",
+        "recipe.total_frames=6000",
+        "run_dir=impala",
+        timeout_s=ENDS_WITHIN_S,
+    )
     evaluate(folder / "impala")
-    finished(folder, "train", "logger=tensorboard", *SMALL, "run_dir=ppo", timeout_s=120)
+    finished(folder, "train", "logger=tensorboard", *SMALL, "run_dir=ppo")
     return folder
 
 
@@ -202,12 +207,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Capt
         RunFolder(tmp_path).staleness()
 
 
+@pytest.mark.processes
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
         f"from rlsync.cli.main import main; sys.exit(main(['plot', {str(tmp_path)!r}]))"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ended = fresh_python("-c", script, check=False)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-3:] == [
         "matplotlib is not installed",

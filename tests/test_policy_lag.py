@@ -79,6 +79,7 @@ def test_frames_of_a_replay_buffer_age_with_every_publish(fork_workers):
     assert all(m <= p <= o for m, p, o in zip(mean, p95, oldest, strict=True))
 
 
+@pytest.mark.seconds
 def test_asynchronous_collection_reports_from_sampled_batches():
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 

@@ -10,6 +10,7 @@ PAIRS = [("alias", "alias"), ("alias", "copy"), ("copy", "copy")]
 BROKEN = ("torn", "unpublished", "mislabelled", "regressing", "unreadable")
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("modes", PAIRS, ids="+".join)
 @pytest.mark.parametrize("slots", [3, 4])
 def test_no_reader_acts_on_torn_unpublished_or_older_weights_whoever_dies(
@@ -22,6 +23,7 @@ def test_no_reader_acts_on_torn_unpublished_or_older_weights_whoever_dies(
     assert not broken, f"{found.states} states explored\n" + "\n".join(broken)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("modes", PAIRS, ids="+".join)
 def test_an_exception_in_the_middle_of_a_publish_does_no_harm_either(modes: tuple[str, ...]) -> None:
     found = explore(Protocol(3, versions=3, modes=modes, interrupts=True))
@@ -68,6 +70,7 @@ def test_readers_plus_two_slots_can_run_out_while_a_reader_adopts(modes: tuple[s
     assert "coalesced" in found.violations, f"{found.states} states"
 
 
+@pytest.mark.seconds
 def test_two_slots_for_each_alias_reader_and_two_more_always_leave_one_free() -> None:
     found = explore(Protocol(4, versions=8, modes=("alias",)))
     assert found.complete

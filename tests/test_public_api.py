@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
 
 import rlsync
+from tests.parts.programs import fresh_python
 
 PUBLIC = [
     "AdoptionTimeout",
@@ -16,9 +20,10 @@ PUBLIC = [
     "ConfigError",
     "DestinationNotFound",
     "Every",
-    "LagAbove",
+    "Forkserver",
     "LayoutMismatch",
     "LogPolicyLag",
+    "NotFinite",
     "NothingToSync",
     "PathSyntaxError",
     "PublishError",
@@ -27,6 +32,7 @@ PUBLIC = [
     "Source",
     "SourceNotFound",
     "StalenessExceeded",
+    "StepsAhead",
     "SyncMapError",
     "SyncPlan",
     "SyncWeights",
@@ -41,9 +47,7 @@ PUBLIC = [
 
 
 def run(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
-    )
+    done = fresh_python("-c", code)
     return done.stdout
 
 
@@ -60,14 +64,58 @@ def test_every_error_belongs_to_one_tree():
             assert issubclass(public, rlsync.RlsyncError), name
 
 
-def test_importing_loads_neither_rich_nor_hydra_nor_matplotlib_nor_ray():
+def test_each_public_name_is_loaded_from_where_a_type_checker_sees_it():
+    """Each name is written in ``__all__``, in the imports for type checkers, and in the table of modules."""
+    blocks = (node for node in ast.parse(Path(rlsync.__file__).read_text()).body if isinstance(node, ast.If))
+    block = next(node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    typed = {name.name: node.module for node in imports for name in node.names}
+    assert set(typed) == set(rlsync.__all__) - {"__version__"}
+    for name, module in typed.items():
+        assert getattr(rlsync, name) is getattr(importlib.import_module(module), name), name
+        assert rlsync.__dict__[name] is getattr(rlsync, name), "kept after its first use"
+
+
+def test_a_star_import_gives_every_public_name():
+    found: dict[str, object] = {}
+    exec("from rlsync import *", found)
+    assert set(rlsync.__all__) <= set(found)
+
+
+@pytest.mark.processes
+def test_dir_names_what_is_not_loaded_yet():
+    assert run(
+        "import rlsync, sys; print(set(rlsync.__all__) <= set(dir(rlsync)), 'torch' in sys.modules)"
+    ) == ("True False\n")
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'rlsync' has no attribute 'SyncWeight'"):
+        _ = rlsync.SyncWeight
+    with pytest.raises(ImportError, match="cannot import name 'SyncWeight'"):
+        exec("from rlsync import SyncWeight")
+
+
+def test_an_old_name_is_the_present_one_and_warns_at_each_use():
+    for _ in range(2):
+        with pytest.warns(DeprecationWarning, match="rlsync.LagAbove is now rlsync.StepsAhead") as told:
+            from rlsync import LagAbove
+        assert told[0].filename == __file__
+    assert LagAbove is rlsync.StepsAhead
+    assert LagAbove(3) == rlsync.StepsAhead(3)
+    assert "LagAbove" not in dir(rlsync)
+
+
+@pytest.mark.processes
+def test_no_public_name_loads_rich_or_hydra_or_matplotlib_or_ray():
     heavy = run(
-        "import rlsync, sys\n"
+        "from rlsync import *\nimport sys\n"
         "print([m for m in ('rich', 'hydra', 'omegaconf', 'matplotlib', 'ray') if m in sys.modules])"
     )
     assert heavy.strip() == "[]"
 
 
+@pytest.mark.processes
 def test_importing_registers_nothing_and_a_call_registers_the_backend():
     told = run(
         "import rlsync\n"
@@ -81,16 +129,3 @@ def test_importing_registers_nothing_and_a_call_registers_the_backend():
         "print(type(WeightSyncScheme.from_backend('board', adopt='copy')).__name__)\n"
     )
     assert told.split() == ["unknown", "BoardScheme"]
-
-
-def test_core_runs_on_the_standard_library_alone():
-    told = run(
-        "import sys, types\n"
-        "package = types.ModuleType('rlsync'); package.__path__ = [sys.argv[0] or 'rlsync']\n"
-        "import importlib.util, pathlib\n"
-        "root = pathlib.Path(importlib.util.find_spec('rlsync').origin).parent\n"
-        "package.__path__ = [str(root)]; sys.modules['rlsync'] = package\n"
-        "import rlsync.core.path, rlsync.core.plan, rlsync.core.trigger, rlsync.core.errors\n"
-        "print('torch' in sys.modules)\n"
-    )
-    assert told.strip() == "False"

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights
+from rlsync import StepsAhead, SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
 from rlsync.recipes import dqn, parts, ppo
@@ -30,6 +30,7 @@ from rlsync.recipes.config import (
     trigger,
 )
 from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.torchrl_plugin import compat
 
 
@@ -109,7 +110,7 @@ def test_a_batch_smaller_than_the_number_of_environments_is_refused() -> None:
         (WhenConfig(every=None), "nothing says when"),
         (WhenConfig(every=1, unit="batchs"), "no unit 'batchs'"),
         (WhenConfig(every=0), "positive whole number"),
-        (WhenConfig(every=1, lag_above=-1), "lag bound"),
+        (WhenConfig(every=1, steps_ahead=-1), "steps ahead"),
     ],
 )
 def test_a_trigger_that_cannot_be_is_refused_under_its_key(when: WhenConfig, said: str) -> None:
@@ -118,10 +119,22 @@ def test_a_trigger_that_cannot_be_is_refused_under_its_key(when: WhenConfig, sai
     assert refused.value.where.startswith("sync.when")
 
 
-def test_a_count_and_a_lag_bound_make_a_trigger_that_fires_on_either() -> None:
-    both = trigger(WhenConfig(every=10, unit="seconds", lag_above=50))
+def test_a_count_and_steps_ahead_make_a_trigger_that_fires_on_either() -> None:
+    both = trigger(WhenConfig(every=10, unit="seconds", steps_ahead=50))
     assert both.units() == {"seconds", "optim_steps"}
-    assert trigger(WhenConfig(every=None, lag_above=50)).units() == {"optim_steps"}
+    assert trigger(WhenConfig(every=None, steps_ahead=50)).units() == {"optim_steps"}
+
+
+def test_the_old_key_lag_above_is_read_as_steps_ahead_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match=r"sync\.when\.lag_above is now sync\.when\.steps_ahead"):
+        old = WhenConfig(every=None, lag_above=50)
+    assert old == WhenConfig(every=None, steps_ahead=50)
+    assert trigger(old) == StepsAhead(50)
+
+
+def test_the_old_key_beside_the_new_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="its old name lag_above"):
+        trigger(WhenConfig(steps_ahead=50, lag_above=40))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +298,6 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("fork_workers")
 def test_dqn_learns_cartpole() -> None:
     config = small_dqn(WhenConfig(every=4, unit="optim_steps"))
@@ -303,18 +315,20 @@ def test_no_run_folder_means_that_nothing_is_written() -> None:
     assert settings["save_trainer_file"] is None
 
 
+@pytest.mark.processes
 def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) -> None:
     trained(ppo.build(small_ppo(run_dir=str(tmp_path))))
     drawn = torch.rand(8)
     assert not torch.equal(torch.rand(8), drawn)
     resumed = ppo.build(small_ppo(seed=1))
     try:
-        resumed.load_from_file(tmp_path / parts.CHECKPOINT)
+        resumed.load_from_file(tmp_path / CHECKPOINT)
         assert torch.equal(torch.rand(8), drawn)
     finally:
         resumed.shutdown()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("build", "routes"),
     [

@@ -26,7 +26,7 @@ from rlsync import (
     WeightBoard,
     resolve,
 )
-from rlsync.torchrl_plugin.endpoints import endpoint_of
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from tests.parts import (
     make_collector,
     make_continuous_env,

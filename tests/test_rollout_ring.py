@@ -17,13 +17,11 @@ import torch
 
 from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.rollout_ring import RingHandle, RingWriter, RolloutRing, TakenRollout
-from rlsync.transport.rollout_watch import RingWatch
+from rlsync.transport.ring.reader import RingHandle, RingWriter, RolloutRing, TakenRollout
+from rlsync.transport.ring.watch import RingWatch
 from rlsync.transport.shared_file import SharedFile
 from tests.conftest import LeakCheck
 from tests.parts.processes import kill, stopped, wait_until
-
-pytestmark = pytest.mark.timeout(60)
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 15.0
@@ -80,7 +78,7 @@ def take_and_wait(handle: RingHandle, completed: int) -> None:
     views = writer.take()
     assert views is not None
     views["data"][0] = -1
-    writer.stand()
+    writer.announce_ready()
     time.sleep(3600)
 
 
@@ -171,6 +169,27 @@ def test_a_rollout_that_is_given_back_twice_is_given_back_once(ring: RolloutRing
     assert value(ring.take(WAIT_S)) == 2
 
 
+def test_a_rollout_that_is_given_back_twice_leaves_the_slot_to_the_one_that_is_being_read() -> None:
+    ring = make_ring(slots=1)
+    writer = RingWriter(ring.handle, 0)
+    write(writer, 1)
+    first = ring.take(WAIT_S)
+    assert first is not None
+    ring.give_back(first)
+    write(writer, 2)
+    second = ring.take(WAIT_S)
+    assert second is not None
+    assert second.slot == first.slot
+    ring.give_back(first)
+    assert ring.counters().reading == 1
+    assert writer.take(timeout_s=0.0) is None, "the learner still reads this slot"
+    assert value(second) == 2
+    ring.give_back(second)
+    write(writer, 3)
+    assert value(ring.take(WAIT_S)) == 3
+    ring.close()
+
+
 def test_an_abandoned_slot_is_free_and_nobody_reads_it(ring: RolloutRing) -> None:
     writer = RingWriter(ring.handle, 0)
     writer.take()
@@ -198,9 +217,10 @@ def test_a_slot_that_another_writer_filled_a_moment_ago_is_not_taken(
 # -------------------------------------------------------------------------- death
 
 
+@pytest.mark.processes
 def test_the_slot_of_a_writer_that_was_killed_in_the_middle_is_free_again(ring: RolloutRing) -> None:
     with process(take_and_wait, ring.handle, 0) as child:
-        assert wait_until(lambda: ring.writer(0).stands, WAIT_S)
+        assert wait_until(lambda: ring.writer(0).ready, WAIT_S)
         assert ring.counters().writing == 1
         assert child.pid is not None
         kill(child.pid)
@@ -213,18 +233,20 @@ def test_the_slot_of_a_writer_that_was_killed_in_the_middle_is_free_again(ring: 
     assert [value(ring.take(WAIT_S)) for _ in range(3)] == [0, 1, 2]
 
 
+@pytest.mark.processes
 def test_what_a_writer_completed_before_it_was_killed_is_still_good(ring: RolloutRing) -> None:
     with process(take_and_wait, ring.handle, 2) as child:
-        assert wait_until(lambda: ring.writer(0).stands, WAIT_S)
+        assert wait_until(lambda: ring.writer(0).ready, WAIT_S)
         assert child.pid is not None
         kill(child.pid)
     assert [value(ring.take(WAIT_S)) for _ in range(2)] == [0, 1]
     assert ring.take(timeout_s=0.0) is None
 
 
+@pytest.mark.processes
 def test_a_stopped_writer_keeps_its_slot_and_the_others_go_on(ring: RolloutRing) -> None:
     with process(take_and_wait, ring.handle, 0) as child:
-        assert wait_until(lambda: ring.writer(0).stands, WAIT_S)
+        assert wait_until(lambda: ring.writer(0).ready, WAIT_S)
         assert child.pid is not None
         with stopped(child.pid):
             other = RingWriter(ring.handle, 1)
@@ -237,7 +259,7 @@ def test_a_stopped_writer_keeps_its_slot_and_the_others_go_on(ring: RolloutRing)
             assert ring.counters().writing == 1
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.processes
 def test_no_rollout_is_torn_lost_or_doubled_while_writers_are_killed() -> None:
     ring, rng = make_ring(slots=3, writers=3, size=LARGE), random.Random(0)
     seen: dict[int, list[int]] = {}
@@ -273,6 +295,7 @@ def be_a_learner(told: multiprocessing.Queue[RingHandle]) -> None:
     time.sleep(3600)
 
 
+@pytest.mark.processes
 def test_a_writer_whose_learner_was_killed_waits_no_longer() -> None:
     told: multiprocessing.Queue[RingHandle] = FORK.Queue()
     with process(be_a_learner, told) as learner:
@@ -367,6 +390,7 @@ def test_nothing_is_committed_that_was_not_taken(ring: RolloutRing) -> None:
         RingWriter(ring.handle, 0).commit()
 
 
+@pytest.mark.seconds
 def test_a_ring_leaves_no_descriptor_and_no_memory_behind(no_leaks: LeakCheck) -> None:
     for warm in (False, True):
         ring = make_ring()

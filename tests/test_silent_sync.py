@@ -12,7 +12,6 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "silent_sync.py"
 BATCHES = 3
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_stock_weights_never_change_while_ours_do_with_every_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,7 @@ def workers_of(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dic
     return json.loads(capsys.readouterr().out)["workers"]
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.processes
 def test_status_tells_which_workers_live_and_what_they_act_with(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,8 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
-from rlsync import BoardScheme, ConfigError, Every, LagAbove, PublishError, SyncWeights
-from rlsync.transport import board_format as fmt
+from rlsync import BoardScheme, ConfigError, Every, PublishError, StepsAhead, SyncWeights
+from rlsync.transport.board import format as fmt
 from tests.parts import (
     FRAMES_PER_BATCH,
     make_a2c_trainer,
@@ -128,7 +128,7 @@ def test_optimizer_steps_are_counted_where_they_happen():
 
 def test_frames_and_lag_trigger_together():
     trainer = make_local(batches=6)
-    hook = SyncWeights(MAP, when=Every(3 * FRAMES_PER_BATCH, "frames") | LagAbove(10_000))
+    hook = SyncWeights(MAP, when=Every(3 * FRAMES_PER_BATCH, "frames") | StepsAhead(10_000))
     hook.register(trainer)
     trainer.train()
     assert [r.frames for r in hook.receipts] == [0, 3 * FRAMES_PER_BATCH, 6 * FRAMES_PER_BATCH]
@@ -363,6 +363,7 @@ def test_the_first_frame_after_a_resume_acts_with_the_checkpointed_weights(
     assert torch.allclose(logits, first["logits"], atol=1e-6)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("compiled", [False, {"backend": "eager"}], ids=["eager", "compiled"])
 def test_compiled_policies_copy_by_themselves_and_act_with_what_was_published(compiled):
     policy = make_plain_policy()

@@ -226,7 +226,7 @@ def test_write_copies_what_arrives_by_name_casts_and_leaves_the_rest() -> None:
     [
         (LeafSpec("body.wieght", "parameter", (2, 2), torch.float32), "no leaf 'body.wieght'"),
         (LeafSpec("body.weight", "parameter", (2, 1), torch.float32), r"float32\[2, 1\] arrives"),
-        (LeafSpec("body.weight", "parameter", (4,), torch.float32), r"float32\[2, 2\] stands"),
+        (LeafSpec("body.weight", "parameter", (4,), torch.float32), r"has float32\[2, 2\]"),
         (LeafSpec("body.weight", "parameter", (2, 2), torch.float64), r"float64\[2, 2\] arrives"),
     ],
 )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
@@ -21,8 +19,10 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync import BoardScheme, SyncWeights, WatchWorkers
-from rlsync.cli import overrides, schema, torchrl_configs
+from rlsync.cli import torchrl_configs
+from rlsync.cli.compose import overrides, schema
 from rlsync.torchrl_plugin import compat
+from tests.parts.programs import fresh_python
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "torchrl_config"
 
@@ -55,10 +55,9 @@ def the_hook(trainer: Trainer) -> SyncWeights:
     return hook
 
 
+@pytest.mark.processes
 def test_nothing_is_registered_before_the_call_and_torchrls_own_stay_beside_ours() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_FRESH_PROCESS], capture_output=True, text=True, timeout=100, check=True
-    )
+    done = fresh_python("-c", IN_A_FRESH_PROCESS)
     before, hooks, schemes = json.loads(done.stdout)
     assert before == []
     assert {"sync_weights.yaml", "watch_workers.yaml", "early_stopping.yaml"} <= set(hooks)
@@ -130,6 +129,7 @@ def test_the_configs_have_every_argument_of_what_they_make_with_its_default(conf
     }
 
 
+@pytest.mark.seconds
 def test_torchrls_groups_do_not_turn_up_among_those_of_rlsync_train() -> None:
     torchrl_configs.register()
     schema.register()
@@ -140,16 +140,10 @@ def test_torchrls_groups_do_not_turn_up_among_those_of_rlsync_train() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_example_script_trains_with_spawned_workers(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE / "train.py"), "sync.when.every=2", "trainer.total_frames=1600"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=True,
+    done = fresh_python(
+        str(EXAMPLE / "train.py"), "sync.when.every=2", "trainer.total_frames=1600", cwd=tmp_path
     )
     expected = "[(2, 2), (2, 2), (3, 3), (3, 3)]"
     assert done.stdout.splitlines()[-1] == f"versions that acted, batch by batch: {expected}"

@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.trigger import UNITS, Combined, Counters, Every, LagAbove, Trigger
+from rlsync.core.trigger import UNITS, Combined, Counters, Every, StepsAhead, Trigger
 
 # Slow machines are no failures.
 settings.register_profile("patient", deadline=None)
@@ -30,7 +30,7 @@ readings = st.builds(
 )
 simple = st.one_of(
     st.builds(Every, st.integers(1, 50), st.sampled_from(UNITS)),
-    st.builds(LagAbove, st.integers(0, 50)),
+    st.builds(StepsAhead, st.integers(0, 50)),
 )
 combined = st.recursive(
     simple,
@@ -63,7 +63,7 @@ def slow_reference(n: int, counts: list[int]) -> list[int]:
     return out
 
 
-def slow_lag_reference(n: int, counts: list[int]) -> list[int]:
+def slow_steps_reference(n: int, counts: list[int]) -> list[int]:
     """Lets the debt grow unit by unit, and pays all of it at the first count where it is above n."""
     out, at, debt = [], 0, 0
     for count in counts:
@@ -94,7 +94,7 @@ class SlowState:
         match trigger:
             case Every(n, unit):
                 return (unit, n) in self.passed
-            case LagAbove(n):
+            case StepsAhead(n):
                 return self.moved["optim_steps"] > n
             case Combined(left, right, "|"):
                 return self.due(left) or self.due(right)
@@ -121,9 +121,9 @@ def test_every_agrees_with_a_count_of_each_single_unit(n: int, steps: list[int],
 
 
 @given(st.integers(0, 12), jumps)
-def test_lag_agrees_with_a_count_of_each_single_step(n: int, steps: list[int]) -> None:
+def test_steps_ahead_agrees_with_a_count_of_each_single_step(n: int, steps: list[int]) -> None:
     counts = list(accumulate(steps))
-    assert fired(LagAbove(n), counts, "optim_steps") == slow_lag_reference(n, counts)
+    assert fired(StepsAhead(n), counts, "optim_steps") == slow_steps_reference(n, counts)
 
 
 @given(combined, st.lists(st.lists(st.sampled_from(UNITS), max_size=12), max_size=25))
@@ -190,18 +190,18 @@ def test_or_and_and_are_those_of_logic(a: Counters, b: Counters, x: Trigger, y: 
 
 
 def test_combinations_nest_and_read_as_written() -> None:
-    trigger = Every(10, "seconds") | LagAbove(50) & Every(2, "batches")
-    assert str(trigger) == "(every 10 seconds | (lag above 50 optim_steps & every 2 batches))"
+    trigger = Every(10, "seconds") | StepsAhead(50) & Every(2, "batches")
+    assert str(trigger) == "(every 10 seconds | (more than 50 optim_steps ahead & every 2 batches))"
     now = Counters(batches=2, optim_steps=51, seconds=1.0)
     assert trigger.due(Counters(), now)
     assert not trigger.due(Counters(), Counters(batches=2, optim_steps=50, seconds=1.0))
     assert trigger.due(Counters(), Counters(seconds=10.0))
 
 
-def test_lag_counts_from_the_last_publish_and_fires_above_the_bound() -> None:
-    assert fired(LagAbove(2), list(range(1, 10)), "optim_steps") == [3, 6, 9]
-    assert fired(LagAbove(0), [1, 2, 2, 3], "optim_steps") == [1, 2, 3]
-    assert fired(LagAbove(2), [5, 6, 7, 8], "optim_steps") == [5, 8]
+def test_steps_ahead_counts_from_the_last_publish_and_fires_above_the_bound() -> None:
+    assert fired(StepsAhead(2), list(range(1, 10)), "optim_steps") == [3, 6, 9]
+    assert fired(StepsAhead(0), [1, 2, 2, 3], "optim_steps") == [1, 2, 3]
+    assert fired(StepsAhead(2), [5, 6, 7, 8], "optim_steps") == [5, 8]
 
 
 def test_the_default_unit_is_batches() -> None:
@@ -251,9 +251,9 @@ def test_a_typo_in_the_unit_is_answered_with_the_nearest_unit() -> None:
 
 
 @pytest.mark.parametrize("n", [-1, 1.0, True, "2", None])
-def test_a_bad_lag_bound_is_refused_in_three_lines(n: object) -> None:
+def test_a_bad_number_of_steps_ahead_is_refused_in_three_lines(n: object) -> None:
     with pytest.raises(ConfigError) as caught:
-        LagAbove(n)  # type: ignore[arg-type]
+        StepsAhead(n)  # type: ignore[arg-type]
     assert len(str(caught.value).splitlines()) == 3
 
 

@@ -45,12 +45,11 @@ from rlsync.recipes.impala import (
     UnrollCollector,
     check_batch,
 )
+from rlsync.workers.player import Playable, Player
 from tests.conftest import LeakCheck
 from tests.faults.running import in_three_lines
 from tests.parts.processes import child_pids, is_alive, kill, open_fds, stopped, wait_until
 from tests.test_impala_envs import LADDER, Ladder
-
-pytestmark = pytest.mark.timeout(110)
 
 WAIT_S = 20.0
 SILENT_S = 5.0  # longer than a loaded machine keeps a process waiting
@@ -70,7 +69,7 @@ def cartpole_net(**options: Any) -> ImpalaNet:
 
 
 @contextmanager
-def collecting(network: ImpalaNet, env: EnvSpec, **options: Any) -> Iterator[UnrollCollector]:
+def collecting(network: Player | Playable, env: EnvSpec, **options: Any) -> Iterator[UnrollCollector]:
     """A collector of small rollouts whose workers are forked, shut down with the block."""
     settings = {"steps": 6, "envs_per_worker": 4, "start_method": "fork", "seed": 3, "restarts": QUICK}
     collector = UnrollCollector(network, env, **{**settings, **options})
@@ -134,6 +133,7 @@ def replayed_by_hand(batches: list[TensorDictBase], make: Callable[[], Any], col
     env.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
 def test_unrolls_tell_what_the_environment_shows_when_stepped_by_hand(ends: str, overlap: bool) -> None:
@@ -145,6 +145,7 @@ def test_unrolls_tell_what_the_environment_shows_when_stepped_by_hand(ends: str,
     assert ("final_observation" in batches[0]) is (ends == "truncated")
 
 
+@pytest.mark.processes
 def test_time_limits_of_gymnasium_keep_their_last_observations() -> None:
     with collecting(cartpole_net(), CARTPOLE, num_workers=1, steps=16) as collector:
         batches = batches_of(collector, 4)
@@ -153,6 +154,7 @@ def test_time_limits_of_gymnasium_keep_their_last_observations() -> None:
     assert any("final_observation" in batch for batch in batches)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"rollouts_per_batch": 3}])
 @pytest.mark.parametrize(
     ("env", "head"),
@@ -179,6 +181,7 @@ def test_every_batch_is_as_the_contract_says(env: EnvSpec, head: Any, options: d
         assert finals or env is not PENDULUM
 
 
+@pytest.mark.processes
 def test_atari_unrolls_are_as_the_contract_says_and_their_log_probabilities_true() -> None:
     network = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(32,), channels_last=True)
     with collecting(network, PONG, num_workers=1, overlap=True, steps=8) as collector:
@@ -192,6 +195,7 @@ def test_atari_unrolls_are_as_the_contract_says_and_their_log_probabilities_true
         assert finals == 8, "four games, cut short twice"
 
 
+@pytest.mark.processes
 def test_the_recurrent_state_at_the_start_of_an_unroll_is_what_the_unroll_before_left() -> None:
     network = ladder_net(lstm=6, last_action=True, last_reward=True)
     env = GymnasiumEnvs(LADDER, {"horizon": 4})
@@ -212,6 +216,7 @@ def test_the_recurrent_state_at_the_start_of_an_unroll_is_what_the_unroll_before
     assert float(state.abs().max()) > 0
 
 
+@pytest.mark.processes
 def test_nothing_that_the_learner_does_to_its_slot_reaches_the_worker() -> None:
     network = ladder_net(lstm=6, last_action=True, last_reward=True)
     with collecting(network, GymnasiumEnvs(LADDER), num_workers=1, slots=1) as collector:
@@ -227,6 +232,7 @@ def test_nothing_that_the_learner_does_to_its_slot_reaches_the_worker() -> None:
         assert torch.equal(after["last_reward"], before["reward"][-1])
 
 
+@pytest.mark.processes
 def test_a_single_rollout_is_not_copied_and_stays_until_the_next_batch_is_asked_for() -> None:
     with collecting(cartpole_net(), CARTPOLE, slots=3, num_workers=1) as collector:
         batches = iter(collector)
@@ -241,12 +247,14 @@ def test_a_single_rollout_is_not_copied_and_stays_until_the_next_batch_is_asked_
         assert collector.counters().reading == 1
 
 
+@pytest.mark.processes
 def test_the_batch_of_a_single_rollout_is_the_slot_itself() -> None:
     with collecting(cartpole_net(), CARTPOLE, slots=1, num_workers=1, silent_timeout_s=10) as collector:
         first, second = (batch["observation"] for batch in itertools.islice(collector, 2))
         assert first.data_ptr() == second.data_ptr()
 
 
+@pytest.mark.processes
 def test_several_rollouts_are_copied_and_live_as_long_as_they_are_used() -> None:
     with collecting(cartpole_net(), CARTPOLE, rollouts_per_batch=2) as collector:
         batches = iter(collector)
@@ -257,6 +265,7 @@ def test_several_rollouts_are_copied_and_live_as_long_as_they_are_used() -> None
         assert (first == before).all()
 
 
+@pytest.mark.processes
 def test_workers_wait_when_the_learner_is_slow_and_that_is_counted() -> None:
     with collecting(cartpole_net(), CARTPOLE, slots=2) as collector:
         next(iter(collector))
@@ -264,6 +273,7 @@ def test_workers_wait_when_the_learner_is_slow_and_that_is_counted() -> None:
         assert collector.counters().written <= 2
 
 
+@pytest.mark.processes
 def test_workers_begin_no_rollout_while_they_are_paused() -> None:
     with collecting(cartpole_net(), CARTPOLE, slots=8) as collector:
         with collector.pause():
@@ -277,6 +287,7 @@ def test_workers_begin_no_rollout_while_they_are_paused() -> None:
             assert not wait_until(lambda: collector.counters().full > 0, 0.3)
 
 
+@pytest.mark.processes
 def test_runs_with_the_same_seed_are_the_same_and_with_another_are_not() -> None:
     def actions(seed: int, reseed: int | None = None) -> torch.Tensor:
         torch.manual_seed(0)
@@ -290,6 +301,7 @@ def test_runs_with_the_same_seed_are_the_same_and_with_another_are_not() -> None
     assert torch.equal(actions(1, reseed=5), actions(2, reseed=5))
 
 
+@pytest.mark.processes
 def test_iteration_ends_at_the_total_of_frames_and_goes_on_where_a_checkpoint_stood() -> None:
     with collecting(cartpole_net(), CARTPOLE, total_frames=70) as collector:
         assert len(batches_of(collector, 99)) == 3
@@ -328,6 +340,7 @@ class Recorder:
         return set(stamps.flatten().tolist())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_step_was_made_with_the_weights_that_were_published_under_its_stamp(overlap: bool) -> None:
     make = partial(cartpole_net, lstm=4)
@@ -361,6 +374,7 @@ def make_trainer(collector: UnrollCollector, network: ImpalaNet, frames: int) ->
     )
 
 
+@pytest.mark.processes
 def test_it_runs_under_the_stock_trainer_with_stamps_that_are_true() -> None:
     torch.manual_seed(0)
     network = cartpole_net()
@@ -390,6 +404,7 @@ def test_it_runs_under_the_stock_trainer_with_stamps_that_are_true() -> None:
         assert collector.closed
 
 
+@pytest.mark.processes
 def test_a_map_that_does_not_fit_the_workers_is_refused_leaf_by_leaf() -> None:
     with collecting(cartpole_net(), CARTPOLE) as collector:
         other = ImpalaNet((4,), Categorical(2), hidden=(16, 3))
@@ -404,13 +419,14 @@ def test_a_map_that_does_not_fit_the_workers_is_refused_leaf_by_leaf() -> None:
         trainer.shutdown()
 
 
+@pytest.mark.processes
 def test_the_workers_answer_what_they_act_with() -> None:
     network = cartpole_net()
     with collecting(network, CARTPOLE) as collector:
         trainer = make_trainer(collector, network, frames=24)
         hook = SyncWeights({"policy": "loss_module.actor_network"})
         hook.register(trainer)
-        check = hook.check()
+        check = hook.verification()
         check.ask()
         batches = iter(collector)
         assert wait_until(lambda: next(batches) is not None and check.hear().done, WAIT_S)
@@ -420,6 +436,7 @@ def test_the_workers_answer_what_they_act_with() -> None:
         assert hook.in_flight
 
 
+@pytest.mark.processes
 def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rounded_weights() -> None:
     network = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(16,), lstm=4)
     with collecting(network, PONG, envs_per_worker=2, steps=2, dtype=torch.bfloat16) as collector:
@@ -430,7 +447,7 @@ def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rou
         assert {row.verdict.value for row in hook.plan.rows} == {"cast"}
         assert hook.plan.payload_bytes * 2 == sum(p.nbytes for p in network.parameters())
         hook.publish()
-        check = hook.check()
+        check = hook.verification()
         check.ask()
         batches = iter(collector)
         assert wait_until(lambda: next(batches) is not None and check.hear().done, WAIT_S)
@@ -444,6 +461,7 @@ def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rou
         assert torch.allclose(log_prob, batch["behaviour_log_prob"], atol=0.05)
 
 
+@pytest.mark.processes
 def test_a_dtype_that_the_map_does_not_declare_is_refused() -> None:
     network = cartpole_net()
     with collecting(network, CARTPOLE, dtype=torch.bfloat16) as collector:
@@ -456,6 +474,7 @@ def test_a_dtype_that_the_map_does_not_declare_is_refused() -> None:
 # -------------------------------------------------------------------------- faults
 
 
+@pytest.mark.processes
 def test_a_killed_worker_is_started_again_with_the_newest_version_and_the_run_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -485,6 +504,7 @@ def test_a_killed_worker_is_started_again_with_the_newest_version_and_the_run_go
         assert f"started again (pid {successor})" in caplog.text
 
 
+@pytest.mark.processes
 def test_a_worker_whose_environment_raises_is_started_again_with_pauses_and_then_ends_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -504,6 +524,7 @@ def test_a_worker_whose_environment_raises_is_started_again_with_pauses_and_then
         assert "in 0.2 s" in caplog.text
 
 
+@pytest.mark.processes
 def test_one_worker_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     env = GymnasiumEnvs("tests.test_unroll_collector:rlsync-tests/FailsOnce-v0", {"folder": str(tmp_path)})
     with collecting(ladder_net(), env, num_workers=2) as collector:
@@ -545,6 +566,7 @@ gymnasium.register("rlsync-tests/Hangs-v0", Hangs, disable_env_checker=True, ord
 gymnasium.register("rlsync-tests/FailsOnce-v0", FailsOnce, disable_env_checker=True, order_enforce=False)
 
 
+@pytest.mark.processes
 def test_when_all_workers_are_killed_the_run_ends_at_once() -> None:
     with collecting(cartpole_net(), CARTPOLE) as collector:
         batches = iter(collector)
@@ -559,6 +581,7 @@ def test_when_all_workers_are_killed_the_run_ends_at_once() -> None:
         assert collector.closed
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_that_all_say_nothing_end_the_run(workers: int) -> None:
     settings = {"num_workers": workers, "silent_timeout_s": SILENT_S}
@@ -574,6 +597,7 @@ def test_workers_that_all_say_nothing_end_the_run(workers: int) -> None:
         assert all(f"pid {pid}, alive" in caught.value.what for pid in pids)
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_stopped_is_started_again_while_the_other_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -591,6 +615,7 @@ def test_a_worker_that_is_stopped_is_started_again_while_the_other_goes_on(
         assert collector.restarted == 1
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_stopped_and_may_not_be_started_again_ends_the_run() -> None:
     settings = {"silent_timeout_s": SILENT_S, "restarts": Restarts(at_most=0)}
     with collecting(cartpole_net(), CARTPOLE, **settings) as collector:
@@ -605,6 +630,7 @@ def test_a_worker_that_is_stopped_and_may_not_be_started_again_ends_the_run() ->
         assert collector.closed
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("paused", [False, True])
 def test_workers_that_wait_for_the_learner_are_not_silent(paused: bool) -> None:
     with (
@@ -617,6 +643,7 @@ def test_workers_that_wait_for_the_learner_are_not_silent(paused: bool) -> None:
         assert not wait_until(lambda: collector._workers.look(), 4.0, poll_s=0.1)
 
 
+@pytest.mark.processes
 def test_silence_counts_only_while_the_learner_looks() -> None:
     with collecting(cartpole_net(), CARTPOLE, silent_timeout_s=2.0) as collector:
         batches = iter(collector)
@@ -629,12 +656,13 @@ def test_silence_counts_only_while_the_learner_looks() -> None:
         assert collector.restarted == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("network", "env", "what"),
     [
         (ladder_net(), GymnasiumEnvs(LADDER, {"horizom": 3}), "unexpected keyword argument 'horizom'"),
-        (ladder_net(), CARTPOLE, "the network acts by Categorical"),
-        (cartpole_net(), PENDULUM, "the network is for observations"),
+        (ladder_net(), CARTPOLE, "the player chooses from DiscreteActions"),
+        (cartpole_net(), PENDULUM, "the player takes observations"),
         (cartpole_net(), GymnasiumEnvs("NoSuchGame-v0"), "NoSuchGame"),
     ],
 )
@@ -667,6 +695,7 @@ def _with_helpers(pid: int) -> set[int]:
     return found.union(*(_with_helpers(child) for child in found))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("method", "how"), [("fork", "runs"), ("fork", "waits"), ("fork", "hangs"), ("forkserver", "runs")]
 )
@@ -690,6 +719,7 @@ def test_no_worker_survives_a_learner_that_is_killed(method: str, how: str, tmp_
         learner.communicate(timeout=WAIT_S)
 
 
+@pytest.mark.processes
 def test_a_collector_leaves_nothing_behind(no_leaks: LeakCheck) -> None:
     def run() -> None:
         with collecting(cartpole_net(), CARTPOLE) as collector:
@@ -702,6 +732,7 @@ def test_a_collector_leaves_nothing_behind(no_leaks: LeakCheck) -> None:
     run()
 
 
+@pytest.mark.processes
 def test_a_collector_that_is_dropped_ends_its_workers() -> None:
     before = child_pids()
     collector = UnrollCollector(cartpole_net(), CARTPOLE, steps=3, envs_per_worker=1, start_method="fork")

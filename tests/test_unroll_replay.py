@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala import Categorical, ImpalaLoss, ImpalaNet, TrustRegion, check_batch, concatenate
-from rlsync.recipes.impala.batch import FINAL, KEYS, TIMED
-from rlsync.recipes.impala.replay import UnrollReplay
-from rlsync.recipes.impala.replay_mix import MixCounts, ReplayMix
+from rlsync.workers.frames import FINAL, KEYS, TIMED
+from rlsync.workers.replay.mixing import MixCounts, ReplayMix
+from rlsync.workers.replay.unrolls import UnrollReplay
 
 STEPS, ENVS = 5, 4
 PIXELS = (2, 3, 3)
@@ -248,7 +248,7 @@ def test_a_capacity_below_one_unroll_is_refused() -> None:
 def test_a_batch_that_lacks_a_key_the_others_had_is_refused_and_nothing_is_held_of_it() -> None:
     replay = UnrollReplay(1000)
     replay.extend(make_batch())
-    with pytest.raises(ConfigError, match="of 'behaviour_params', an unroll has none") as error:
+    with pytest.raises(ConfigError, match="'behaviour_params' of an unroll is none") as error:
         replay.extend(make_batch(1).exclude("behaviour_params"))
     assert len(str(error.value).splitlines()) == 3
     assert len(replay) == ENVS
@@ -260,7 +260,7 @@ def test_unrolls_of_another_length_or_another_state_are_refused() -> None:
     longer = concatenate([make_batch(1)])
     for key in TIMED:
         longer[key] = torch.cat([longer[key], longer[key][-1:]])
-    with pytest.raises(ConfigError, match="holds has"):
+    with pytest.raises(ConfigError, match="; the replay holds"):
         replay.extend(longer)
     with pytest.raises(ConfigError, match=r"'recurrent_state'.*\[2, 8\].*\[2, 4\]"):
         replay.extend(make_batch(1, state=8))

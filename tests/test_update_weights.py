@@ -216,6 +216,53 @@ def test_a_hook_that_meets_its_trainer_at_register_counts_its_batches_there() ->
     assert [receipt.batches for receipt in hook.receipts] == [2, 4]
 
 
+def calls(hook: UpdateWeights | StockUpdateWeights, count: int) -> list[int]:
+    """The calls, by their number in this process, at which a hook sent."""
+    sent = []
+    for call in range(1, count + 1):
+        before = hook.sender.sent
+        hook()
+        if hook.sender.sent > before:
+            sent.append(call)
+    return sent
+
+
+HOOKS = {"rlsync": UpdateWeights, "TorchRL": StockUpdateWeights}
+
+
+@pytest.mark.parametrize("second", HOOKS)
+@pytest.mark.parametrize("first", HOOKS)
+def test_the_counter_is_torchrl_s_and_either_hook_goes_on_where_the_other_was_saved(
+    first: str, second: str
+) -> None:
+    saved = HOOKS[first](update_weights_interval=3, sender=Sender())
+    assert saved.counter == 0
+    assert calls(saved, 4) == [3]
+    assert saved.counter == 4
+    resumed = HOOKS[second](update_weights_interval=3, sender=Sender())
+    resumed.load_state_dict(saved.state_dict())
+    assert resumed.counter == 4
+    # Ours sends what it has loaded at the first call; then both send at calls 6 and 9 of the whole run.
+    again = [1] if second == "rlsync" else []
+    assert calls(resumed, 5) == [*again, 2, 5]
+    assert resumed.counter == 9
+
+
+def test_the_counter_stays_at_zero_where_optimizer_steps_are_counted_as_in_torchrl() -> None:
+    trainer = make_dqn_trainer(make_collector(make_q_policy()), total_frames=60)
+    settings = {"update_weights_interval": 2, "trainer": trainer, "interval_unit": "optim_steps"}
+    hook = UpdateWeights(sender=Sender(), **settings)
+    hook.register(trainer)
+    trainer.train()
+    assert hook.counter == 0
+    stock = StockUpdateWeights(sender=Sender(), **settings)
+    stock.load_state_dict(hook.state_dict())
+    assert stock.state_dict() == {"counter": 0, "last_update_count": 6}
+    resumed = UpdateWeights(sender=Sender(), **settings | {"trainer": make_dqn_trainer(trainer.collector)})
+    resumed.load_state_dict(stock.state_dict())
+    assert resumed.state_dict()["last_update_count"] == 6
+
+
 @pytest.mark.parametrize("way", ["register", "register_op"])
 def test_the_counters_are_part_of_the_trainers_checkpoint(way: str) -> None:
     def build(frames: int) -> tuple[Trainer, UpdateWeights]:
@@ -236,3 +283,4 @@ def test_the_counters_are_part_of_the_trainers_checkpoint(way: str) -> None:
     trainer.train()
     done = [(receipt.reason, receipt.batches) for receipt in hook.receipts]
     assert done == [("resume", 3), ("trigger", 4), ("trigger", 6)]
+    assert hook.counter == 6

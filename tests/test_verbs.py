@@ -11,7 +11,7 @@ from rlsync.cli.main import VERBS, main, usage
 #: verb -> its arguments and options, as --help lists them. Scripts lean on these: add, do not change.
 ARGUMENTS = {
     "train": set(),  # Hydra's: overrides, and the flags of --hydra-help
-    "explain": {"target", "--json"},
+    "explain": {"target", "--config-dir", "--json"},
     "check": {"--json"},  # and what train takes
     "doctor": {"--trainer", "--timeout-s", "--markdown", "--json"},
     "status": {"run", "--json"},
@@ -20,7 +20,7 @@ ARGUMENTS = {
         *("--video", "--no-video", "--json"),
     },
     "plot": {"run", "--out"},
-    "ls": {"group", "--json"},
+    "ls": {"group", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
     "bench": {"--models", "--workers", "--trials", "--json"},
 }

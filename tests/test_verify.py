@@ -15,8 +15,8 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
 from rlsync import BoardScheme, ConfigError, Every, PublishError, Source, SyncWeights, WeightBoard
 from rlsync.core.trigger import Counters
+from rlsync.sync.verification import Found, Prints, Verification
 from rlsync.tensors.target import Target
-from rlsync.torchrl_plugin.check import Check, Found
 from rlsync.torchrl_plugin.hooks.verify import VerifySync
 from tests.faults.running import in_three_lines, on_a_board, running
 from tests.parts import (
@@ -100,7 +100,7 @@ def watch(trainer, sync_map=MAP, **options) -> tuple[SyncWeights, VerifySync]:
     return sync, verify
 
 
-def canaries(collector, policy, sync_map=None) -> tuple[SyncWeights, Check]:
+def canaries(collector, policy, sync_map=None) -> tuple[SyncWeights, Verification]:
     """A hook that publishes a canary, and what compares it; driven by hand."""
     trainer = make_dqn_trainer(collector)
     trainer.canary = policy
@@ -108,7 +108,7 @@ def canaries(collector, policy, sync_map=None) -> tuple[SyncWeights, Check]:
     sync.register(trainer)
     policy.fill(sync.version + 1)
     sync.publish()
-    return sync, sync.check()
+    return sync, sync.verification()
 
 
 def pids(collector) -> list[int]:
@@ -167,19 +167,26 @@ def test_buffers_that_forward_has_changed_since_the_adoption_are_no_deviation() 
 
 
 @pytest.mark.usefixtures("fork_workers")
-def test_a_version_costs_the_learner_a_digest_only_while_answers_are_out() -> None:
+def test_a_version_costs_the_learner_a_digest_only_while_answers_are_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digested: list[int] = []
+    of = Prints.of
+    monkeypatch.setattr(Prints, "of", lambda leaves: digested.append(1) or of(leaves))
     policy = CanaryPolicy(tensors=4, size=10)
     with on_a_board(policy) as collector:
-        _, check = canaries(collector, policy)
-        sender = collector._weight_sync_schemes["policy"].sender
-        assert sender.after_publish is None
+        sync, check = canaries(collector, policy)
+        sync.publish()
+        assert digested == []
         check.ask()
-        assert sender.after_publish is not None
+        sync.publish()
+        assert len(digested) == 2, "the newest version, and the one that came after it"
         batches = iter(collector)
         next(batches)
         next(batches)
         assert check.hear().done
-        assert sender.after_publish is None
+        sync.publish()
+        assert len(digested) == 2
 
 
 @pytest.mark.usefixtures("fork_workers")
@@ -243,7 +250,7 @@ def test_a_worker_that_claims_a_version_it_did_not_take_ends_the_training(
         honest(self, views, which)
         mine = self._buffers if lost != "parameters" else self._parameters
         for i in mine if "worker 1" in self.where else []:
-            self._stand[i].data.add_(1)
+            self._live[i].data.add_(1)
 
     monkeypatch.setattr(Target, "_copy", sloppy)  # workers are forked: they have it, too
     actor = make_counted_policy()
@@ -315,7 +322,7 @@ def test_the_destination_at_fault_is_named_and_the_other_is_not(monkeypatch: pyt
         sync = SyncWeights({"policy": "canary", inner: "inner"})
         sync.register(trainer)
         sync.publish()
-        check = sync.check()
+        check = sync.verification()
         check.ask()
         batches = iter(collector)
         next(batches)
@@ -333,7 +340,7 @@ def test_a_deviation_can_be_logged_instead_and_training_goes_on(
 
     def sloppy(self, views, which):
         honest(self, views, which)
-        self._stand[0].data.add_(1)
+        self._live[0].data.add_(1)
 
     monkeypatch.setattr(Target, "_copy", sloppy)
     actor = make_policy()

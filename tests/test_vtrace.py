@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torchrl.objectives.value.functional import vtrace_advantage_estimate
+from torchrl.objectives.value.functional import generalized_advantage_estimate, vtrace_advantage_estimate
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala import Categorical, Trust, TrustRegion, vtrace
@@ -25,14 +25,20 @@ DATA = Path(__file__).parent / "data"
 VTRACE = json.loads((DATA / "vtrace.json").read_text())
 LASER = json.loads((DATA / "laser.json").read_text())
 TOLERANCE = 1e-9
+ROUNDING = 1e-15
 
 
-def doubles(numbers: list[Any]) -> Tensor:
+def doubles(numbers: list[Any] | float) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = TOLERANCE) -> bool:
     return torch.allclose(a, b, rtol=0, atol=tolerance)
+
+
+def exact(found: Tensor, expected: list[float]) -> None:
+    """Equal to within the rounding of a few operations in float64."""
+    torch.testing.assert_close(found, doubles(expected), rtol=ROUNDING, atol=ROUNDING)
 
 
 def unroll(seed: int, *shape: int) -> dict[str, Tensor]:
@@ -71,8 +77,8 @@ def test_targets_and_advantages_are_those_of_the_reference(case: dict[str, Any])
         gamma=case["gamma"],
         **case["params"],
     )
-    assert close(targets, doubles(case["vs"]))
-    assert close(advantages, doubles(case["adv"]))
+    exact(targets, case["vs"])
+    exact(advantages, case["adv"])
 
 
 @pytest.mark.parametrize("number", range(len(LASER)))
@@ -97,8 +103,8 @@ def test_a_trust_region_decides_and_corrects_as_the_reference_does(number: int) 
         gamma=case["gamma"],
         trust=trust,
     )
-    assert close(targets, doubles(case["vs"]))
-    assert close(advantages, doubles(case["adv"]))
+    exact(targets, case["vs"])
+    exact(advantages, case["adv"])
 
 
 @given(
@@ -129,6 +135,7 @@ def test_targets_and_advantages_are_those_that_the_paper_writes(
         assert math.isclose(targets[start].item(), expected, rel_tol=1e-9, abs_tol=1e-9)
         ended = parts["terminated"][start] or parts["truncated"][start] or start == steps - 1
         following = parts["next_value"][start].item() if ended else targets[start + 1].item()
+        following = lam * following + (1 - lam) * parts["next_value"][start].item()
         following = 0.0 if parts["terminated"][start] else following
         error = parts["reward"][start].item() + gamma * following - value[start]
         expected = min(pg_rho_bar, ratio[start]) * error
@@ -155,6 +162,27 @@ def test_torchrl_s_function_gives_the_same(bound: float) -> None:
     # Its discounts are float32 whatever its inputs are.
     assert close(targets, values.squeeze(-1).transpose(0, 1), 1e-6)
     assert close(advantages, theirs.squeeze(-1).transpose(0, 1), 1e-6)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.4, 0.95, 1.0])
+def test_on_policy_the_advantages_are_those_of_torchrl_s_gae(lam: float) -> None:
+    parts = unroll(11, 12, 5)
+    parts["log_rho"] = torch.zeros(12, 5, dtype=torch.float64)
+    targets, advantages = vtrace(**parts, gamma=0.95, lam=lam)
+    column = {key: part.unsqueeze(-1) for key, part in parts.items()}
+    # As float64 tensors: it keeps discounts that are Python numbers in float32.
+    theirs, returns = generalized_advantage_estimate(
+        doubles(0.95),
+        doubles(lam),
+        column["value"],
+        column["next_value"],
+        column["reward"],
+        column["terminated"] | column["truncated"],
+        column["terminated"],
+        time_dim=0,
+    )
+    torch.testing.assert_close(advantages, theirs.squeeze(-1), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(targets, returns.squeeze(-1), rtol=1e-14, atol=1e-14)
 
 
 # ---------------------------------------------------------------------------------- laws
@@ -241,6 +269,14 @@ def test_bfloat16_is_summed_in_float32() -> None:
     assert close(targets.double(), vtrace(**exact, gamma=0.99)[0], 1e-5)
 
 
+def test_it_compiles_into_one_graph() -> None:
+    parts = unroll(10, 5, 3)
+    values = {"gamma": 0.9, "rho_bar": 2.0, "lam": 0.8}
+    compiled = torch.compile(lambda: vtrace(**parts, **values), fullgraph=True, backend="aot_eager")
+    for traced, plain in zip(compiled(), vtrace(**parts, **values), strict=True):
+        torch.testing.assert_close(traced, plain)
+
+
 # ---------------------------------------------------------------------------------- refusals
 
 
@@ -250,6 +286,15 @@ def test_tensors_of_different_shapes_are_refused_although_they_would_broadcast()
         vtrace(**parts, gamma=0.9)
     with pytest.raises(ConfigError, match="T > 0"):
         vtrace(**unroll(9, 0), gamma=0.9)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"gamma": 1.1}, {"lam": -0.1}, {"rho_bar": 0.0}, {"c_bar": math.nan}], ids=str
+)
+def test_a_value_out_of_its_range_is_refused(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"{name} cannot be"):
+        vtrace(**unroll(9, 4), **({"gamma": 0.9} | wrong))
 
 
 @pytest.mark.parametrize(("threshold", "reference"), [(0.0, "mu"), (math.nan, "mu"), (0.3, "pi")])

@@ -286,8 +286,8 @@ def _env_that_kills() -> CountingEnv:
 @pytest.mark.parametrize(
     ("env", "error", "says"),
     [
-        (_env_that_is_never_made, AdoptionTimeout, r"worker 1 .pid \d+. does not stand after 2 s"),
-        (_env_that_kills, WorkerLost, r"worker 1 .pid \d+, killed by SIGKILL. ended before it stood"),
+        (_env_that_is_never_made, AdoptionTimeout, r"worker 1 .pid \d+. is not ready after 2 s"),
+        (_env_that_kills, WorkerLost, r"worker 1 .pid \d+, killed by SIGKILL. ended before it was ready"),
     ],
 )
 def test_a_worker_that_never_starts_ends_the_construction_and_is_named(

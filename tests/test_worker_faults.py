@@ -32,6 +32,7 @@ from tests.parts import (
     stopped,
     wait_until,
 )
+from tests.parts.programs import fresh_python
 
 SOON_S = 10.0
 PUSHES = 200
@@ -228,7 +229,5 @@ def test_a_script_that_leaves_its_collector_to_the_end_of_the_interpreter_says_n
         "next(iter(collector))\n"
         "collector.shutdown()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = fresh_python("-c", code)
     assert "Exception ignored" not in done.stderr

@@ -1,16 +1,17 @@
-"""Sample Factory's APPO on Pong, reporting its steps; runs in a virtual environment of its own.
+"""Sample Factory's APPO on Pong. It reports its steps, and runs in its own virtual environment.
 
     PEER_PYTHON benchmarks/peers/appo_peer.py --seconds 60 [--workers 2] [--envs 8] [--rollout 32]
                                               [--batch 256] [--torso shallow] [--lstm 0]
                                               [Sample Factory's own arguments]
 
-The environment is the one of ``sf_examples.atari`` under its own name. ale-py 0.12 registers nothing for
-gymnasium 0.29, so the id that those examples ask for is registered here. Steps are those that the learner
-has trained on, counted without frame skip: what its own log calls "Total num frames" when
-summaries_use_frameskip is off. Its log's "Samples", those that were collected, are reported beside them.
+The environment is that of ``sf_examples.atari``. ale-py 0.12 registers nothing for gymnasium 0.29, so this
+script registers the id that those examples use. Steps are those that the learner has trained on, without
+frame skip. Sample Factory's log calls them "Total num frames" when summaries_use_frameskip is off. The
+collected steps, which its log calls "Samples", are reported too.
 
-One epoch over each batch, as the other contenders do; asynchronous, double-buffered sampling. GAE instead of
-V-trace: with_vtrace ends 2.1.1 with an AttributeError in its summaries.
+It makes one epoch over each batch, as the other contenders do, with asynchronous, double-buffered sampling.
+It uses GAE instead of V-trace, because with_vtrace ends version 2.1.1 with an AttributeError in its
+summaries.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REPORT_EVERY_S = 0.5
 
 
 def make_env(name: str, cfg: object, env_config: object, render_mode: str | None = None) -> gymnasium.Env:
-    """The stock Atari environment of the examples; runs in every process that needs one."""
+    """Make the stock Atari environment of the examples. Called in every process that needs one."""
     if "PongNoFrameskip-v4" not in gymnasium.registry:
         gymnasium.register(
             "PongNoFrameskip-v4",
@@ -43,7 +44,7 @@ def make_env(name: str, cfg: object, env_config: object, render_mode: str | None
 
 
 class Report(AlgoObserver):
-    """One line of JSON for the process that measures, now and then after a training step."""
+    """Prints a line of JSON for the measuring process, from time to time after a training step."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -72,7 +73,7 @@ class Report(AlgoObserver):
 
 
 def arguments(options: argparse.Namespace, train_dir: str) -> list[str]:
-    """What Sample Factory is told."""
+    """The arguments of Sample Factory."""
     told = {
         "env": ENV,
         "experiment": "pong",

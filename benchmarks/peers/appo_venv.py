@@ -1,4 +1,4 @@
-"""Sample Factory's own virtual environment: it needs gymnasium and numpy of another age than rlsync does."""
+"""A separate virtual environment for Sample Factory, which needs older gymnasium and numpy than rlsync."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPLETE = "complete"
 
 
 def python_of(folder: Path) -> Path:
-    """The interpreter of that environment, which is made where it is absent; takes minutes, and a network."""
+    """The interpreter of that environment. If it does not exist, it is made: minutes, and a network."""
     python = folder / "bin" / "python"
     if (folder / _COMPLETE).exists():
         return python

@@ -1,10 +1,11 @@
-"""rlsync's recipe ``impala`` on Pong, reporting its steps.
+"""rlsync's recipe ``impala`` on Pong. It reports its steps.
 
     python benchmarks/peers/rlsync_peer.py --precision fp32 --seconds 60 [--workers 2] [--envs 8]
                                            [--rollout 32] [--torso shallow] [--lstm 0] [--torso-threads 1]
 
-What ``rlsync train recipe=impala env=pong`` runs, built in Python so that it ends by the clock. Steps are
-those that the learner has trained on; the lag is of all steps of the run, from the recipe's own histogram.
+This is the training of ``rlsync train recipe=impala env=pong``, built in Python so that it can end after a
+given time. Steps are those that the learner has trained on. The lag covers all steps of the run and comes
+from the recipe's own histogram.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pathlib import Path
 import torch
 from torchrl.trainers import Trainer
 
-from rlsync.recipes import parts
+from rlsync.recipes import run_files
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig
+from rlsync.recipes.hooks import Bottleneck
 from rlsync.recipes.impala import recipe
 from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig
-from rlsync.recipes.impala.hooks import Bottleneck
 from rlsync.tensors.memory import keep_freed_memory
 from rlsync.torchrl_plugin import compat
 
@@ -32,7 +33,7 @@ NEVER = 10**9
 
 
 class Report:
-    """One line of JSON for the process that measures, now and then; ends the run in time."""
+    """Prints a line of JSON for the measuring process from time to time, and ends the run in time."""
 
     def __init__(self, trainer: Trainer, seconds: float) -> None:
         self._trainer = trainer
@@ -50,7 +51,7 @@ class Report:
 
 
 def config_of(options: argparse.Namespace, run_dir: str) -> Config:
-    """The recipe, with the settings of the other contenders."""
+    """The recipe's config, with the settings of the other contenders."""
     batch = options.envs * options.rollout
     settings = ImpalaConfig(
         total_frames=NEVER,
@@ -72,14 +73,14 @@ def config_of(options: argparse.Namespace, run_dir: str) -> Config:
         run_dir=run_dir,
         checkpoint_every_frames=NEVER,
         env=EnvConfig("ALE/Pong-v5", options.envs),
-        collector=CollectorConfig(num_workers=options.workers, frames_per_batch=batch),
+        collector=CollectorConfig("async", options.workers, batch),
         logger=LoggerConfig(kind="none"),
         recipe=settings,
     )
 
 
 def lag(histogram: Path) -> dict[str, float]:
-    """Mean and maximum of the recipe's own count of versions."""
+    """The mean and the maximum lag, from the recipe's own histogram."""
     with histogram.open(newline="") as file:
         rows = [(int(row["staleness_versions"]), int(row["steps"])) for row in csv.DictReader(file)]
     steps = sum(count for _, count in rows)
@@ -108,7 +109,7 @@ def main() -> None:
             trainer.collector.shutdown()
         (load,) = (m.load for m in compat.registered_modules(trainer) if isinstance(m, Bottleneck))
         print(load, flush=True)
-        print("@", json.dumps(lag(Path(run_dir) / parts.STALENESS)), flush=True)
+        print("@", json.dumps(lag(Path(run_dir) / run_files.STALENESS)), flush=True)
 
 
 if __name__ == "__main__":

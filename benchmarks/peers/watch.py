@@ -1,8 +1,8 @@
-"""Run a contender and watch it from outside: its reports, its processor time, and everybody else's.
+"""Run a contender and measure it from outside: its reports, its processor time, and the other load.
 
-A contender prints lines that begin with ``@ `` and go on with JSON: ``steps`` so far, and ``lag_mean`` and
-``lag_max`` where it knows them. They are dated here, on arrival, by one clock for all. A line without
-``steps`` is the contender's last word on what it names.
+A contender prints lines that begin with ``@ `` and continue with JSON: the ``steps`` so far, and ``lag_mean``
+and ``lag_max`` if it knows them. This module adds the time when a line arrives, with the same clock for all
+contenders. A line without ``steps`` holds final values.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import IO, Any
 
 MARK = "@ "
 WARM_UP_PART = 1 / 3
-START_AND_END_S = 120.0  # what a contender may take beyond its seconds
+START_AND_END_S = 120.0  # time for start and end, besides the given seconds
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was so when a report arrived.
+    """The measured values when a report arrived.
 
     Args:
-        at_s: when.
-        cpu_s: processor time of all processes of the contender, since they began.
-        busy_s: of the whole machine, all cores.
+        at_s: the time of arrival.
+        cpu_s: processor time of all processes of the contender, since their start.
+        busy_s: processor time of the whole machine, all cores.
         said: the report.
     """
 
@@ -44,16 +44,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run, without its first third.
+    """The figures of one run, without its first third.
 
     Args:
         steps_per_s: agent steps per second.
-        steps_per_cpu_s: agent steps per second of processor time: what a busy machine changes least.
+        steps_per_cpu_s: agent steps per second of processor time; other load changes it least.
         cpu_per_s: processor seconds per second, of the contender's process tree.
-        others_cpu_per_s: likewise, of everything else on the machine.
-        lag_mean, lag_max: versions; None where the contender does not know.
-        steps: in the window.
-        window_s: how long it is.
+        others_cpu_per_s: processor seconds per second of all other processes on the machine.
+        lag_mean, lag_max: in versions; None if the contender does not know.
+        steps: agent steps in the window.
+        window_s: length of the window.
     """
 
     steps_per_s: float
@@ -67,10 +67,10 @@ class Figures:
 
 
 def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
-    """Run it to its end, one torch thread a process; what it prints goes to ``log``.
+    """Run a contender to its end, with one torch thread a process. Its output goes to ``log``.
 
     Raises:
-        RuntimeError: it failed, or did not end in time.
+        RuntimeError: the contender failed, or did not end in time.
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     process = subprocess.Popen(
@@ -79,7 +79,7 @@ def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, **threads, "PYTHONUNBUFFERED": "1"},
-        start_new_session=True,  # so that its processes are known by their session
+        start_new_session=True,  # its processes can be found by their session
     )
     assert process.stdout is not None
     too_late = threading.Timer(seconds + START_AND_END_S, _end, [process.pid])
@@ -89,7 +89,7 @@ def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
         for line in process.stdout:
             log.write(line)
             if line.startswith(MARK):
-                with suppress(json.JSONDecodeError):  # another process of the contender wrote into the line
+                with suppress(json.JSONDecodeError):  # two processes wrote into the same line
                     samples.append(_sample(process.pid, json.loads(line.removeprefix(MARK))))
         status = process.wait()
     finally:
@@ -101,7 +101,7 @@ def watch(command: Sequence[str], seconds: float, log: IO[str]) -> list[Sample]:
 
 
 def figures(samples: Sequence[Sample]) -> Figures:
-    """The steady state of one run.
+    """The figures of the steady state of one run.
 
     Raises:
         RuntimeError: there are too few reports.
@@ -137,10 +137,10 @@ def _sample(session: int, said: dict[str, Any]) -> Sample:
 
 
 def _cpu_s(session: int) -> float:
-    """Of all processes of a session, those included that ended and were waited for."""
+    """Processor time of all processes of a session, including those that ended and were waited for."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[3]) == session:
                 ticks += sum(map(int, fields[11:15]))
@@ -148,12 +148,12 @@ def _cpu_s(session: int) -> float:
 
 
 def _busy_s() -> float:
-    """Of all cores since the machine began: user, nice, system, irq and softirq."""
+    """Processor time of all cores since the machine started: user, nice, system, irq and softirq."""
     fields = [int(field) for field in Path("/proc/stat").read_text().partition("\n")[0].split()[1:]]
     return (sum(fields[:3]) + sum(fields[5:7])) / _TICKS_PER_S
 
 
 def _end(session: int) -> None:
-    """End what is left of a session that was started here."""
+    """Kill the remaining processes of a session that was started here."""
     with suppress(ProcessLookupError):
         os.killpg(session, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""TorchRL's own trainer from TorchRL's own configs, with rlsync's hook and scheme: see ppo.yaml beside it.
+"""TorchRL's own trainer, built from TorchRL's own configs, with rlsync's hooks and scheme.
 
     python examples/torchrl_config/train.py [key=value ...]
 
-One call, register(), puts rlsync's parts into TorchRL's config groups; the rest is what any script does that
-trains from such a config.
+One call, register(), adds rlsync's parts to TorchRL's config groups. The rest is as in any script that trains
+from such a config. The config is ppo.yaml, in the same folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlsync.cli.torchrl_configs import register
 
 
 def versions_seen(trainer: Trainer) -> list[tuple[int, int]]:
-    """A list that grows as the trainer trains: the lowest and the highest version of each batch."""
+    """A list that gets the lowest and the highest version of each batch while the trainer trains."""
     seen: list[tuple[int, int]] = []
 
     def watch(batch):

@@ -1,4 +1,4 @@
-"""``rlsync bench``: what one publish costs on this machine."""
+"""``rlsync bench``: measures a publish on this machine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ examples:
   rlsync bench --models 400mb 12x5000 --workers 4
   rlsync bench --models mlp --json
 
-publish: for how long it holds the learner, workers idle; ratio: to one memcpy of the same bytes, timed in
-turn; alias, copy: for how long a worker takes to adopt a version that is ready, one way or the other.
-Medians. Compare ratios rather than seconds: machines are shared and noisy.
+columns (medians):
+  publish ms          how long one publish holds the learner, with idle workers
+  memcpy ms           one plain copy of the same bytes, timed alternately with the publishes
+  ratio               publish / memcpy
+  alias us, copy us   how long a worker takes to adopt a version that is ready, by alias and by copy
+Compare ratios, not seconds: machines are shared and noisy.
 
 exit status: 0 measured, 1 something failed, 2 wrong arguments
 """
@@ -42,7 +45,7 @@ exit status: 0 measured, 1 something failed, 2 wrong arguments
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was found for one model; medians."""
+    """The figures for one model, as medians."""
 
     model: str
     tensors: int
@@ -60,7 +63,7 @@ def main(arguments: list[str]) -> int:
     """Measure each model, and print a table or JSON.
 
     Raises:
-        ConfigError: there is no such model, or a number is below one.
+        ConfigError: a model does not exist, or a number is below one.
     """
     parser = argparse.ArgumentParser(
         prog="rlsync bench",
@@ -77,10 +80,12 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     for option in ("workers", "trials"):
         if vars(given)[option] < 1:
-            raise ConfigError(f"{option} is at least 1", f"--{option} {vars(given)[option]}", "give more")
+            raise ConfigError(
+                f"{option} is at least 1", f"--{option} {vars(given)[option]}", "give a larger number"
+            )
     sizes = {model: size_of(model) for model in given.models}
     prepare_process()
-    with contextlib.redirect_stdout(sys.stderr):  # what the parts print is not the result
+    with contextlib.redirect_stdout(sys.stderr):  # other output goes to stderr
         rows = [measure(model, size, given.workers, given.trials) for model, size in sizes.items()]
     if given.json:
         print(json.dumps({"torch": torch.__version__, "rows": [asdict(row) for row in rows]}, indent=2))
@@ -91,10 +96,10 @@ def main(arguments: list[str]) -> int:
 
 
 def size_of(model: str) -> tuple[int, int]:
-    """Number of tensors and floats in each, of a model by name or as ``TENSORSxFLOATS``.
+    """The number of tensors and of floats in each, for a model's name or for ``TENSORSxFLOATS``.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: ``model`` is neither.
 
     Example:
         >>> size_of("mlp"), size_of("3x10")
@@ -115,7 +120,7 @@ def size_of(model: str) -> tuple[int, int]:
 
 
 def table(rows: list[Measured]) -> Table:
-    """For people."""
+    """The figures as a table."""
     drawn = Table(box=None, padding=(0, 2, 0, 0))
     drawn.add_column("model", no_wrap=True)
     for head in ("tensors", "MB", "publish ms", "memcpy ms", "ratio", "alias us", "copy us"):
@@ -135,7 +140,7 @@ def table(rows: list[Measured]) -> Table:
 
 
 def measure(model: str, size: tuple[int, int], workers: int, trials: int) -> Measured:
-    """One model: publishes through the hook to real workers, then adoptions in this process."""
+    """Measure one model: publishes through the hook to real workers, then adoptions in this process."""
     policy = BulkPolicy(*size)
     collector = make_workers(MultiSyncCollector, policy, BoardScheme(), 50 * workers, workers)
     try:

@@ -1,11 +1,11 @@
-"""``rlsync check``: all that is wrong with a config, at once, without training."""
+"""``rlsync check``: lists all that is wrong with a config, without training."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from rlsync.cli import overrides, schema
+from rlsync.cli.compose import overrides, schema
 from rlsync.cli.main import EXIT_USAGE
 from rlsync.core.errors import RlsyncError
 
@@ -16,9 +16,9 @@ _EXAMPLES = """examples:
   rlsync check --config-dir FOLDER recipe=mine   a config of your own
   rlsync check --json resume=runs/DATE/TIME      for machines
 
-Looks at keys, options, types, bounds, the trigger, the grammar of the sync map, the environment (makes
-one), and the checkpoint to resume from. No worker is started: whether the paths of the sync map lead
-somewhere is what rlsync explain finds out.
+It checks keys, options, types, bounds, the trigger, the grammar of the sync map, the environment (by making
+one), and the checkpoint to resume from. It starts no worker, so it does not know whether the paths of the
+sync map exist: rlsync explain does.
 
 exit status: 0 nothing is wrong, 2 something is
 """
@@ -36,9 +36,10 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given, rest = parser.parse_known_args(arguments)
-    schema.register()
-    configs, errors = overrides.examined(overrides.read(rest))
-    print(as_json(errors) if given.json else as_text(errors, len(configs)))
+    line = overrides.read(rest)
+    with schema.initialised(line.flags.config_path):
+        jobs, errors = overrides.examined(line)
+    print(as_json(errors) if given.json else as_text(errors, len(jobs)))
     return EXIT_USAGE if errors else 0
 
 

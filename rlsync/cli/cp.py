@@ -1,4 +1,4 @@
-"""``rlsync cp``: copy a shipped config out, to edit it."""
+"""``rlsync cp``: copy a shipped config, for the user to edit."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import shlex
 import shutil
 from pathlib import Path
 
-from rlsync.cli import shipped
-from rlsync.cli.shipped import Shipped
+from rlsync.cli.compose import shipped
+from rlsync.cli.compose.shipped import Shipped
 from rlsync.core.errors import ConfigError
 
 _EXAMPLES = """examples:
   rlsync cp recipe/ppo
   rlsync cp env/pong configs --as my_breakout
 
-A copy has a name of its own, because Hydra looks at the shipped configs first. The command lines that use
-it are printed.
+The copy needs a new name, because Hydra searches the shipped configs first. rlsync cp prints the commands
+that use the copy.
 
-exit status: 0 copied, 2 no such config, a name that cannot be, or a file that is in the way
+exit status: 0 copied, 2 no such config, an impossible name, or the file exists already
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Copy one file, and print the command lines that use the copy.
+    """Copy one file, and print the commands that use the copy.
 
     Raises:
-        ConfigError: there is no such config, its new name cannot be, or the file exists.
+        ConfigError: the config does not exist, its new name is impossible, or the file exists already.
     """
     parser = argparse.ArgumentParser(
         prog="rlsync cp",
-        description="Copy a shipped config out, to edit it.",
+        description="Copy a shipped config, to edit it.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -66,8 +66,8 @@ def _checked_name(name: str, config: Shipped) -> str:
         raise ConfigError(f"a config cannot be named {name!r}", "--as", "use letters, digits, _ and -")
     if name in [other.name for other in shipped.groups()[config.group]]:
         raise ConfigError(
-            f"a shipped config is named {config.group}/{name}, and Hydra would find it first",
+            f"a shipped config is already named {config.group}/{name}, and Hydra would find that one first",
             f"--as {name}",
-            f"give another name, for example my_{name}",
+            f"choose another name, for example my_{name}",
         )
     return name

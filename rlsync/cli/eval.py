@@ -12,20 +12,23 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli import overrides
-from rlsync.cli.recipes import recipe_named
+from rlsync.cli.compose import overrides, schema
+from rlsync.cli.compose.own_recipes import KEY, look_beside
 from rlsync.cli.resume import checkpoint_at
 from rlsync.cli.run_folder import RunFolder
-from rlsync.cli.train import RESOLVED, prepare_process
+from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.config import Config
-from rlsync.recipes.evaluate import Score, at_once, play
 from rlsync.recipes.evaluate_checkpoint import Trained, load
-from rlsync.recipes.filmed_envs import FilmedEnvs, filmed
-from rlsync.recipes.impala.env_base import Envs
-from rlsync.recipes.impala.envs import make_venv
-from rlsync.recipes.parts import CHECKPOINT, making
-from rlsync.recipes.video import Film, check_file, film
+from rlsync.recipes.parts import making
+from rlsync.recipes.registry import recipe_named
+from rlsync.recipes.run_files import CHECKPOINT, RESOLVED, video_file
+from rlsync.workers.envs.base import Envs
+from rlsync.workers.envs.filmed import FilmedEnvs, filmed
+from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.envs.video import Film, check_file, film
+from rlsync.workers.evaluation import Score, at_once, play
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
 
@@ -45,7 +48,7 @@ line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    """Print what the policy is worth, in one line, and where the video is; or JSON.
+    """Print the policy's score in one line, and where the video is; or JSON.
 
     Raises:
         ConfigError: before anything is played: there is no such policy, or no video where one is asked for.
@@ -56,7 +59,7 @@ def main(arguments: list[str]) -> int:
     config = config_of(given.run)
     checkpoint = checkpoint_of(given.run, given.checkpoint, config)
     trained = load(checkpoint, config, deterministic=given.deterministic)
-    file = given.video or given.run / f"eval-{trained.frames}.gif"
+    file = given.video or given.run / video_file(trained.frames)
     stage, why_none = (None, "not asked for") if given.no_video else _stage(trained, file, given)
     with making(config.env):
         envs = make_venv(trained.env, at_once(given.episodes))
@@ -65,7 +68,7 @@ def main(arguments: list[str]) -> int:
         print(f"{_name(trained)}  episodes {score.episodes}  {score}", flush=True)
     shown = None
     if stage is not None:
-        shown = film(trained.actor, stage, file, given.seed)
+        shown = film(trained.player, stage, file, given.seed)
         stage.close()
     if given.json:
         video = {"file": None, "why": why_none} if shown is None else _video(shown)
@@ -125,24 +128,32 @@ def _not_below_zero(text: str) -> int:
 
 
 def config_of(run: Path) -> Config:
-    """The configuration that a run wrote down; keys it does not have yet are at their defaults.
+    """The configuration that a run wrote. Keys that are newer than the run get their defaults.
+
+    A recipe that lies beside a folder of the user's is imported from there; the run has noted where.
 
     Raises:
-        ConfigError: the folder is not a run's, or its configuration is not one of this rlsync.
+        ConfigError: the folder is not a run's, its recipe is unknown, or its configuration is unreadable.
     """
     file = RunFolder(run).path / RESOLVED
     try:
         written = OmegaConf.load(file)
-        recipe = recipe_named(str(OmegaConf.select(written, "recipe.name")), f"{file}, recipe.name")
-        known = OmegaConf.structured(Config(recipe=recipe.settings()))
-        merged = OmegaConf.merge(known, written)
+        own, at = (OmegaConf.select(written, key) for key in ("config_dir", f"recipe.{KEY}"))
+        if own is not None and at is not None:
+            look_beside(Path(own))
+        name = str(OmegaConf.select(written, "recipe.name"))
+        recipe = recipe_named(name, f"{file}, recipe.name", at)
+        merged = OmegaConf.merge(schema.writable(Config(recipe=recipe.settings())), written)
         assert isinstance(merged, DictConfig)
-        return overrides.to_config(merged)
+        config = overrides.typed(merged)
     except (OmegaConfBaseException, OSError) as error:
         first = first_line(error)
         raise ConfigError(
             f"cannot read the run's configuration: {first}", str(file), "use the rlsync that wrote it"
         ) from error
+    # Only the values: the run has trained, and newer rules about collectors do not concern an evaluation.
+    refuse(bound_errors(config))
+    return config
 
 
 def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
@@ -202,7 +213,7 @@ def _stage(trained: Trained, file: Path, given: argparse.Namespace) -> tuple[Fil
 
 def _score(trained: Trained, envs: Envs, episodes: int, seed: int) -> Score:
     try:
-        return Score.of([e for ended in play(trained.actor, envs, episodes, seed) for e in ended])
+        return Score.of([e for ended in play(trained.player, envs, episodes, seed) for e in ended])
     finally:
         envs.close()
 

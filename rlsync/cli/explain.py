@@ -13,8 +13,8 @@ from pathlib import Path
 from torchrl.trainers import Trainer
 
 from rlsync import SyncPlan, SyncWeights
-from rlsync.cli import overrides, schema
-from rlsync.cli.train import prepare_process, recipe_of, shut_down
+from rlsync.cli.compose import overrides, schema
+from rlsync.cli.train import prepare_process, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.torchrl_plugin import compat
@@ -42,6 +42,9 @@ def main(arguments: list[str]) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(
+        "--config-dir", metavar="DIR", help="a folder of your own configs, as for rlsync train"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
         "target",
@@ -49,7 +52,8 @@ def main(arguments: list[str]) -> int:
         help="overrides as for rlsync train, or path/to/file.py:function, which returns a trainer",
     )
     given = parser.parse_args(arguments)
-    build = from_file(given.target) or from_config(given.target)
+    own = [] if given.config_dir is None else ["--config-dir", given.config_dir]
+    build = from_file(given.target) or from_config([*own, *given.target])
     prepare_process()
     with contextlib.redirect_stdout(sys.stderr):  # what a build prints is not the plan
         trainer = checked_trainer(build())
@@ -60,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def checked_trainer(made: object) -> Trainer:
-    """What a user's function returned, if it is a trainer.
+    """Refuse what a user's function returned unless it is a trainer.
 
     Raises:
         ConfigError: it is not.
@@ -89,14 +93,13 @@ def plan_of(trainer: Trainer) -> SyncPlan:
 
 
 def from_config(arguments: list[str]) -> Callable[[], Trainer]:
-    """A builder of what the overrides describe."""
-    schema.register()
+    """A function that builds the trainer that the overrides describe."""
     line = overrides.read(arguments)
-    config, *more = overrides.configs(line)
+    with schema.initialised(line.flags.config_path):
+        job, *more = overrides.jobs(line)
     if more:
         raise ConfigError("a sweep has many plans", "rlsync explain", "name one config")
-    recipe = recipe_of(config)
-    return lambda: recipe.build(config)
+    return job.build
 
 
 def from_file(arguments: list[str]) -> Callable[[], Trainer] | None:

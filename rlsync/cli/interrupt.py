@@ -1,4 +1,4 @@
-"""Ctrl-C: the first ends the run in good order, the second at once."""
+"""Ctrl-C: the first one ends the run after the current iteration, the second one ends it at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 class Interrupts:
-    """While entered, SIGINT asks the attached trainer to stop; a second one kills every process.
+    """Inside this context, SIGINT asks the attached trainer to stop. A second SIGINT kills every process.
 
-    A thread of its own watches for it, so that it works even while the main thread waits for a
-    worker in a call that Python cannot interrupt.
+    A separate thread watches for the signal. So it works even while the main thread waits for a worker in
+    a call that Python cannot interrupt.
 
     Example:
         >>> with Interrupts() as interrupts:  # doctest: +SKIP
@@ -62,12 +62,12 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Processes started inside never receive SIGINT: children inherit what this thread blocks.
+        """Processes started inside never receive SIGINT, because they inherit this thread's blocked signals.
 
-        Ignoring it would do that too, but then a Ctrl-C that comes meanwhile would be lost here; the
-        watching thread does not block it.
+        Ignoring SIGINT would protect them too, but a Ctrl-C during that time would be lost for this process.
+        The watching thread does not block SIGINT, so it receives this Ctrl-C.
         """
-        resource_tracker.ensure_running()  # it unblocks SIGINT as it starts, so it must run before
+        resource_tracker.ensure_running()  # start it first: its start unblocks SIGINT
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -75,13 +75,13 @@ class Interrupts:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def attach(self, trainer: Trainer) -> None:
-        """From now on, the first SIGINT stops this trainer after the iteration it is in."""
+        """After this call, the first SIGINT stops this trainer at the end of its current iteration."""
         self._trainer = trainer
         if self.count:
             trainer.request_stop("interrupted")
 
     def _watch(self) -> None:
-        """Python's C handler writes the number of every signal it sees to the pipe."""
+        """Read signals from the pipe. Python's C handler writes the number of every signal to it."""
         while numbers := os.read(self._read_fd, 64):
             for _ in range(numbers.count(signal.SIGINT)):
                 self._on_interrupt()
@@ -96,7 +96,7 @@ class Interrupts:
 
 
 def kill_everything() -> None:
-    """End this process and all that it started, now."""
+    """Kill all processes that this process started, and end it."""
     children = multiprocessing.active_children()
     for child in children:
         child.kill()

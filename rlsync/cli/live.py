@@ -1,4 +1,4 @@
-"""One line that says how a run is doing."""
+"""One line that shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ PLAIN_EVERY_S = 2.0
 
 
 class LiveLine:
-    """Frames, return, version, policy lag and publish time; live on a terminal, else now and then.
+    """Prints frames, return, version, policy lag and publish time.
+
+    On a terminal the line is updated after every batch. Elsewhere a new line is printed every few seconds.
 
     Args:
         trainer: the trainer to watch.
-        sync: its hook that publishes.
-        returns: its hook that counts episodes.
-        console: where to write.
+        sync: the trainer's hook that publishes.
+        returns: the trainer's hook that counts episodes.
+        console: where to print.
     """
 
     def __init__(
@@ -52,19 +54,19 @@ class LiveLine:
             self._live.stop()
 
     def seconds(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return time.monotonic() - self._started
 
     def text(self) -> str:
         """The line."""
         frames = self.trainer.collected_frames
-        sync_ms = self.sync.receipts[-1].duration_s * 1e3 if self.sync.receipts else float("nan")
+        publish_ms = self.sync.receipts[-1].duration_s * 1e3 if self.sync.receipts else float("nan")
         parts = (
             f"frames {frames:,}",
             f"return {self.returns.mean:.1f}",
             f"version {self.sync.version}",
             f"lag {self.sync.lag_versions()}",
-            f"sync {sync_ms:.2f} ms",
+            f"publish {publish_ms:.2f} ms",
             f"{(frames - self._first_frame) / max(self.seconds(), 1e-9):,.0f} frames/s",
         )
         return "  ".join(parts)

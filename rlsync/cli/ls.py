@@ -1,25 +1,27 @@
-"""``rlsync ls``: the recipes and configs that come with rlsync."""
+"""``rlsync ls``: the recipes and configs that come with rlsync and with installed recipes."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from rlsync.cli import shipped
+from rlsync.cli.compose import shipped
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 
 _EXAMPLES = """examples:
   rlsync ls
   rlsync ls recipe
+  rlsync ls recipe --config-dir my_configs
   rlsync ls --json
 
 choose one with rlsync train GROUP=NAME, copy one out to edit with rlsync cp GROUP/NAME
 
-exit status: 0 listed, 2 no such group
+exit status: 0 listed, 2 no such group or folder
 """
 
 
@@ -36,9 +38,10 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("group", nargs="?", help="list this group alone")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(arguments)
-    groups = _chosen(given.group)
+    groups = _chosen(given.group, given.config_dir)
     found = [config for options in groups.values() for config in options]
     if given.json:
         rows = [
@@ -56,8 +59,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _chosen(group: str | None) -> dict[str, list[shipped.Shipped]]:
-    groups = shipped.groups()
+def _chosen(group: str | None, own: Path | None) -> dict[str, list[shipped.Shipped]]:
+    if own is not None and not own.is_dir():
+        raise ConfigError(f"no folder {str(own)!r}", "--config-dir", "check the path")
+    groups = shipped.groups(own)
     if group is None:
         return groups
     if group not in groups:

@@ -1,4 +1,4 @@
-"""What measurements of a publish are made of: policies of any size, workers, a bare trainer, a clock."""
+"""Parts for measuring a publish: policies of any size, workers, a trainer that does not train, a clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlsync import WeightBoard
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
-from rlsync.transport.board_reader import BoardReader
+from rlsync.transport.board.reader import BoardReader
 
 #: name: (number of tensors, floats in each)
 MODELS = {
@@ -37,7 +37,7 @@ WARM_UP = 5
 
 
 class BulkPolicy(TensorDictModuleBase):
-    """As many parameters as one likes, of which the action, one of two, reads one number."""
+    """A policy with any number of parameters. It reads one of them to choose between two actions."""
 
     def __init__(self, tensors: int, floats: int) -> None:
         super().__init__()
@@ -45,21 +45,21 @@ class BulkPolicy(TensorDictModuleBase):
         self.weights = nn.ParameterList(torch.zeros(floats) for _ in range(tensors))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Set ``action``."""
+        """Write an ``action``, one of two."""
         action = torch.zeros(*tensordict.batch_size, 2, dtype=torch.int64)
         action[..., int(self.weights[0][0] > 1e9)] = 1
         return tensordict.set("action", action)
 
 
-class Standing(nn.Module):
-    """A place for the policy to stand on a trainer."""
+class PolicyHolder(nn.Module):
+    """A loss module that only holds the policy, so that a trainer has it."""
 
     def __init__(self, actor_network: nn.Module) -> None:
         super().__init__()
         self.actor_network = actor_network
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Nothing."""
+        """Return ``tensordict`` as it is."""
         return tensordict
 
 
@@ -79,37 +79,37 @@ def make_workers(
 
 
 def make_trainer(collector: BaseCollector, policy: nn.Module) -> Trainer:
-    """A trainer whose ``loss_module.actor_network`` is ``policy``; it is not there to train."""
+    """A trainer whose ``loss_module.actor_network`` is ``policy``. It does not train."""
     return Trainer(
         collector=collector,
         total_frames=1,
         frame_skip=1,
         optim_steps_per_batch=1,
-        loss_module=Standing(policy),
+        loss_module=PolicyHolder(policy),
         progress_bar=False,
     )
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """How many seconds a call takes."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
 
 
-def hold(push: Callable[[], object], policy: nn.Module, trials: int) -> tuple[float, float]:
-    """Median seconds of a push, and of one contiguous copy of the same bytes, timed in turn."""
+def hold(publish: Callable[[], object], policy: nn.Module, trials: int) -> tuple[float, float]:
+    """Median seconds of a publish, and of one contiguous copy of the same bytes, timed alternately."""
     floats = sum(p.numel() for p in policy.parameters())
     source, target = torch.ones(floats), torch.zeros(floats)
-    pushes, copies = [], []
+    publishes, copies = [], []
     for _ in range(WARM_UP + trials):
         copies.append(timed(lambda: target.copy_(source)))
-        pushes.append(timed(push))
-    return statistics.median(pushes[WARM_UP:]), statistics.median(copies[WARM_UP:])
+        publishes.append(timed(publish))
+    return statistics.median(publishes[WARM_UP:]), statistics.median(copies[WARM_UP:])
 
 
 def adoption_s(policy: BulkPolicy, trials: int) -> dict[str, float]:
-    """Median seconds of a worker's side alone: adopt a version that is ready, by alias and by copy."""
+    """Median seconds in which a worker adopts a version that is ready, by alias and by copy."""
     leaves = Leaves(policy, "policy")
     specs = leaves.specs()
     found = {}

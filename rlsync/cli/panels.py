@@ -1,4 +1,4 @@
-"""The panels of ``rlsync plot``; the one module that imports matplotlib."""
+"""The panels of ``rlsync plot``. Only this module of rlsync imports matplotlib."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 from rlsync.cli.run_folder import Curve, NotRecorded, RunFolder
 from rlsync.core.errors import ConfigError
 
-#: Okabe and Ito: colour-blind readers can tell these apart. Without their yellow, too pale for a line.
+#: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-#: Where lines lie on each other, both can be seen.
+#: Different dashes, so that both lines can be seen where they overlap.
 DASHES = ("-", "--", "-.", ":")
 
-#: More points than this are drawn as medians of groups, in a band from the 5th to the 95th percentile.
+#: A curve with more points is drawn as medians of groups, with a band from the 5th to the 95th percentile.
 MOST_POINTS = 150
 GROUPS = 60
 
@@ -37,7 +37,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Something that is read from a run and drawn; ``expected`` if its absence is worth a note."""
+    """A curve that is read from a run and drawn. If it is ``expected`` and missing, a note says so."""
 
     read: Callable[[RunFolder], Curve]
     draw: Callable[[Axes, Curve, Style], None]
@@ -50,9 +50,9 @@ class Panel:
 
     Args:
         title: what it shows.
-        x, y: what the axes count, or its unit.
+        x, y: the labels of the axes: quantity or unit.
         layers: what is drawn in it.
-        scale: chooses scale and ticks of the y axis, once all is drawn.
+        scale: sets scale and ticks of the y axis, after everything is drawn.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one run gives to one layer."""
+    """The curve of one run for one layer."""
 
     panel: Panel
     layer: Layer
@@ -73,10 +73,10 @@ class Reading:
 
 
 def check_format(out: Path) -> None:
-    """Refuse a file name that ends in no picture's format.
+    """Refuse a file name whose ending is not a picture format.
 
     Raises:
-        ConfigError: names the formats.
+        ConfigError: names the known formats.
     """
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
@@ -86,10 +86,10 @@ def check_format(out: Path) -> None:
 
 
 def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
-    """One figure of all runs, by name, and notes on what it lacks.
+    """Draw all runs, given by name, in one figure. Returns it with notes on what is left out.
 
     Raises:
-        ConfigError: the runs have written down nothing that can be drawn.
+        ConfigError: the runs have recorded nothing that can be drawn.
     """
     readings, notes = _read(runs)
     panels = list(dict.fromkeys(reading.panel for reading in readings))
@@ -127,7 +127,7 @@ def _read(runs: dict[str, RunFolder]) -> tuple[list[Reading], list[str]]:
 
 
 def _rows(panels: int) -> list[list[int]]:
-    """Numbers of panels, two a row; the first one, and a last one without a neighbour, have a row each.
+    """The rows of panel numbers: two a row; the first panel, and a last one without a partner, fill a row.
 
     >>> _rows(5), _rows(4)
     ([[0, 0], [1, 2], [3, 4]], [[0, 0], [1, 2], [3, 3]])
@@ -155,7 +155,7 @@ def _finish(axes: Axes, panel: Panel) -> None:
 def _name_runs(
     figure: Figure, runs: dict[str, RunFolder], styles: dict[str, Style], readings: list[Reading]
 ) -> None:
-    """Above all panels, where it hides nothing: which line is which run, and what else is drawn."""
+    """Add a legend above all panels: the line of each run, and the other marks."""
     handles = [
         Line2D([], [], color=styles[name].colour, ls=styles[name].dashes, label=f"{name}: {run.describe()}")
         for name, run in runs.items()

@@ -1,4 +1,4 @@
-"""``rlsync plot``: what runs did, as one picture."""
+"""``rlsync plot``: one picture of one or several runs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from types import ModuleType
 
 from rlsync.cli.run_folder import RunFolder
 from rlsync.core.errors import ConfigError
+from rlsync.recipes.run_files import PLOT
 
 _EXAMPLES = """examples:
   rlsync plot runs/2026-11-20/18-00-00-000000
   rlsync plot runs/A runs/B --out compare.png
 
-panels, as far as a run, which may still be running, has written them down:
-  return       mean of the newest training episodes; evaluations at the frames of their version's publish
-  policy lag   newest version minus the slowest worker's, when a batch is logged: right after its publish
-  staleness    how many versions old the steps were that the learner consumed
-  publishes    for how long each held the learner, and the bytes that it copied
+panels (a run may still be running; a panel without recorded values is left out):
+  return       mean of the newest training episodes; evaluations are drawn at the frame count at which
+               their version was published
+  policy lag   newest version minus the slowest worker's version, logged after each batch's publish
+  staleness    how many versions old the consumed steps were
+  publishes    how long each publish held the learner, and the bytes it copied
 
 exit status: 0 drawn, 1 the picture cannot be written, 2 not a run folder, nothing to draw, or no matplotlib
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Draw the picture, and say where it is and what it lacks.
+    """Draw the picture, print where it is, and print what is left out.
 
     Raises:
-        ConfigError: a folder is not that of a run, nothing can be drawn, or matplotlib is not installed.
+        ConfigError: a folder is not a run's, there is nothing to draw, or matplotlib is not installed.
     """
     parser = argparse.ArgumentParser(
         prog="rlsync plot",
@@ -36,10 +38,10 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it")
-    parser.add_argument("--out", type=Path, metavar="FILE.png", help="default: plot.png in the first run")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run")
     given = parser.parse_args(arguments)
     panels = _panels()
-    out = given.out or given.run[0] / "plot.png"
+    out = given.out or given.run[0] / PLOT
     panels.check_format(out)
     runs = {label: RunFolder(path) for label, path in labels(given.run).items()}
     figure, notes = panels.draw(runs)
@@ -55,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def labels(paths: list[Path]) -> dict[str, Path]:
-    """Short names for folders: what is left of their paths without what all share.
+    """Short names for folders: their paths without the common beginning.
 
     Raises:
         ConfigError: a folder is named twice.

@@ -1,4 +1,4 @@
-"""Go on from a checkpoint."""
+"""Resume from a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.config import Config
-from rlsync.recipes.parts import CHECKPOINT
+from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
 
 
 def checkpoint_at(folder: Path) -> Path | None:
@@ -27,7 +27,7 @@ def checkpoint_in(path: str, config: Config) -> Path:
     folder = Path(path)
     found = checkpoint_at(folder)
     if found is not None:
-        _same_recipe(found.parent / "config.yaml", config)
+        _same_recipe(found.parent / RESOLVED, config)
         return found
     said = "holds no checkpoint" if folder.is_dir() else "does not exist"
     raise ConfigError(
@@ -49,13 +49,12 @@ def _same_recipe(resolved: Path, config: Config) -> None:
         )
 
 
-def load(trainer: Trainer, config: Config) -> None:
-    """Load the checkpoint that ``config.resume`` names into the trainer.
+def load(trainer: Trainer, checkpoint: Path) -> None:
+    """Load a checkpoint into the trainer.
 
     Raises:
-        ConfigError: the checkpoint does not fit what the config builds.
+        ConfigError: the checkpoint does not fit the trainer.
     """
-    checkpoint = checkpoint_in(str(config.resume), config)
     try:
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
@@ -63,5 +62,5 @@ def load(trainer: Trainer, config: Config) -> None:
         raise ConfigError(
             f"the checkpoint does not fit this configuration: {first}",
             str(checkpoint),
-            "repeat the overrides of the first run; its config.yaml has them all",
+            f"repeat the overrides of the first run; its {RESOLVED} has them all",
         ) from error

@@ -1,4 +1,4 @@
-"""What a run of ``rlsync train`` left in its folder, read back; also while the run goes on."""
+"""Reads the files of a run's folder, also while the run goes on."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from rlsync.cli.train import RESOLVED
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
-from rlsync.recipes.impala.recipe import EVALUATIONS
-from rlsync.recipes.parts import METRICS, RECEIPTS, STALENESS
+from rlsync.recipes.run_files import (
+    EVALUATIONS,
+    METRICS,
+    RECEIPTS,
+    RESOLVED,
+    SCALARS,
+    STALENESS,
+    metric_file,
+)
 
 Numbers = NDArray[np.float64]
 
 
 class NotRecorded(Exception):
-    """A run did not write down what is asked for; says why."""
+    """A run did not record what is asked for; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Values over collected frames, oldest first; ``spread`` is a standard deviation, where there is one."""
+    """Values over collected frames, oldest first; ``spread`` is their standard deviation, if known."""
 
     frames: Numbers
     values: Numbers
@@ -61,7 +67,7 @@ class RunFolder:
 
     def metric(self, name: str) -> Curve:
         """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
-        file = self.path / METRICS / "scalars" / f"{name}.csv"
+        file = self.path / METRICS / SCALARS / metric_file(name)
         if file.is_file():
             rows = [line.split(",") for line in _whole_lines(file)]
             return _curve(*_numbers(rows, file))
@@ -83,7 +89,7 @@ class RunFolder:
         return found
 
     def publish_ms(self) -> Curve:
-        """For how long each publish held the learner, in milliseconds."""
+        """How long each publish took the learner, in milliseconds."""
         return self._of_receipts(lambda receipt: 1e3 * receipt.duration_s)
 
     def publish_bytes(self) -> Curve:
@@ -91,7 +97,7 @@ class RunFolder:
         return self._of_receipts(lambda receipt: receipt.copied_bytes)
 
     def staleness(self) -> Curve:
-        """How many consumed steps were so many versions old: versions stand where frames do."""
+        """The number of consumed steps by their age; ``frames`` holds the ages, in versions."""
         columns = _columns(self.path / STALENESS)
         return Curve(columns["staleness_versions"], columns["steps"])
 
@@ -146,7 +152,7 @@ def _unreadable(file: Path, why: str) -> ConfigError:
 
 
 def _whole_lines(file: Path) -> list[str]:
-    """The lines of a file that is perhaps being written: without a last one that has no end yet."""
+    """The complete lines of a file. The run may be writing it: a last line without an end is left out."""
     if not file.is_file():
         raise NotRecorded(f"no {file.name}")
     return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
@@ -167,6 +173,6 @@ def _columns(file: Path) -> dict[str, Numbers]:
 
 
 def _curve(frames: Numbers, values: Numbers, spread: Numbers | None = None) -> Curve:
-    """Without the points at frames that were collected again later, and without what is no number."""
+    """A curve without points that are not numbers, and without those that a resumed run did again."""
     good = (frames <= np.minimum.accumulate(frames[::-1])[::-1]) & np.isfinite(values)
     return Curve(frames[good], values[good], None if spread is None else spread[good])

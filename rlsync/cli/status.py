@@ -1,4 +1,7 @@
-"""``rlsync status``: how the workers of a running training are, asked from outside."""
+"""``rlsync status``: which version each worker of a running training acts with, asked from outside.
+
+Loads torch for the board's memory file, and nothing of TorchRL: it answers while a machine is busy.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from rlsync.cli.train import BOARD
 from rlsync.core.errors import ConfigError
-from rlsync.transport.board_handle import BoardHandle
-from rlsync.transport.board_watch import BoardWatch
+from rlsync.recipes.run_files import BOARD
+from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.watch import BoardWatch
 from rlsync.transport.shared_file import FileAddress
 
 _EXAMPLES = """examples:

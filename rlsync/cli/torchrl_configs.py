@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hydra.core.config_store import ConfigStore
 
 from rlsync import SyncWeights
-from rlsync.recipes.config import RouteConfig, SyncConfig, WhenConfig, sync_map, trigger
+from rlsync.recipes.config import CollectorConfig, RouteConfig, SyncConfig, WhenConfig, sync_map, trigger
 
 PROVIDER = "rlsync"
 
@@ -44,7 +44,7 @@ class SyncWeightsConfig(SyncConfig):
 class WatchWorkersConfig:
     """``hook: watch_workers``, a :class:`rlsync.WatchWorkers`; the key is its argument."""
 
-    silent_timeout_s: float | None = 300.0
+    silent_timeout_s: float | None = CollectorConfig.silent_timeout_s
     _target_: str = "rlsync.WatchWorkers"
 
 
@@ -52,7 +52,7 @@ class WatchWorkersConfig:
 class BoardSchemeConfig:
     """``weight_sync_scheme: board``, a :class:`rlsync.BoardScheme`; the keys are its arguments."""
 
-    adopt: str = "alias"
+    adopt: str = CollectorConfig.adopt
     start_timeout_s: float | None = 300.0
     _target_: str = "rlsync.BoardScheme"
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -20,23 +19,22 @@ from rich.console import Console
 from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights
-from rlsync.cli import overrides, schema
+from rlsync.cli.compose import overrides, running, schema
+from rlsync.cli.compose.overrides import CommandLine
 from rlsync.cli.interrupt import EXIT_INTERRUPTED, Interrupts
+from rlsync.cli.job import Job, checked
 from rlsync.cli.live import LiveLine
 from rlsync.cli.main import exit_status
-from rlsync.cli.recipes import recipe_of
 from rlsync.cli.resume import load
-from rlsync.core.errors import RlsyncError, WorkerLost
+from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
 from rlsync.recipes.config import Config
-from rlsync.recipes.hooks import EpisodeReturns
-from rlsync.recipes.impala.hooks import Bottleneck
+from rlsync.recipes.hooks import EpisodeReturns, InSummary
+from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.tensors.memory import keep_freed_memory
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.board_endpoint import BoardEndpoint
-from rlsync.torchrl_plugin.endpoints import endpoint_of
-
-RESOLVED = "config.yaml"
-BOARD = "board.json"
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.transport.board.handle import BoardHandle
 
 
 def main(arguments: list[str]) -> int:
@@ -45,25 +43,15 @@ def main(arguments: list[str]) -> int:
     Raises:
         ConfigError: before anything runs; all that is wrong with keys, options and values, at once.
     """
-    schema.register()
     line = overrides.read(arguments)
     if line.asks_help:
         print(help_text())
-        return 0
-    if not line.only_shows:
-        overrides.configs(line)
-    app = hydra.main(
-        version_base="1.3",
-        config_path=str(schema.config_dir()),
-        config_name=overrides.CONFIG_NAME,
-    )(run_job)
-    before = sys.argv
-    sys.argv = ["rlsync train", *arguments]
-    try:
-        with schema.alone():
-            app()
-    finally:
-        sys.argv = before
+    elif line.is_for_hydra:
+        running.ask_hydra(line, arguments, lambda composed: run_job(composed, [], line))
+    else:
+        with schema.initialised(line.flags.config_path) as hydra:
+            jobs = overrides.jobs(line)
+            running.hand_over(hydra, line, lambda composed: run_job(composed, jobs, line))
     return 0
 
 
@@ -80,20 +68,26 @@ def help_text() -> str:
         "  rlsync train --cfg job               prints every key and its value\n"
         "  rlsync train recipe=dqn --cfg job    the same, of another recipe\n"
         "  rlsync train -m seed=0,1,2           runs a sweep\n"
-        "  rlsync train resume=runs/DATE/TIME   goes on from a run's checkpoint\n"
+        "  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint\n"
         "  rlsync train --hydra-help            prints Hydra's own options\n"
         "  rlsync check ...                     lists all that is wrong with the same words, runs nothing\n\n"
         "exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config, 130 after Ctrl-C"
     )
 
 
-def run_job(composed: DictConfig) -> None:
-    """One run in one folder; ends the process unless the run ended well."""
+def run_job(composed: DictConfig, jobs: list[Job], line: CommandLine) -> None:
+    """One run in one folder; ends the process unless the run ended well.
+
+    Args:
+        composed: its config.
+        jobs: those that have been checked. A sweeper that chooses values as it goes has others, which are
+            checked here.
+        line: the command line.
+    """
     try:
-        config = overrides.to_config(composed)
-        if config.run_dir is None:
-            config.run_dir = HydraConfig.get().runtime.output_dir
-        status = train(config)
+        config = overrides.typed(composed)
+        job = next((job for job in jobs if job.config == config), None) or checked(config)
+        status = train_job(job.placed(HydraConfig.get().runtime.output_dir, line.config_dir))
     except RlsyncError as error:
         print(error, file=sys.stderr)
         status = exit_status(error)
@@ -102,34 +96,39 @@ def run_job(composed: DictConfig) -> None:
 
 
 def train(config: Config) -> int:
+    """Check a config that has a ``run_dir``, and train it; see :func:`train_job`."""
+    return train_job(checked(config))
+
+
+def train_job(job: Job) -> int:
     """Build, resume if asked, train, and say how it went.
 
     Returns:
         0, or 130 after Ctrl-C.
     """
     prepare_process()
-    run_dir = Path(str(config.run_dir))
+    run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.structured(config), run_dir / RESOLVED)
+    OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
     print(f"run {run_dir}", flush=True)
     with Interrupts() as interrupts:
         with interrupts.held():
-            trainer = recipe_of(config).build(config)
+            trainer = job.build()
         with shut_down(trainer):
-            if config.resume is not None:
-                load(trainer, config)
+            if job.checkpoint is not None:
+                load(trainer, job.checkpoint)
             interrupts.attach(trainer)
             if interrupts.count:
                 print("stopped: interrupted before the first frame", flush=True)
                 return EXIT_INTERRUPTED
             sync, returns = find_hooks(trainer)
             leave_address(trainer, run_dir)
-            with LiveLine(trainer, sync, returns, Console()) as line, told_as_lost(sync):
+            with LiveLine(trainer, sync, returns, Console()) as live, told_as_lost(sync):
                 trainer.train()
-            print(summary(trainer, sync, returns, interrupts, line.seconds()), flush=True)
+            print(summary(trainer, sync, returns, interrupts, live.seconds()), flush=True)
             for part in compat.registered_modules(trainer):
-                if isinstance(part, Bottleneck):
-                    print(part.load, flush=True)
+                if isinstance(part, InSummary):
+                    print(part.summary_line(), flush=True)
         return EXIT_INTERRUPTED if interrupts.count else 0
 
 
@@ -153,7 +152,7 @@ def shut_down(trainer: Trainer) -> Iterator[Trainer]:
 
 @contextlib.contextmanager
 def told_as_lost(sync: SyncWeights) -> Iterator[None]:
-    """Tell the death of a worker, which TorchRL reports as a RuntimeError, in three lines.
+    """Turn TorchRL's RuntimeError about a dead worker into a WorkerLost.
 
     Raises:
         WorkerLost: in place of TorchRL's error.
@@ -166,23 +165,34 @@ def told_as_lost(sync: SyncWeights) -> Iterator[None]:
         raise WorkerLost(
             str(error).partition(". ")[0],
             f"after {sync.counters().frames:,} frames, version {sync.version}",
-            "the worker's own error stands above; resume=RUN goes on from the last checkpoint",
+            "the worker's own error is printed above; resume=RUN goes on from the last checkpoint",
         ) from error
 
 
 def leave_address(trainer: Trainer, run_dir: Path) -> None:
-    """Write down where the board is, for ``rlsync status``."""
+    """Write the board's address to the run's folder, for ``rlsync status``."""
     endpoint = endpoint_of(trainer.collector)
-    if isinstance(endpoint, BoardEndpoint):
-        (run_dir / BOARD).write_text(json.dumps(asdict(endpoint.sender.board.handle)))
+    handle = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    if isinstance(handle, BoardHandle):
+        (run_dir / BOARD).write_text(json.dumps(asdict(handle)))
 
 
 def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
-    """The two hooks of a recipe's trainer that the live line reads."""
+    """The two hooks that the live line reads.
+
+    Raises:
+        ConfigError: the recipe has not registered them.
+    """
     modules = compat.registered_modules(trainer)
-    (sync,) = (m for m in modules if isinstance(m, SyncWeights))
-    (returns,) = (m for m in modules if isinstance(m, EpisodeReturns))
-    return sync, returns
+    syncs = [m for m in modules if isinstance(m, SyncWeights)]
+    returns = [m for m in modules if isinstance(m, EpisodeReturns)]
+    if len(syncs) != 1 or len(returns) != 1:
+        raise ConfigError(
+            f"the trainer has {len(syncs)} SyncWeights and {len(returns)} EpisodeReturns hooks",
+            "the recipe's build()",
+            "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, config)",
+        )
+    return syncs[0], returns[0]
 
 
 def summary(

@@ -1,21 +1,22 @@
 """Everything rlsync raises, on one screen.
 
     RlsyncError
-    ├── SyncMapError             the map cannot be carried out; found before anything runs
-    │   ├── PathSyntaxError          a path is not written in the grammar
+    ├── SyncMapError             the sync map cannot work; raised before anything runs
+    │   ├── PathSyntaxError          a path does not follow the grammar
     │   ├── SourceNotFound           a path leads nowhere on the trainer
     │   ├── DestinationNotFound      a path leads nowhere on the collector
     │   ├── LayoutMismatch           names, shapes or dtypes of the leaves do not fit
     │   ├── AmbiguousSource          a path leads to weights that are not the trained ones
-    │   └── NothingToSync            no byte would move and nothing is aliased
-    ├── PublishError             weights did not get out, or did not arrive
+    │   └── NothingToSync            no byte would move, and no leaf is aliased
+    ├── PublishError             weights could not be published, or did not arrive
     │   ├── WorkerLost               a worker died
-    │   ├── AdoptionTimeout          a worker lives but did not adopt in time
+    │   ├── AdoptionTimeout          a worker is alive but did not adopt in time
     │   └── BoardClosed              the learner closed the board or died
     ├── StalenessExceeded        a frame was older than the bound
-    └── ConfigError              a configuration or an argument is wrong (a ValueError, too)
+    ├── NotFinite                a loss or a gradient is infinite or not a number; found before the step
+    └── ConfigError              a configuration or an argument is wrong (also a ValueError)
 
-Every error prints three lines: what happened, where, and the cure.
+Every error prints three lines: what is wrong, where, and the cure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class RlsyncError(Exception):
     """Base of all errors raised by rlsync.
 
     Args:
-        what: what is wrong, one sentence.
+        what: what is wrong, in one sentence.
         where: the place in the user's map, config or code.
         cure: what to do about it.
 
@@ -52,11 +53,11 @@ class RlsyncError(Exception):
 
 
 class SyncMapError(RlsyncError):
-    """The sync map cannot be carried out."""
+    """The sync map cannot work."""
 
 
 class PathSyntaxError(SyncMapError):
-    """A path is not written in the grammar."""
+    """A path does not follow the grammar."""
 
 
 class SourceNotFound(SyncMapError):
@@ -68,7 +69,7 @@ class DestinationNotFound(SyncMapError):
 
 
 class LayoutMismatch(SyncMapError):
-    """Names, shapes or dtypes of source and destination leaves do not fit."""
+    """Names, shapes or dtypes of source and destination leaves do not match."""
 
 
 class AmbiguousSource(SyncMapError):
@@ -76,11 +77,11 @@ class AmbiguousSource(SyncMapError):
 
 
 class NothingToSync(SyncMapError):
-    """No byte would move and nothing is aliased."""
+    """No byte would move, and no leaf is aliased."""
 
 
 class PublishError(RlsyncError):
-    """Weights did not get out, or did not arrive."""
+    """Weights could not be published, or did not arrive."""
 
 
 class WorkerLost(PublishError):
@@ -96,7 +97,11 @@ class BoardClosed(PublishError):
 
 
 class StalenessExceeded(RlsyncError):
-    """A consumed frame was older than the declared bound."""
+    """A consumed frame was older than the bound."""
+
+
+class NotFinite(RlsyncError):
+    """A loss or a gradient is infinite or not a number."""
 
 
 class ConfigError(RlsyncError, ValueError):
@@ -104,7 +109,7 @@ class ConfigError(RlsyncError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """What somebody else's error says, without the lines that follow.
+    """The first line of another library's error message.
 
     Example:
         >>> first_line(ValueError("too wide\\nat line 3"))

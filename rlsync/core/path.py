@@ -78,11 +78,11 @@ class Path:
         return self.segments[: len(other.segments)] == other.segments
 
     def leaf_prefix(self) -> str:
-        """The dotted prefix by which ``nn.Module.named_parameters`` would name this path."""
+        """This path as ``nn.Module.named_parameters`` would write it: names joined by dots."""
         return ".".join(_bare(s) for s in self.segments)
 
     def below(self, ancestor: Path) -> Path:
-        """What is left of this path under ``ancestor``."""
+        """The part of this path that comes after ``ancestor``."""
         return Path(self.segments[len(ancestor.segments) :])
 
 
@@ -96,7 +96,7 @@ def _bare(segment: Segment) -> str:
             return key
 
 
-_DIGITS = re.compile(r"[0-9]{1,600}")  # int() refuses long texts, from 640 digits on
+_DIGITS = re.compile(r"[0-9]{1,600}")  # int() refuses texts of 640 digits or more
 _INTEGER = re.compile(r"-?[0-9]{1,600}")
 _STRING = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -109,7 +109,7 @@ def parse(text: str) -> Path:
         text: for example ``"loss_module.actor_network"`` or ``"env.transform[0].module"``.
 
     Raises:
-        PathSyntaxError: names the place in the text and the cure.
+        PathSyntaxError: the text does not follow the grammar. Names the character and the cure.
 
     Example:
         >>> str(parse("a['k'].module.0"))
@@ -167,20 +167,20 @@ def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
 
 
 def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = "") -> Any:
-    """Follow ``path`` from ``root`` and return what stands there.
+    """Follow ``path`` from ``root``, and return the object at its end.
 
-    Properties on the way are read as any attribute access reads them; nothing else runs.
+    Properties on the path are evaluated, as in any attribute access. No other code runs.
 
     Args:
         root: the trainer or the collector.
         path: the parsed path.
-        error: what to raise, ``SourceNotFound`` or ``DestinationNotFound``.
-        root_name: how the error calls ``root``.
-        where: the place of the path in the user's map.
+        error: the class to raise, ``SourceNotFound`` or ``DestinationNotFound``.
+        root_name: the name of ``root`` in the error message.
+        where: where the path is in the user's map.
 
     Raises:
-        SyncMapError: of class ``error``; names the failing segment, what stands beside it, and the
-            nearest match.
+        SyncMapError: of class ``error``. Names the segment that failed, the names that exist there, and
+            the nearest match.
     """
     here = root
     for depth, segment in enumerate(path.segments):
@@ -202,7 +202,7 @@ def _step(here: Any, segment: Segment) -> Any:
             try:
                 return here[at]
             except (LookupError, TypeError):
-                return getattr(here, str(at))  # a module's child may be called "0"
+                return getattr(here, str(at))  # a module's child may be named "0"
 
 
 def _not_found(
@@ -263,7 +263,7 @@ def nearest_name(wanted: str, offered: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str) -> str:
-    """The beginning of a cure; nothing where no name is near.
+    """The first words of a cure; an empty string if no name is near.
 
     Example:
         >>> did_you_mean("policy") + "the trainer has: policy, env"

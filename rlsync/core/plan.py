@@ -21,10 +21,10 @@ class Verdict(str, Enum):
 
     ALIASED = "aliased"  #: source and destination are the same memory: nothing moves
     COPIED = "copied"  #: the bytes are copied
-    CAST = "cast"  #: the bytes are copied into another, declared, dtype
-    MISSING = "missing"  #: the destination has it, the source does not
-    UNEXPECTED = "unexpected"  #: the source has it, the destination does not
-    MISMATCH = "mismatch"  #: shapes or dtypes differ
+    CAST = "cast"  #: the bytes are copied into another dtype, which the map declares
+    MISSING = "missing"  #: the destination has this leaf, the source does not
+    UNEXPECTED = "unexpected"  #: the source has this leaf, the destination does not
+    MISMATCH = "mismatch"  #: shapes or dtypes of the two leaves differ
 
     def __str__(self) -> str:
         return self.value
@@ -35,13 +35,13 @@ REFUSED = frozenset({Verdict.MISSING, Verdict.UNEXPECTED, Verdict.MISMATCH})
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source that is more than a path; stands where a sync map has a string.
+    """A source with options. Use it in a sync map instead of a string.
 
     Args:
         path: where the weights come from, a path on the trainer.
-        dtype: the dtype they are cast to at publish, for example ``"bfloat16"`` or ``torch.bfloat16``;
-            ``None`` keeps each leaf's own.
-        exclude: glob patterns of leaf names, relative to the route, that are left alone.
+        dtype: a publish casts the weights to this dtype, for example ``"bfloat16"`` or
+            ``torch.bfloat16``; ``None`` keeps the dtype of each leaf.
+        exclude: glob patterns of leaf names, relative to ``path``; these leaves are not sent.
 
     Example:
         >>> Source("loss_module.actor_network", exclude=("*.running_mean",)).path
@@ -55,13 +55,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One entry of a sync map, in canonical spelling.
+    """One entry of a sync map, with its paths in their standard spelling.
 
     Args:
         destination: where the weights go, a path on the collector.
         source: where they come from, a path on the trainer.
         dtype: the declared dtype, for example ``"bfloat16"``; empty when none is declared.
-        exclude: glob patterns of leaf names, relative to the route, that are left alone.
+        exclude: glob patterns of leaf names, relative to the route; these leaves are not sent.
     """
 
     destination: str
@@ -78,14 +78,14 @@ class Row:
     """The decision for one leaf.
 
     Args:
-        destination: full name of the destination leaf, or of the place it should have.
-        source: full name of the source leaf, or of the place it should have.
-        verdict: what a publish does with it.
+        destination: full name of the destination leaf; if it is missing, the name it should have.
+        source: full name of the source leaf; if it is missing, the name it should have.
+        verdict: what a publish does with the leaf.
         kind: ``"parameter"``, ``"buffer"`` or ``"extra_state"``.
         shape: shape of the destination leaf (of the source leaf when unexpected).
-        dtype: its dtype, for example ``"float32"``.
-        payload_bytes: bytes that one publish moves for it; 0 when aliased.
-        note: why, where it needs saying.
+        dtype: dtype of the same leaf, for example ``"float32"``.
+        payload_bytes: bytes that one publish moves for this leaf; 0 when aliased.
+        note: the reason for the verdict, if it needs one.
     """
 
     destination: str
@@ -106,8 +106,8 @@ class SyncPlan:
         routes: the map.
         rows: one decision for every leaf of every destination.
         transport: how the weights travel, for example ``"board: 2 workers, alias"``.
-        trigger: when, in words; empty when the plan stands alone.
-        notes: what a reader should know.
+        trigger: when to publish, in words; empty for a plan without a hook.
+        notes: other things the reader should know.
 
     Example:
         >>> actor = Route("policy", "loss_module.actor_network")
@@ -137,15 +137,15 @@ class SyncPlan:
         return sum(row.verdict is verdict for row in self.rows)
 
     def refused(self) -> tuple[Row, ...]:
-        """The rows that keep the plan from being carried out."""
+        """The rows whose verdict makes the plan impossible."""
         return tuple(row for row in self.rows if row.verdict in REFUSED)
 
     def check(self) -> SyncPlan:
-        """Return this plan if it can be carried out.
+        """Return this plan, or raise if it cannot work.
 
         Raises:
-            LayoutMismatch: a leaf is missing, unexpected or does not fit.
-            NothingToSync: the routes cover no leaf at all.
+            LayoutMismatch: a leaf is missing, unexpected or a mismatch.
+            NothingToSync: the routes contain no leaf at all.
         """
         bad = self.refused()
         if bad:
@@ -175,12 +175,12 @@ class SyncPlan:
         return LayoutMismatch(said, f"sync map ({total} of {len(self.rows)} leaves)", cure)
 
     def to_json(self) -> str:
-        """The plan as JSON, stable for machines."""
+        """The plan as JSON, in a stable form for programs."""
         payload = asdict(self) | {"payload_bytes": self.payload_bytes}
         return json.dumps(payload, indent=2)
 
     def table(self) -> str:
-        """The plan as text; source stacked under destination, no path ever cut."""
+        """The plan as text. Each source is below its destination, and no path is shortened."""
         lines = [f"{'verdict':<10}  {'bytes':>12}  {'dtype':<10}  {'shape':<16}  leaf"]
         for row in self.rows:
             shape = "x".join(map(str, row.shape)) or "scalar"
@@ -213,18 +213,18 @@ class Receipt:
     """The record of one publish.
 
     Args:
-        version: the version it made; the newest one before it when it was coalesced.
+        version: the version that this publish made; if it was coalesced, the newest version before it.
         reason: ``"start"``, ``"resume"``, ``"trigger"`` or ``"call"``.
         copied_leaves: leaves whose bytes were copied, casts included.
         aliased_leaves: leaves that share memory with their destination.
         cast_leaves: leaves copied into another dtype.
         copied_bytes: bytes copied.
-        aliased_bytes: bytes that did not have to be.
-        background_bytes: how many of them were copied after the publish had returned.
+        aliased_bytes: bytes that were not copied, because source and destination share them.
+        background_bytes: how many of ``copied_bytes`` were copied after the publish had returned.
         duration_s: seconds for which the publish held the learner.
-        coalesced: no slot was free, nothing was written, and the next publish carries the weights.
-        repaired: leaves whose tie was found broken and that are copied from now on.
-        batches, frames, optim_steps: the learner's counters.
+        coalesced: no slot was free, so nothing was written; the next publish carries the weights.
+        repaired: leaves that no longer shared memory with their destination; they are copied from now on.
+        batches, frames, optim_steps: the learner's counters at the publish.
         time_s: seconds since the epoch.
 
     Example:

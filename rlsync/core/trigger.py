@@ -2,7 +2,7 @@
 
 A trigger is a frozen value. It looks at two counter readings, the one at the last publish and the one
 now, and says whether a publish is due. It keeps no state, so a resumed run that restores the reading
-of the last publish stays in phase.
+of the last publish fires at the same counts as a run without a break.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _checked(other: object) -> Trigger:
         raise ConfigError(
             f"cannot combine a trigger with {type(other).__name__}",
             repr(other),
-            "combine triggers with triggers: Every(10, 'seconds') | LagAbove(50)",
+            "combine triggers with triggers: Every(10, 'seconds') | StepsAhead(50)",
         )
     return other
 
@@ -132,13 +132,14 @@ class Every(Trigger):
 
 
 @dataclass(frozen=True, slots=True)
-class LagAbove(Trigger):
-    """Due when the learner is more than ``n`` optimizer steps ahead of what it last published.
+class StepsAhead(Trigger):
+    """Due when the learner is more than ``n`` optimizer steps ahead of the version that it last published.
 
-    This is the part of the lag that a publish can cure: how far the newest weights the workers *can*
-    adopt lag behind the learner. Unlike :class:`Every` it counts from the last publish, whatever caused
-    it, so ``Every(10, "seconds") | LagAbove(50)`` publishes every ten seconds, and sooner when fifty
-    optimizer steps have piled up.
+    It counts from the last publish, whatever caused that publish; :class:`Every` counts from the start of
+    the run. ``Every(10, "seconds") | StepsAhead(50)`` publishes every ten seconds, and earlier when the
+    learner has done more than fifty optimizer steps since the last publish.
+
+    It reads neither policy lag nor staleness: those are counted in versions, and a publish raises both.
 
     Args:
         n: optimizer steps, a whole number not below zero.
@@ -147,7 +148,7 @@ class LagAbove(Trigger):
         ConfigError: ``n`` is not such a number.
 
     Example:
-        >>> LagAbove(2).due(Counters(optim_steps=4), Counters(optim_steps=7))
+        >>> StepsAhead(2).due(Counters(optim_steps=4), Counters(optim_steps=7))
         True
     """
 
@@ -156,9 +157,9 @@ class LagAbove(Trigger):
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 0:
             raise ConfigError(
-                f"a lag bound is a whole number of optimizer steps, got {self.n!r}",
-                f"LagAbove({self.n!r})",
-                "for example LagAbove(50)",
+                f"steps ahead are a whole number, zero or more; got {self.n!r}",
+                f"StepsAhead({self.n!r})",
+                "for example StepsAhead(50)",
             )
 
     def due(self, last: Counters, now: Counters) -> bool:
@@ -168,7 +169,7 @@ class LagAbove(Trigger):
         return frozenset({"optim_steps"})
 
     def __str__(self) -> str:
-        return f"lag above {self.n} optim_steps"
+        return f"more than {self.n} optim_steps ahead"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Floor 5, complete trainers: imports torchrl, gymnasium and the floors below."""
+"""Floor 6, complete trainers: imports torchrl, gymnasium and the floors below. ``registry`` lists them."""

@@ -1,16 +1,23 @@
 """Fields that know their bounds, so that a bad value is refused before anything runs.
 
-A check is a generator of errors: the launcher lists them all, Python code refuses at the first.
+A check is a generator of errors: ``rlsync check`` lists all of them, and a builder raises the first.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.path import did_you_mean, nearest_name
+
+P = ParamSpec("P")
+T = TypeVar("T")
+N = TypeVar("N")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +63,71 @@ def fraction(default: Any) -> Any:
 
 
 def one_of(default: str, *others: str) -> Any:
-    """A field that accepts these names, the first being its default."""
+    """A field that accepts these names; the first is its default."""
     return field(default=default, metadata={"bound": Bound(choices=(default, *others))})
+
+
+def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:
+    """A field with the default and the range of ``settings.name``, so that these are written there alone.
+
+    Args:
+        settings: a dataclass.
+        name: of one of its fields.
+        default: given where it is another one.
+    """
+    (spec,) = (spec for spec in fields(settings) if spec.name == name)
+    return field(default=spec.default if default is MISSING else default, metadata=spec.metadata)
+
+
+def values_for(settings: Any, config: Any) -> dict[str, Any]:
+    """The values in ``config`` of all fields that ``settings`` has under the same name.
+
+    Args:
+        settings: a dataclass.
+        config: an instance of another one.
+
+    Example:
+        >>> from rlsync.recipes.config import PPOConfig, RecipeConfig
+        >>> values_for(PPOConfig, RecipeConfig(gamma=0.9))["gamma"]
+        0.9
+    """
+    shared = {spec.name for spec in fields(settings)} & {spec.name for spec in fields(config)}
+    return {name: getattr(config, name) for name in sorted(shared)}
+
+
+def fields_as_keywords(
+    settings: Callable[P, S],
+) -> Callable[[Callable[[T, N, S], None]], Callable[Concatenate[T, N, P], None]]:
+    """Let callers of a constructor ``(self, first, settings)`` give the fields of ``settings`` by name.
+
+    So a class takes its options as keywords, without writing their names and defaults a second time.
+
+    Args:
+        settings: a dataclass whose fields are all keyword-only.
+
+    Example:
+        >>> from rlsync.recipes.config import EnvConfig
+        >>> class Made:
+        ...     @fields_as_keywords(EnvConfig)
+        ...     def __init__(self, who: str, settings: EnvConfig) -> None:
+        ...         self.settings = settings
+        >>> Made("me", num_envs=2).settings.num_envs
+        2
+    """
+
+    def decorate(construct: Callable[[T, N, S], None]) -> Callable[Concatenate[T, N, P], None]:
+        @wraps(construct)
+        def with_keywords(*args: Any, **options: Any) -> None:
+            given = {first: options.pop(first)} if first in options else {}
+            construct(*args, **given, settings=settings(**options))  # type: ignore[call-arg]
+
+        me, first = list(inspect.signature(construct).parameters)[:2]
+        own = [inspect.signature(construct).parameters[name] for name in (me, first)]
+        keywords = inspect.signature(settings).parameters.values()
+        with_keywords.__signature__ = inspect.Signature([*own, *keywords])  # type: ignore[attr-defined]
+        return with_keywords
+
+    return decorate
 
 
 def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
@@ -65,7 +135,7 @@ def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
 
     Args:
         config: an instance of a dataclass whose fields were made with the functions above.
-        prefix: stands before the names of the fields.
+        prefix: is written before the names of the fields.
     """
     for spec in fields(config):
         key, value = prefix + spec.name, getattr(config, spec.name)
@@ -78,7 +148,7 @@ def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
 
 
 def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:
-    """What ``check`` raises, if it does; ``key``, where given, stands before the place that the error names.
+    """The error that ``check`` raises, if any. A ``key`` is put before the place that the error names.
 
     Example:
         >>> from rlsync.core.path import parse

@@ -1,7 +1,8 @@
-"""What a recipe can be told, as plain dataclasses.
+"""The settings of a run, as plain dataclasses. Every default value is written here, and only here.
 
-The launcher fills them from configs/*.yaml and the command line; in Python they are built directly.
-The defaults are those of the first recipe, PPO on CartPole.
+The command line fills them from configs/*.yaml and overrides; in Python they are built directly. The YAML
+files repeat the defaults for people to read and copy, and a test compares the two. The defaults of
+:class:`Config` train PPO on CartPole.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 
 @dataclass
 class EnvConfig:
-    """The environments of every worker: an id that gymnasium knows, and arguments for it."""
+    """The environments of every worker: an id of gymnasium's, and arguments for ``gymnasium.make``."""
 
     id: str = "CartPole-v1"
     num_envs: int = above_zero(1)
@@ -63,7 +64,7 @@ class CollectorConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go, and how many frames lie between two points of a curve at least."""
+    """Where metrics go, and the smallest number of frames between two points of a curve."""
 
     kind: str = one_of("csv", "tensorboard", "none")
     every_frames: int = above_zero(1)
@@ -71,7 +72,12 @@ class LoggerConfig:
 
 @dataclass
 class RecipeConfig:
-    """What all recipes share. ``target_return`` ends the run early; None never does."""
+    """The settings that all recipes share.
+
+    ``target_return`` ends the run early; None never does. ``_recipe_`` says where the recipe lies, as
+    ``module:OBJECT``, if it is neither rlsync's nor an installed package's; see
+    ``docs/how_to/write_a_recipe.md``.
+    """
 
     name: str = "ppo"
     total_frames: int = above_zero(150_000)
@@ -82,9 +88,10 @@ class RecipeConfig:
     gamma: float = fraction(0.99)
     batch_size: int = above_zero(128)
     clip_norm: float = above_zero(0.5)
+    _recipe_: str | None = None
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """What is wrong with this recipe that its bounds do not say; ``config`` is the rest of the run."""
+        """What is wrong with these settings beyond their bounds; ``config`` is the whole run's."""
         yield from ()
 
 
@@ -130,13 +137,15 @@ class DQNConfig(RecipeConfig):
 class Config:
     """One run.
 
-    ``run_dir`` is the folder that receives receipts, metrics and the checkpoint; without one the
-    run writes nothing. ``resume`` is a run folder or a checkpoint folder to go on from.
+    ``run_dir`` is the folder that receives receipts, metrics and the checkpoint; without one the run writes
+    nothing. ``resume`` is a run folder or a checkpoint folder to continue from. ``config_dir`` is the folder
+    that ``--config-dir`` named: ``rlsync train`` fills it in, and ``rlsync eval`` looks there for the recipe.
     """
 
     seed: int = not_below_zero(0)
     resume: str | None = None
     run_dir: str | None = None
+    config_dir: str | None = None
     checkpoint_every_frames: int = above_zero(50_000)
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
@@ -146,13 +155,13 @@ class Config:
 
 
 def width_errors(key: str, layers: list[int]) -> Iterator[RlsyncError]:
-    """Layers that are none, or without units."""
+    """One error if there is no layer, or a layer without units."""
     if not layers or min(layers) < 1:
         yield ConfigError(f"{key} cannot be {list(layers)}", key, "give widths, like [64,64]")
 
 
 def errors(config: Config) -> Iterator[RlsyncError]:
-    """All that cannot work in a config, as far as the config itself tells."""
+    """All that is wrong with a config, as far as its values tell: no environment is made."""
     yield from bound_errors(config)
     yield from trigger_errors(config.sync.when)
     yield from map_errors(config.sync)
@@ -171,7 +180,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
 
 
 def check(config: Config) -> Config:
-    """Refuse values that cannot work, before any process is started.
+    """Refuse values that cannot work. Starts no process and makes no environment.
 
     Returns:
         The same config.

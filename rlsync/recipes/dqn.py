@@ -1,7 +1,7 @@
 """DQN with worker processes on a board: TorchRL's own DQNTrainer, collector and loss.
 
-The stock trainer pushes after every batch and knows no other destination than "policy". Here the Q
-network and the exploration rate are two entries of a sync map, pushed when the config says.
+The stock trainer publishes after every batch, and to "policy" only. Here the Q network and the exploration
+rate are two entries of a sync map, published when the config says.
 
 Source: Mnih et al. 2015; van Hasselt et al. 2016; torchrl.trainers.algorithms.DQNTrainer.
 """
@@ -18,27 +18,30 @@ from torchrl.trainers.algorithms import DQNTrainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
+from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, DQNConfig, check
 from rlsync.recipes.hooks import EpsilonDecay
+from rlsync.recipes.registry import Recipe
 
 
-def build(config: Config) -> DQNTrainer:
-    """A trainer that is ready to ``train()``, its workers started and its sync map resolved.
+def build(config: Config, spaces: parts.Spaces | None = None) -> DQNTrainer:
+    """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
 
     Args:
         config: what to train; ``config.recipe`` is a :class:`DQNConfig`. Workers hold the Q network
             as ``policy.module[0]`` and the epsilon-greedy module as ``policy.module[1]``.
+        spaces: of the environment, from ``parts.probe``, if the config has been checked already. None: check
+            the config and probe the environment here.
 
     Raises:
         ConfigError: a value, the environment or the kind of recipe does not fit.
         SyncMapError: the sync map cannot be carried out.
     """
-    check(config)
-    recipe = config.recipe
-    if not isinstance(recipe, DQNConfig):
-        raise ConfigError(f"not a DQN recipe: {recipe}", "recipe", "give recipe=dqn")
+    recipe = _settings(config)
+    if spaces is None:
+        check(config)
+        spaces = parts.probe(config.env)
     parts.seed_everything(config.seed)
-    spaces = parts.probe(config.env)
     actor, greedy = make_policy(recipe, spaces)
     loss = DQNLoss(actor, action_space=spaces.action_spec, delay_value=True, double_dqn=True)
     loss.make_value_estimator(gamma=recipe.gamma)
@@ -67,7 +70,7 @@ def build(config: Config) -> DQNTrainer:
 
 
 def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
-    """The Q network and the epsilon-greedy module that follows it."""
+    """The Q network, and the epsilon-greedy module that comes after it."""
     q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0)
     actor = QValueActor(q_net, in_keys=["observation"], spec=spaces.action_spec)
     greedy = EGreedyModule(
@@ -77,3 +80,18 @@ def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, E
         annealing_num_steps=recipe.epsilon_frames,
     )
     return actor, greedy
+
+
+def player(config: Config, spaces: parts.Spaces, deterministic: bool) -> CheckpointPlayer:
+    """The Q network of a run's config, for ``rlsync eval``: greedy either way, since it draws nothing."""
+    actor, _ = make_policy(_settings(config), spaces)
+    return parts.policy_player(config, actor, spaces, deterministic=deterministic)
+
+
+def _settings(config: Config) -> DQNConfig:
+    if not isinstance(config.recipe, DQNConfig):
+        raise ConfigError(f"not a DQN recipe: {config.recipe}", "recipe", "give recipe=dqn")
+    return config.recipe
+
+
+RECIPE = Recipe("dqn", DQNConfig, parts.probe, build, player)

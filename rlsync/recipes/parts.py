@@ -23,21 +23,22 @@ from torchrl.modules import MLP
 from torchrl.record.loggers import CSVLogger, Logger
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, SyncWeights, WatchWorkers
+from rlsync import BoardScheme, Forkserver, SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, EnvConfig, LoggerConfig, sync_map, trigger
-from rlsync.recipes.hooks import EpisodeReturns, LagHistogram, SyncMetrics
+from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StopIfNotFinite, SyncMetrics
+from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS
 from rlsync.tensors.layout import dtype_named
+from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.envs.specs import GymnasiumEnvs
+from rlsync.workers.players.torchrl_policy import PolicyPlayer
 
-RECEIPTS = "receipts.jsonl"
-STALENESS = "staleness_versions.csv"
-CHECKPOINT = "checkpoint"
-METRICS = "metrics"
 _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
 def make_env(config: EnvConfig) -> EnvBase:
-    """An environment, or a batch of them, whose frames carry the return so far: ``reward_sum``."""
+    """An environment, or a batch of them. Its frames carry the return so far as ``reward_sum``."""
     batch = {"num_envs": config.num_envs} if config.num_envs > 1 else {}
     env = GymEnv(config.id, **batch, **config.kwargs)
     return TransformedEnv(env, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
@@ -45,7 +46,7 @@ def make_env(config: EnvConfig) -> EnvBase:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What networks must know of one environment: a flat observation in, one of ``actions`` out."""
+    """What networks must know of an environment with a flat observation and discrete actions."""
 
     features: int
     actions: int
@@ -54,7 +55,7 @@ class Spaces:
 
 @contextmanager
 def making(config: EnvConfig, more: str = "") -> Iterator[None]:
-    """Tell in three lines what keeps an environment from being made inside; ``more`` adds to the cure.
+    """Turn the errors of making an environment inside into a ConfigError; ``more`` is added to its cure.
 
     Raises:
         ConfigError: it cannot be made.
@@ -72,10 +73,10 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
 
 
 def probe(config: EnvConfig) -> Spaces:
-    """Look at the environment in this process, so that a bad one is refused before workers start.
+    """Make one environment in this process, look at it, and close it.
 
     Raises:
-        ConfigError: gymnasium does not know it, or it is not flat in and discrete out.
+        ConfigError: gymnasium does not know it, its observation is not flat, or its actions are not discrete.
     """
     one = EnvConfig(config.id, 1, config.kwargs)
     with making(config):
@@ -100,7 +101,7 @@ def seed_everything(seed: int) -> None:
 
 
 class MixedMLP(MLP):
-    """Computes in the dtype of its weights; gives float32."""
+    """An MLP that computes in the dtype of its weights and returns float32."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """See :class:`torchrl.modules.MLP`."""
@@ -109,7 +110,7 @@ class MixedMLP(MLP):
 
 
 def mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float) -> MixedMLP:
-    """A tanh network with orthogonal weights; the last layer's gain sets how bold it starts."""
+    """A tanh network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
     net = MixedMLP(in_features=features, out_features=outputs, num_cells=hidden, activation_class=nn.Tanh)
     layers = [layer for layer in net if isinstance(layer, nn.Linear)]
     for layer in layers:
@@ -120,7 +121,7 @@ def mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float) -> 
 
 
 def workers_dtype(config: Config) -> torch.dtype | None:
-    """The dtype that the map declares, in which workers hold their networks; ``None`` when it does not."""
+    """The dtype in which workers hold their networks, if the sync map declares one."""
     return next((dtype_named(route.dtype) for route in config.sync.map if route.dtype), None)
 
 
@@ -138,19 +139,21 @@ def workers_policy(config: Config, policy: TensorDictModuleBase) -> TensorDictMo
 
 @contextmanager
 def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[BaseCollector]:
-    """Worker processes acting with ``policy``, which they adopt from a board.
+    """Worker processes that act with ``policy`` and adopt its weights from a board.
 
-    They live on after the ``with`` block, unless it raises: then they are shut down.
+    They are started from a fork server, unless the program chose ``fork``. They keep running after the
+    ``with`` block. If the block raises, they are shut down.
     """
     settings = config.collector
-    collector = _COLLECTORS[settings.kind](
-        [partial(make_env, config.env)] * settings.num_workers,
-        workers_policy(config, policy),
-        frames_per_batch=settings.frames_per_batch,
-        total_frames=-1,  # the trainer counts
-        num_sub_threads=1,
-        weight_sync_schemes={"policy": BoardScheme(adopt=settings.adopt)},  # type: ignore[arg-type]
-    )
+    with Forkserver(preload=[__name__]):
+        collector = _COLLECTORS[settings.kind](
+            [partial(make_env, config.env)] * settings.num_workers,
+            workers_policy(config, policy),
+            frames_per_batch=settings.frames_per_batch,
+            total_frames=-1,  # the trainer counts
+            num_sub_threads=1,
+            weight_sync_schemes={"policy": BoardScheme(adopt=settings.adopt)},  # type: ignore[arg-type]
+        )
     try:
         yield collector
     except BaseException:
@@ -159,7 +162,7 @@ def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[
 
 
 def annealing(config: Config, optimizer: optim.Optimizer) -> optim.lr_scheduler.LRScheduler | None:
-    """Lets the learning rate fall linearly over all frames, down to a twentieth, if asked to."""
+    """A schedule that lowers the learning rate linearly to a twentieth over all frames, if asked for."""
     if not config.recipe.anneal_lr:
         return None
     batches = max(1, config.recipe.total_frames // config.collector.frames_per_batch)
@@ -167,7 +170,7 @@ def annealing(config: Config, optimizer: optim.Optimizer) -> optim.lr_scheduler.
 
 
 def make_logger(config: LoggerConfig, run_dir: str | None) -> Logger | None:
-    """The logger a config names; None without a run folder to write to."""
+    """The logger that a config names; None if there is no run folder to write to."""
     if run_dir is None or config.kind == "none":
         return None
     if config.kind == "csv":
@@ -196,14 +199,21 @@ def trainer_settings(config: Config) -> dict[str, Any]:
 
 
 def register_hooks(trainer: Trainer, config: Config) -> None:
-    """Give a stock trainer the config's sync map, and the hooks that watch returns, pushes and workers."""
+    """Register the hooks that every recipe on stock collectors has.
+
+    They publish by the config's sync map, log returns and publishes, watch the workers, and end the run
+    before a step with a loss or a gradient that is not finite.
+    """
     register_sync(trainer, config)
     EpisodeReturns(config.recipe.target_return, config.recipe.target_episodes).register(trainer)
     WatchWorkers(config.collector.silent_timeout_s).register(trainer)
 
 
 def register_sync(trainer: Trainer, config: Config) -> SyncWeights:
-    """Give a trainer the config's sync map, and the hooks that log what a push cost and how old frames are.
+    """Register what every recipe has, whatever its collector.
+
+    That is the hook that publishes by the config's sync map, those that log what publishing cost and how old
+    the frames were, and the one that ends the run before a step that is not finite.
 
     Returns:
         The hook that publishes.
@@ -216,6 +226,25 @@ def register_sync(trainer: Trainer, config: Config) -> SyncWeights:
         receipts_file=None if run_dir is None else run_dir / RECEIPTS,
     )
     sync.register(trainer)
-    LagHistogram(sync, None if run_dir is None else run_dir / STALENESS).register(trainer)
+    StalenessHistogram(sync, None if run_dir is None else run_dir / STALENESS).register(trainer)
     SyncMetrics(sync).register(trainer)
+    StopIfNotFinite().register(trainer)
     return sync
+
+
+def policy_player(
+    config: Config, policy: TensorDictModuleBase, spaces: Spaces, *, deterministic: bool
+) -> CheckpointPlayer:
+    """What ``rlsync eval`` plays with, for a policy that workers on stock collectors act with.
+
+    Args:
+        config: of the run; if its sync map declares a dtype, the policy gets it.
+        policy: reads ``observation`` and writes a one-hot ``action``.
+        spaces: of the environment.
+        deterministic: take the likeliest action in place of drawing one.
+    """
+    acts = workers_policy(config, policy)
+    # The same single environment that GymEnv makes in the workers.
+    envs = GymnasiumEnvs(config.env.id, config.env.kwargs)
+    actions, shape = DiscreteActions(spaces.actions), (spaces.features,)
+    return CheckpointPlayer(acts, PolicyPlayer(acts, actions, shape, deterministic=deterministic), envs)

@@ -15,14 +15,18 @@ from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
+from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, PPOConfig, check
+from rlsync.recipes.registry import Recipe
 
 
-def build(config: Config) -> PPOTrainer:
-    """A trainer that is ready to ``train()``, its workers started and its sync map resolved.
+def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
+    """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
 
     Args:
         config: what to train; ``config.recipe`` is a :class:`PPOConfig`.
+        spaces: of the environment, from ``parts.probe``, if the config has been checked already. None: check
+            the config and probe the environment here.
 
     Raises:
         ConfigError: a value, the environment or the kind of recipe does not fit.
@@ -32,14 +36,15 @@ def build(config: Config) -> PPOTrainer:
         >>> trainer = build(Config(seed=1))  # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP
     """
-    check(config)
-    if not isinstance(config.recipe, PPOConfig):
-        raise ConfigError(f"not a PPO recipe: {config.recipe}", "recipe", "give recipe=ppo")
+    recipe = _settings(config)
+    if spaces is None:
+        check(config)
+        spaces = parts.probe(config.env)
     parts.seed_everything(config.seed)
-    loss = make_loss(config.recipe, parts.probe(config.env))
+    loss = make_loss(recipe, spaces)
     settings = parts.trainer_settings(config)
     with parts.started_collector(config, loss.actor_network) as collector:
-        optimizer = optim.Adam(loss.parameters(), lr=config.recipe.lr, eps=1e-5)
+        optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5)
         trainer = PPOTrainer(
             **settings,
             enable_logging=False,  # EpisodeReturns and SyncMetrics log what matters here
@@ -50,20 +55,20 @@ def build(config: Config) -> PPOTrainer:
             replay_buffer=TensorDictReplayBuffer(
                 storage=LazyTensorStorage(config.collector.frames_per_batch),
                 sampler=SamplerWithoutReplacement(),
-                batch_size=config.recipe.batch_size,
+                batch_size=recipe.batch_size,
             ),
-            num_epochs=config.recipe.num_epochs,
+            num_epochs=recipe.num_epochs,
             optim_steps_per_batch=None,  # the whole batch; a number would skip every other epoch
-            gamma=config.recipe.gamma,
-            lmbda=config.recipe.gae_lambda,
-            weight_update_map={"policy": "loss_module.actor_network"},  # TorchRL insists; replaced
+            gamma=recipe.gamma,
+            lmbda=recipe.gae_lambda,
+            weight_update_map={"policy": "loss_module.actor_network"},  # required; SyncWeights replaces it
         )
         parts.register_hooks(trainer, config)
     return trainer
 
 
 def make_loss(recipe: PPOConfig, spaces: parts.Spaces) -> ClipPPOLoss:
-    """The loss, with an actor and a critic of their own networks."""
+    """The loss of an actor and a critic that share no layer."""
     policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
     actor = ProbabilisticActor(
         TensorDictModule(policy_net, in_keys=["observation"], out_keys=["logits"]),
@@ -84,3 +89,18 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces) -> ClipPPOLoss:
         entropy_coeff=recipe.entropy_coeff,
         critic_coeff=recipe.critic_coeff,
     )
+
+
+def player(config: Config, spaces: parts.Spaces, deterministic: bool) -> CheckpointPlayer:
+    """The actor of a run's config, for ``rlsync eval``."""
+    actor = make_loss(_settings(config), spaces).actor_network
+    return parts.policy_player(config, actor, spaces, deterministic=deterministic)
+
+
+def _settings(config: Config) -> PPOConfig:
+    if not isinstance(config.recipe, PPOConfig):
+        raise ConfigError(f"not a PPO recipe: {config.recipe}", "recipe", "give recipe=ppo")
+    return config.recipe
+
+
+RECIPE = Recipe("ppo", PPOConfig, parts.probe, build, player)

@@ -1,14 +1,15 @@
-"""What goes where, and when, as a recipe is told: the sync map and its trigger."""
+"""The settings of publishing: the sync map, and when to publish."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.path import did_you_mean, nearest_name, parse
 from rlsync.core.plan import Source
-from rlsync.core.trigger import Every, LagAbove, Trigger
+from rlsync.core.trigger import Every, StepsAhead, Trigger
 from rlsync.recipes.bounds import above_zero, caught, refuse
 
 #: What weights may be cast to on their way.
@@ -17,7 +18,7 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass
 class RouteConfig:
-    """One entry of the sync map; with a ``dtype`` the workers' network computes, and receives, in it."""
+    """One entry of the sync map. With a ``dtype`` weights travel in it, and workers compute in it."""
 
     destination: str = ""
     source: str = ""
@@ -26,16 +27,27 @@ class RouteConfig:
 
 @dataclass
 class WhenConfig:
-    """When to publish: every so many units, when the learner is ahead, or whichever is first."""
+    """When to publish: every so many units, when the learner is ahead, or whichever comes first.
+
+    ``lag_above`` is the old name of ``steps_ahead``; a config that gives it still works.
+    """
 
     every: int | float | None = 1
     unit: str = "batches"
-    lag_above: int | None = None
+    steps_ahead: int | None = None
+    lag_above: int | None = field(default=None, metadata={"renamed": "steps_ahead"})
+
+    def __post_init__(self) -> None:
+        if self.lag_above is not None and self.steps_ahead is None:
+            warnings.warn(
+                "sync.when.lag_above is now sync.when.steps_ahead", DeprecationWarning, stacklevel=3
+            )
+            self.steps_ahead, self.lag_above = self.lag_above, None
 
 
 @dataclass
 class SyncConfig:
-    """What goes where, and when; ``history`` is the number of receipts kept in memory."""
+    """The sync map, and when to publish; ``history`` is the number of receipts kept in memory."""
 
     map: list[RouteConfig] = field(
         default_factory=lambda: [RouteConfig("policy", "loss_module.actor_network")]
@@ -51,25 +63,31 @@ def trigger(when: WhenConfig) -> Trigger:
         ConfigError: it describes none, or a number or the unit is wrong.
 
     Example:
-        >>> str(trigger(WhenConfig(every=10, unit="seconds", lag_above=50)))
-        '(every 10 seconds | lag above 50 optim_steps)'
+        >>> str(trigger(WhenConfig(every=10, unit="seconds", steps_ahead=50)))
+        '(every 10 seconds | more than 50 optim_steps ahead)'
     """
     refuse(trigger_errors(when))
     if when.every is None:
-        return _lag_above(when)
-    return _every(when) if when.lag_above is None else _every(when) | _lag_above(when)
+        return _steps_ahead(when)
+    return _every(when) if when.steps_ahead is None else _every(when) | _steps_ahead(when)
 
 
 def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
-    """What keeps a config from describing a trigger."""
+    """All that is wrong with a trigger's settings."""
     if when.every is not None:
         yield from caught(lambda: _every(when), "sync.when")
+    if when.steps_ahead is not None:
+        yield from caught(lambda: _steps_ahead(when), "sync.when")
     if when.lag_above is not None:
-        yield from caught(lambda: _lag_above(when), "sync.when")
-    if when.every is None and when.lag_above is None:
+        yield ConfigError(
+            "steps_ahead and its old name lag_above are both given",
+            "sync.when",
+            "give sync.when.steps_ahead alone",
+        )
+    if when.every is None and when.steps_ahead is None:
         yield ConfigError(
             "nothing says when to publish",
-            "sync.when: every and lag_above are both null",
+            "sync.when: every and steps_ahead are both null",
             "give one of them, for example sync.when.every=1",
         )
 
@@ -78,16 +96,16 @@ def _every(when: WhenConfig) -> Every:
     return Every(when.every, when.unit)  # type: ignore[arg-type]
 
 
-def _lag_above(when: WhenConfig) -> LagAbove:
-    return LagAbove(when.lag_above)  # type: ignore[arg-type]
+def _steps_ahead(when: WhenConfig) -> StepsAhead:
+    return StepsAhead(when.steps_ahead)  # type: ignore[arg-type]
 
 
 def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
     """The map ``{destination: source}`` that a config lists.
 
     Raises:
-        ConfigError: the list is empty, an entry lacks a side or declares what is no floating dtype, or two
-            entries share a destination.
+        ConfigError: the list is empty, an entry lacks a side or has an unknown dtype, or two entries share a
+            destination.
         PathSyntaxError: a side is not written in the grammar of paths.
     """
     refuse(map_errors(sync))
@@ -98,7 +116,7 @@ def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
 
 
 def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
-    """What is wrong with a map before anything is known of the trainer and the workers."""
+    """All that is wrong with a map, without looking at a trainer or at workers."""
     if not sync.map:
         yield ConfigError(
             "the sync map is empty",

@@ -1,4 +1,4 @@
-"""Source leaves against destination leaves: one verdict for each."""
+"""Compare source leaves with destination leaves: one verdict for each leaf."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Comparison:
     Args:
         name: the leaf, relative to the route.
         spec: the destination leaf, or the source leaf when there is no destination leaf.
-        verdict: what a publish does with it.
-        note: why.
+        verdict: what a publish does with the leaf.
+        note: the reason for the verdict.
     """
 
     name: str
@@ -44,16 +44,16 @@ def compare(
 ) -> list[Comparison]:
     """Compare two sets of leaves name by name.
 
-    Broadcastable but different shapes are a mismatch. A different dtype is one too, unless the route
-    declares it. Leaves whose names match a pattern of ``exclude`` are left out.
+    Different shapes are a mismatch, even if they could be broadcast. A different dtype is a mismatch too,
+    unless the route declares it. Leaves whose names match a pattern of ``exclude`` are left out.
 
     Args:
         source: leaves that are sent.
-        destination: leaves that stand at the destination.
-        cast_to: the declared dtype of floating leaves.
-        exclude: glob patterns.
-        source_tensors, destination_tensors: live tensors by name, where one process holds both; equal
-            memory is an alias.
+        destination: leaves that the destination has.
+        cast_to: the declared dtype of floating-point leaves.
+        exclude: glob patterns of leaf names.
+        source_tensors, destination_tensors: live tensors by name, if one process holds both; leaves with
+            the same memory are aliased.
 
     Example:
         >>> weight = LeafSpec("weight", "parameter", (2, 1), torch.float32)
@@ -76,32 +76,32 @@ def compare(
 
 
 def excluded(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a leaf is left out: one of the glob patterns fits its name."""
+    """Whether a leaf is left out, because its name matches one of the glob patterns."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _verdict(
-    sent: LeafSpec | None, stands: LeafSpec, cast_to: torch.dtype | None, source: Mapping[str, LeafSpec]
+    sent: LeafSpec | None, live: LeafSpec, cast_to: torch.dtype | None, source: Mapping[str, LeafSpec]
 ) -> Comparison:
     if sent is None:
-        return Comparison(stands.name, stands, Verdict.MISSING)
-    if sent.shape != stands.shape:
-        note = f"shape {list(sent.shape)} does not fit {list(stands.shape)}"
-        return Comparison(stands.name, stands, Verdict.MISMATCH, note)
-    tied = source.get(stands.tie)
-    if stands.tie and (not sent.tie if tied is None else _owner(sent) != _owner(tied)):
-        note = f"the destination ties it to {stands.tie}, the source does not"
-        return Comparison(stands.name, stands, Verdict.MISMATCH, note)
+        return Comparison(live.name, live, Verdict.MISSING)
+    if sent.shape != live.shape:
+        note = f"shape {list(sent.shape)} does not fit {list(live.shape)}"
+        return Comparison(live.name, live, Verdict.MISMATCH, note)
+    tied = source.get(live.tie)
+    if live.tie and (not sent.tie if tied is None else _owner(sent) != _owner(tied)):
+        note = f"the destination ties it to {live.tie}, the source does not"
+        return Comparison(live.name, live, Verdict.MISMATCH, note)
     becomes = cast_to if cast_to is not None and sent.dtype.is_floating_point else sent.dtype
-    if becomes != stands.dtype:
-        cure = f"declare the cast: Source(..., dtype={stands.dtype_name!r})"
-        if sent.dtype == stands.dtype:
-            cure = "leave the declared dtype out, or let the module that stands there have it"
-        note = f"{dtype_name(becomes)} is not {stands.dtype_name}; {cure}"
-        return Comparison(stands.name, stands, Verdict.MISMATCH, note)
+    if becomes != live.dtype:
+        cure = f"declare the cast: Source(..., dtype={live.dtype_name!r})"
+        if sent.dtype == live.dtype:
+            cure = "remove the declared dtype, or build the destination's module in it"
+        note = f"{dtype_name(becomes)} is not {live.dtype_name}; {cure}"
+        return Comparison(live.name, live, Verdict.MISMATCH, note)
     if becomes != sent.dtype:
-        return Comparison(stands.name, stands, Verdict.CAST, f"from {sent.dtype_name}")
-    return Comparison(stands.name, stands, Verdict.COPIED)
+        return Comparison(live.name, live, Verdict.CAST, f"from {sent.dtype_name}")
+    return Comparison(live.name, live, Verdict.COPIED)
 
 
 def _owner(spec: LeafSpec) -> str:
@@ -119,7 +119,7 @@ def _alias(
 
 
 def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
-    """Names of a tensordict or state dict, freed of the prefixes that wrappers add, if that makes them fit.
+    """Names of a tensordict or state dict, without the prefixes of wrappers if they then match better.
 
     Example:
         >>> w = [LeafSpec("0.weight", "parameter", (1,), torch.float32)]
@@ -135,13 +135,13 @@ def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
 def fitted(
     weights: object, where: str, expected: Sequence[LeafSpec] | None, against: str
 ) -> dict[str, Tensor]:
-    """The tensors of a module, tensordict or mapping, under the names of the leaves that they must fit.
+    """The tensors of a module, tensordict or mapping, under the names of the expected leaves.
 
     Args:
-        weights: what is sent.
-        where: how errors call it.
-        expected: the leaves that stand at the destination; ``None`` when nobody can tell.
-        against: how errors call these.
+        weights: the weights to send.
+        where: the name of ``weights`` in error messages.
+        expected: the leaves of the destination; ``None`` if they are not known.
+        against: the name of ``expected`` in error messages.
 
     Raises:
         LayoutMismatch: a leaf is missing, unexpected, or does not fit.
@@ -156,10 +156,10 @@ def fitted(
 def check_same_leaves(
     found: Sequence[LeafSpec], expected: Sequence[LeafSpec], where: str, against: str
 ) -> None:
-    """Refuse leaves that differ in name, shape or dtype from those expected.
+    """Refuse leaves that differ from the expected ones in name, shape or dtype.
 
     Raises:
-        LayoutMismatch: names the first leaf that does not fit, and how many do not.
+        LayoutMismatch: names the first leaf that differs, and says how many do.
     """
     wrong = [c for c in compare(found, [_untied(s) for s in expected]) if c.verdict is not Verdict.COPIED]
     if wrong:
@@ -172,8 +172,8 @@ def check_same_leaves(
         raise LayoutMismatch(
             said,
             f"{where} ({len(wrong)} leaves differ)",
-            "send all leaves of a module built like the one in the workers; SyncWeights carries nested "
-            "extra state, too, and takes exclusions",
+            "send all leaves of a module built like the one in the workers; or use SyncWeights, which also "
+            "carries nested extra state and can exclude leaves",
         )
 
 

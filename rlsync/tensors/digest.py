@@ -1,4 +1,4 @@
-"""Fingerprint of a set of leaves: equal bytes give equal digests, a changed bit changes it."""
+"""A fingerprint of a set of leaves. Equal bytes give equal digests, and a changed bit changes the digest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MASK = (1 << 64) - 1
 def digest(tensors: Iterable[Tensor]) -> int:
     """A 64-bit fingerprint of the bytes of ``tensors``, in order.
 
-    The bytes of each leaf are summed as 64-bit words, once plainly and once weighted by position, with
-    wrap-around; the sums are mixed leaf by leaf. Shapes and dtypes are not part of it (the layout's
-    schema hash is).
+    The bytes of each leaf are summed as 64-bit words, modulo 2**64: one plain sum, and one with weights that
+    depend on the position. The sums are mixed leaf by leaf. The digest does not cover shapes and dtypes; the
+    schema hash of a layout does.
 
     Example:
         >>> a = torch.arange(10.0)
@@ -52,7 +52,7 @@ def _sums(tensor: Tensor) -> tuple[int, int]:
         block = words[start : start + _BLOCK_WORDS]
         total = int(block.sum())
         plain += total
-        # The weights are the odd numbers from 2 * start + 1 on; dot needs no memory for the products.
+        # The weights are the odd numbers, beginning with 2 * start + 1. dot needs no memory for the products.
         weighted += int(torch.dot(block, odd[: block.numel()])) + 2 * start * total
     if whole == raw.numel():
         return plain, weighted

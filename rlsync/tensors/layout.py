@@ -1,6 +1,6 @@
-"""A flat byte layout for leaves: offset, shape, dtype and alignment, and the hash of it all.
+"""A flat byte layout for leaves: offset, shape, dtype, alignment, and a hash of them.
 
-Depends on torch and the standard library only, as the transports do.
+Depends only on torch and the standard library, because the transports use it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Kind = Literal["parameter", "buffer", "extra_state"]
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """What is known of a leaf without its bytes.
+    """A leaf without its bytes.
 
     Args:
         name: dotted name, unique in its destination.
         kind: ``"parameter"``, ``"buffer"`` or ``"extra_state"``.
         shape: its shape.
         dtype: its dtype.
-        tie: name of the earlier leaf that is the same memory; empty when there is none.
-        once: no publish brings it any more: a worker takes it at its first adoption, and keeps its own.
+        tie: name of an earlier leaf that has the same memory; empty when there is none.
+        excluded: copied at a worker's first adoption, then never again.
     """
 
     name: str
@@ -37,7 +37,7 @@ class LeafSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     tie: str = ""
-    once: bool = False
+    excluded: bool = False
 
     @property
     def payload_bytes(self) -> int:
@@ -59,9 +59,9 @@ class Entry:
 
     Args:
         destination: which destination of the map it belongs to.
-        leaf: what it is.
+        leaf: name, kind, shape and dtype.
         offset: where its bytes begin in the image.
-        owner: which of the tensors of a publish carries its bytes; tied leaves share one.
+        owner: the index of the published tensor that holds its bytes; tied leaves have the same index.
     """
 
     destination: str
@@ -72,9 +72,9 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All leaves of all destinations, flat, 64-byte aligned; tied leaves share their bytes.
+    """All leaves of all destinations in one flat image, 64-byte aligned. Tied leaves share their bytes.
 
-    ``owned`` are the entries that own their bytes, in the order in which a publish takes their tensors.
+    ``owned`` lists the entries that own their bytes, in the order of the tensors of a publish.
 
     Example:
         >>> spec = LeafSpec("w", "parameter", (2, 3), torch.float32)
@@ -121,9 +121,9 @@ class Layout:
         return int.from_bytes(hashlib.blake2b(self.to_json(), digest_size=8).digest(), "little")
 
     def to_json(self) -> bytes:
-        """The layout as canonical JSON; equal layouts give equal bytes."""
+        """The layout as canonical JSON: equal layouts give equal bytes."""
         rows = [
-            [e.destination, leaf.name, leaf.kind, leaf.shape, leaf.dtype_name, leaf.tie, leaf.once]
+            [e.destination, leaf.name, leaf.kind, leaf.shape, leaf.dtype_name, leaf.tie, leaf.excluded]
             for e in self.entries
             for leaf in (e.leaf,)
         ]
@@ -133,8 +133,8 @@ class Layout:
     def from_json(cls, data: bytes) -> Layout:
         """The inverse of :meth:`to_json`."""
         destinations: dict[str, list[LeafSpec]] = {}
-        for destination, name, kind, shape, dtype, tie, once in json.loads(data):
-            leaf = LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, once)
+        for destination, name, kind, shape, dtype, tie, excluded in json.loads(data):
+            leaf = LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, excluded)
             destinations.setdefault(destination, []).append(leaf)
         return cls.build(destinations)
 
@@ -143,19 +143,13 @@ class Layout:
         return [_view(image, entry) for entry in self.entries]
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse tensors that are not those of a publish: one for each owning entry, of its shape.
+        """Refuse a wrong number of tensors, or one with a wrong shape. There is one for each owned entry.
 
         Raises:
-            LayoutMismatch: names the first that does not fit.
+            LayoutMismatch: names the first tensor that does not fit.
         """
-        owners = self.owned
-        if len(tensors) != len(owners):
-            raise LayoutMismatch(
-                f"{len(tensors)} tensors for {len(owners)} leaves",
-                ", ".join(self.destinations) or "an empty layout",
-                "give one tensor for each leaf that is not tied to another",
-            )
-        for entry, tensor in zip(owners, tensors, strict=True):
+        self.check_count(tensors)
+        for entry, tensor in zip(self.owned, tensors, strict=True):
             if tensor.shape != entry.leaf.shape:
                 raise LayoutMismatch(
                     f"{entry.leaf.name} had shape {list(entry.leaf.shape)} and has {list(tensor.shape)} now",
@@ -163,8 +157,21 @@ class Layout:
                     "register the sync again after changing the module",
                 )
 
+    def check_count(self, tensors: Sequence[object]) -> None:
+        """Refuse more or fewer tensors than there are entries that own their bytes.
+
+        Raises:
+            LayoutMismatch: says how many.
+        """
+        if len(tensors) != len(self.owned):
+            raise LayoutMismatch(
+                f"{len(tensors)} tensors for {len(self.owned)} leaves",
+                ", ".join(self.destinations) or "an empty layout",
+                "give one tensor for each leaf that is not tied to another",
+            )
+
     def spread(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The tensors of a publish, one for each entry, tied ones repeated."""
+        """One tensor for each entry; tied entries repeat the same tensor."""
         return [tensors[entry.owner] for entry in self.entries]
 
 

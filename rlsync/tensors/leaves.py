@@ -1,29 +1,31 @@
-"""Modules and tensordicts as named leaves: parameters, all buffers, extra state; ties kept.
+"""Modules and tensordicts as named leaves: parameters, all buffers and extra state, with their ties.
 
-Names are those of ``named_parameters``, free of the prefixes that DDP and ``torch.compile`` add.
+Names are those of ``named_parameters``, without the prefixes that DDP and ``torch.compile`` add.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from tensordict import TensorDictBase
-from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.extra_state import flatten_state
 from rlsync.tensors.layout import Kind, LeafSpec
-from rlsync.tensors.wrappers import check_travels, unwrap
+from rlsync.tensors.tensordicts import is_tensordict, is_tensordict_params
+from rlsync.tensors.wrappers import check_has_plain_bytes, unwrap
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 EXTRA_STATE = "_extra_state"
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One leaf and how to read its present tensor."""
+    """One leaf, and how to read its live tensor."""
 
     name: str
     kind: Kind
@@ -32,7 +34,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ExtraState:
-    """Where a submodule's extra state stands among the names."""
+    """A submodule with extra state, and the prefix of that state's leaf names."""
 
     prefix: str
     module: nn.Module
@@ -42,13 +44,13 @@ class Leaves:
     """The named leaves of one object.
 
     Args:
-        root: an ``nn.Module`` (DDP and ``torch.compile`` wrappers are seen through), a tensordict, or a
-            mapping of dotted names to tensors such as a state dict.
-        where: how errors call it.
+        root: an ``nn.Module`` (inside DDP and ``torch.compile`` wrappers, too), a tensordict, or a mapping
+            of dotted names to tensors, such as a state dict.
+        where: the name of ``root`` in error messages.
 
     Raises:
-        LayoutMismatch: a leaf cannot travel: sharded, uninitialised, sparse, or extra state that is
-            neither tensor nor number.
+        LayoutMismatch: a leaf cannot be sent, because it is sharded, uninitialised or sparse, or because it
+            is extra state that is neither a tensor nor a number.
 
     Example:
         >>> [spec.name for spec in Leaves(nn.Linear(2, 1), "policy").specs()]
@@ -84,7 +86,7 @@ class Leaves:
 
     def _walk(self) -> Iterator[Leaf]:
         root = self.root
-        if isinstance(root, TensorDictBase):
+        if is_tensordict(root):
             yield from self._walk_tensordict(root, "")
         elif isinstance(root, nn.Module):
             yield from self._walk_module(self._seen_through(root), "")
@@ -98,7 +100,7 @@ class Leaves:
             )
 
     def _walk_module(self, module: nn.Module, prefix: str) -> Iterator[Leaf]:
-        if isinstance(module, TensorDictParams):
+        if is_tensordict_params(module):
             yield from self._walk_tensordict(module, prefix)
             return
         stores: tuple[tuple[Kind, dict[str, Any]], ...] = (
@@ -145,7 +147,7 @@ class Leaves:
             yield Leaf(name, kind, _constant(tensor))
 
     def unchanged(self) -> bool:
-        """Whether the module tree still is the one that was walked; reads only, about 50 ns an entry."""
+        """Whether the module tree has the same modules and names as before. Takes about 50 ns an entry."""
         return (
             all(len(store) == n for store, n in self._lengths)
             and all(store.get(key, store) is child for store, key, child in self._watch)
@@ -153,19 +155,19 @@ class Leaves:
         )
 
     def tensors(self) -> list[Tensor]:
-        """The present tensors, in the order of the names."""
+        """The live tensors, in the order of the names."""
         return [read() for read in self._readers]
 
     def specs_named(self, names: Sequence[str]) -> list[LeafSpec]:
-        """The specs under other names, without their ties."""
+        """The specs under other names, without ties."""
         return [replace(s, name=n, tie="") for s, n in zip(self.specs(), names, strict=True)]
 
     def specs(self) -> list[LeafSpec]:
-        """What each leaf looks like now; ties by name."""
+        """The present kind, shape and dtype of each leaf, and its tie by name."""
         first: dict[tuple[Any, ...], str] = {}
         specs: list[LeafSpec] = []
         for leaf, tensor in zip(self.leaves, self.tensors(), strict=True):
-            check_travels(tensor, leaf.name, self.where)
+            check_has_plain_bytes(tensor, leaf.name, self.where)
             tie = first.setdefault(memory_key(tensor), leaf.name) if tensor.numel() else leaf.name
             specs.append(
                 LeafSpec(
@@ -203,7 +205,7 @@ def _extra_reader(module: nn.Module, prefix: str, name: str, where: str) -> Call
 
 
 def memory_key(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same memory: pointer, shape, stride, dtype, device."""
+    """A key that is equal for tensors with the same memory: pointer, shape, stride, dtype, device."""
     if tensor.is_meta:
         return (id(tensor),)
     pointer = tensor.data_ptr()

@@ -1,4 +1,4 @@
-"""Memory that a process has freed, and whether it still holds it."""
+"""Freed memory: keep it for the process, or return it to the host."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import ctypes
 import gc
 from contextlib import suppress
 
-#: Of mallopt(3).
+#: Parameter numbers of mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
-#: The largest that glibc takes.
+#: The largest value that glibc accepts.
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees for what it allocates next, from now on.
+    """From this call on, let the process keep freed memory for its next allocations.
 
-    A learner allocates and frees the same activations in every step. The C library gives large ones back to
-    the host and asks for them anew, a page fault for each 4 KiB: 4 to 6 % of a step of the shallow network.
-    The process stays as large as it ever was; :func:`return_freed_memory` still works.
+    A learner allocates and frees the same activations in every step. By default the C library returns large
+    ones to the host and requests them again, with a page fault for each 4 KiB. That takes 4 to 6 % of a step
+    of the shallow network. The process then shrinks only if :func:`return_freed_memory` is called.
 
     Example:
         >>> keep_freed_memory()
@@ -30,11 +30,11 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Give memory that nobody uses any more back to the host, now.
+    """Return unused memory to the host now.
 
-    Tensors in reference cycles go with the next garbage collection only; and the C library keeps what
-    was freed on its heap, where tensors of up to 32 MiB come to lie once a few of them were freed.
-    Takes some ten milliseconds: for rare occasions.
+    Two things keep unused memory. Tensors in reference cycles wait for the next garbage collection. And the C
+    library keeps freed memory on its heap, where it also puts tensors of up to 32 MiB after a few of them
+    were freed. This takes some ten milliseconds, so call it rarely.
 
     Example:
         >>> return_freed_memory()

@@ -1,4 +1,4 @@
-"""The destination side: a live module whose leaves are overwritten or re-pointed."""
+"""The destination: a module whose leaves an adoption overwrites or points to other memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from rlsync.tensors.wrappers import is_compiled_wrapper
 
 
 class Target:
-    """A destination module, and the writes that an adoption makes to it.
+    """A destination module, and the writes of an adoption to it.
+
+    It writes to the tensors that were live when it was made. Before each write, ask :meth:`current` whether
+    the module still holds these tensors.
 
     Args:
         module: the module that acts.
-        where: how errors call it.
-        leaves: the leaves that arrive, by the names of ``module``'s own leaves.
-
-    It writes to the tensors that it finds now; ask :meth:`current` before a write whether these still act.
+        where: the name of ``module`` in error messages.
+        leaves: the leaves that will arrive, under the names of ``module``'s own leaves.
 
     Raises:
         LayoutMismatch: the module has no leaf of that name and shape.
@@ -40,22 +41,21 @@ class Target:
         kinds = [have[leaf.name].kind for leaf in leaves]
         self._names = [leaf.name for leaf in leaves]
         self._readers = [readers[name] for name in self._names]
-        self._stand = [read() for read in self._readers]
+        self._live = [read() for read in self._readers]
         self._parameters = [i for i, kind in enumerate(kinds) if kind == "parameter"]
         self._buffers = [i for i, kind in enumerate(kinds) if kind == "buffer"]
         self._extra = [e for e in self.leaves.extra if _arrives(e, arriving)]
 
     def current(self) -> bool:
-        """Whether the module still holds the parameters and buffers that were found in it."""
+        """Whether the module still holds the parameters and buffers that it had at construction."""
         return self.leaves.unchanged() and all(
-            self._readers[i]() is self._stand[i] for i in self._parameters + self._buffers
+            self._readers[i]() is self._live[i] for i in self._parameters + self._buffers
         )
 
     def alias(self, views: Sequence[Tensor]) -> None:
-        """Point the parameters at ``views``; copy buffers and extra state, which forward() may mutate."""
-        stand = self._stand
+        """Point the parameters at ``views``. Copy buffers and extra state: forward() may change them."""
         for i in self._parameters:
-            stand[i].data = views[i]
+            self._live[i].data = views[i]
         self._copy(views, self._buffers)
         self._set_extra_state(views)
 
@@ -65,19 +65,19 @@ class Target:
         self._set_extra_state(views)
 
     def own(self) -> None:
-        """Give every parameter memory of its own, with the values it has."""
+        """Give every parameter its own memory, with the same values."""
         for i in self._parameters:
-            self._stand[i].data = self._stand[i].data.clone()
+            self._live[i].data = self._live[i].data.clone()
 
     def may_alias(self) -> bool:
-        """Whether re-pointing parameters reaches the code that acts: eager, on the CPU."""
-        on_cpu = all(self._stand[i].device.type == "cpu" for i in self._parameters)
+        """Whether the acting code would see re-pointed parameters: it must be eager, on the CPU."""
+        on_cpu = all(self._live[i].device.type == "cpu" for i in self._parameters)
         return on_cpu and not is_compiled(self.module)
 
     @torch.no_grad()
     def _copy(self, views: Sequence[Tensor], which: Sequence[int]) -> None:
         if which:
-            torch._foreach_copy_([self._stand[i].data for i in which], [views[i] for i in which])
+            torch._foreach_copy_([self._live[i].data for i in which], [views[i] for i in which])
 
     def _set_extra_state(self, views: Sequence[Tensor]) -> None:
         if self._extra:
@@ -86,7 +86,7 @@ class Target:
 
 @torch.no_grad()
 def write(leaves: Leaves, arrived: Mapping[str, Tensor]) -> None:
-    """Copy ``arrived``, by name, into the memory of ``leaves``; other dtypes are cast.
+    """Copy each tensor of ``arrived`` into the leaf of the same name, cast to the leaf's dtype.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
@@ -125,27 +125,27 @@ def _check_fits(leaf: LeafSpec, have: LeafSpec | None, arriving: set[str], where
     if have.shape != leaf.shape or have.dtype != leaf.dtype:
         raise LayoutMismatch(
             f"{leaf.name}: {leaf.dtype_name}{list(leaf.shape)} arrives, "
-            f"{have.dtype_name}{list(have.shape)} stands there",
+            f"the module has {have.dtype_name}{list(have.shape)}",
             where,
             "build the worker's module from the same constructor as the learner's",
         )
     if have.tie in arriving and not leaf.tie:
         raise LayoutMismatch(
-            f"{leaf.name} is tied to {have.tie} where it stands, and not where it comes from",
+            f"{leaf.name} is tied to {have.tie} at the destination, but not at the source",
             where,
             "tie the leaves on both sides, or on neither",
         )
 
 
 def is_compiled(module: object) -> bool:
-    """Whether any part of ``module`` runs compiled code, which does not see a re-pointed ``.data``."""
+    """Whether a part of ``module`` runs compiled code, which does not see a re-pointed ``.data``."""
     if not isinstance(module, nn.Module):
         return False
     return any(is_compiled_wrapper(m) or m._compiled_call_impl is not None for m in module.modules())
 
 
 def materialise(module: nn.Module) -> None:
-    """Replace meta parameters and buffers by empty CPU memory; ties between them are kept.
+    """Give meta parameters and buffers CPU memory with undefined values. Ties between them are kept.
 
     Example:
         >>> layer = nn.Linear(2, 1, device="meta")

@@ -1,4 +1,4 @@
-"""What hides a module or a tensor from a plain copy: DDP, torch.compile, FSDP, DTensor, lazy parameters."""
+"""Wrappers around modules and tensors: DDP, torch.compile, FSDP, DTensor, lazy parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlsync.core.errors import LayoutMismatch
 
 
 def unwrap(module: nn.Module, where: str) -> nn.Module:
-    """See through DDP, DataParallel and ``torch.compile``; refuse FSDP.
+    """The module inside DDP, DataParallel and ``torch.compile``. FSDP is refused.
 
     Example:
         >>> inner = nn.Linear(1, 1)
@@ -39,7 +39,7 @@ def is_compiled_wrapper(module: nn.Module) -> bool:
 
 
 def uncompiled(name: str) -> str:
-    """A leaf's name in a state dict, without what ``torch.compile`` adds to it.
+    """A leaf's name in a state dict, without the prefix that ``torch.compile`` adds.
 
     Example:
         >>> uncompiled("net._orig_mod.0.weight")
@@ -48,8 +48,8 @@ def uncompiled(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def check_travels(tensor: Tensor, name: str, where: str) -> None:
-    """Refuse tensors that have no plain bytes to copy."""
+def check_has_plain_bytes(tensor: Tensor, name: str, where: str) -> None:
+    """Refuse a tensor without plain bytes to copy: sharded, uninitialised, sparse or quantized."""
     dtensor = sys.modules.get("torch.distributed.tensor")
     if dtensor is not None and isinstance(tensor, dtensor.DTensor):
         raise _sharded(name, where)
@@ -57,17 +57,17 @@ def check_travels(tensor: Tensor, name: str, where: str) -> None:
         raise LayoutMismatch(
             f"{name} is not initialised yet",
             where,
-            "run the module once before registering the sync",
+            "run the module once before you register the hook",
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise LayoutMismatch(
-            f"{name} is {tensor.layout}, which cannot travel", where, "exclude it in the route"
+            f"{name} is {tensor.layout}, which cannot be sent", where, "exclude it in the route"
         )
 
 
 def _sharded(name: str, where: str) -> LayoutMismatch:
     return LayoutMismatch(
-        f"{name} is sharded over devices and is never shared as it is",
+        f"{name} is sharded over devices, and rlsync does not send shards",
         where,
-        "gather it first (full_tensor, or a full state dict) and name the gathered module",
+        "gather it first (full_tensor, or a full state dict), and name the gathered module",
     )

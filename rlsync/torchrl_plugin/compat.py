@@ -1,7 +1,10 @@
-"""Everything that leans on a TorchRL private, with the version it was read from and what lets it go.
+"""All uses of TorchRL's private names: what each is for, and when it can be removed.
 
-All of it was written against torchrl 0.14.1 (2026-11). Nothing else in rlsync touches a name of TorchRL's
-that begins with an underscore.
+All of it was written against torchrl 0.14.1 (2026-11). No other module of rlsync reads or writes an attribute
+of TorchRL whose name begins with an underscore; tests/test_torchrl_privates.py looks for them. The one
+exception is TorchRL's interface for weight-sync schemes, which has such names: BoardScheme overrides
+_init_on_sender_impl, _init_on_receiver_impl, _setup_connection_and_weights_on_sender_impl and
+_setup_connection_and_weights_on_receiver_impl.
 """
 
 from __future__ import annotations
@@ -31,22 +34,36 @@ STAMP = "policy_version"
 def schemes_of(collector: object) -> dict[str, WeightSyncScheme]:
     """The sender schemes of a collector by destination.
 
-    Private because 0.14 has no accessor; goes when collectors offer one.
+    TorchRL 0.14 has no public accessor. Remove this function when collectors have one.
     """
     held = getattr(collector, "_weight_sync_schemes", None)
     return dict(held) if held else {}
 
 
+def forget_sender(scheme: WeightSyncScheme) -> None:
+    """Reset a scheme that a forked worker inherited from the learner, so that it can be a receiver.
+
+    Pickled schemes arrive without this state. Goes when ``init_on_receiver`` resets it in all cases.
+    """
+    scheme._initialized_on_sender = scheme._synchronized_on_sender = False
+    scheme._context_ref = scheme._model_ref = None
+
+
+def set_context(scheme: WeightSyncScheme, collector: object) -> None:
+    """Set ``scheme.context`` as TorchRL does, for a subclass that overrides the property."""
+    WeightSyncScheme.context.fset(scheme, collector)
+
+
 def has_own_policy_template(collector: MultiCollector) -> bool:
-    """Whether the workers' policy is built from ``collector.policy`` (and not by a policy_factory)."""
+    """Whether the workers' policy is built from ``collector.policy``, and not by a policy_factory."""
     return collector.policy is not None and not any(collector.policy_factory)
 
 
 def turn_on_stamps(collector: MultiCollector) -> None:
     """Make the workers write ``policy_version`` on every frame.
 
-    Called while the collector is being constructed, before the workers start: they are told to track
-    versions when the parent has a tracker.
+    Call this while the collector is being constructed, before its workers start. The workers track versions
+    if the learner's collector has a tracker.
     """
     if collector.policy_version_tracker is None:
         collector.policy_version_tracker = PolicyVersion()
@@ -55,14 +72,14 @@ def turn_on_stamps(collector: MultiCollector) -> None:
         laid_out = getattr(buffer._storage, "_storage", None)
         if isinstance(laid_out, TensorDictBase):
             _make_room_for_stamps(laid_out)
-            buffer._storage._storage_keys = None  # which keys it keeps: found once, and cached
+            buffer._storage._storage_keys = None  # TorchRL's cache of the keys that the storage keeps
 
 
 def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
-    """Add what the storage of a replay buffer lacks to hold the stamps.
+    """Add the fields for the stamps to the storage of a replay buffer.
 
-    MultiCollector lays a lazy storage out from an environment without the tracker, and the storage then
-    drops the root's stamp in silence. Goes when it lays out what the workers write.
+    MultiCollector lays out a lazy storage from an environment without the tracker. The storage then drops
+    the root's stamp without an error. Remove this when TorchRL lays out what the workers write.
     """
     missing = [key for key in (STAMP, ("next", STAMP)) if key not in laid_out.keys(True, True)]
     like = laid_out.get(("collector", "traj_ids"), None)
@@ -72,7 +89,7 @@ def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
             "replay_buffer of the collector",
             "pass an empty lazy storage, or give it int64 fields for the stamps",
         )
-    is_memmap = laid_out.is_memmap()  # unlocking makes it forget
+    is_memmap = laid_out.is_memmap()  # ask now: after unlocking, it says no
     for key in missing:
         if is_memmap:
             laid_out.make_memmap(key, shape=like.shape, dtype=torch.int64)
@@ -82,17 +99,17 @@ def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
 
 
 def announce_version(collector: object, version: int) -> None:
-    """Let ``collector.policy_version`` of the learner's side name the newest published version."""
+    """Set ``collector.policy_version`` in the learner's process to the newest published version."""
     tracker = getattr(collector, "policy_version_tracker", None)
     if isinstance(tracker, PolicyVersion):
         tracker.version = version
 
 
 def stamp(collector: Collector, version: int) -> None:
-    """Make the frames of the coming rollout carry ``version``, the first one's root included.
+    """Make all frames of the next rollout carry ``version``, including the root of the first frame.
 
-    The tracker writes ``("next", "policy_version")``; the root of a batch's first frame was written with
-    the last frame of the batch before, under the version that acted then.
+    The tracker writes only ``("next", "policy_version")``. The root of a batch's first frame was written with
+    the last frame of the batch before. So it still holds the version that acted then.
     """
     tracker = collector.policy_version_tracker
     if not isinstance(tracker, PolicyVersion):
@@ -104,11 +121,11 @@ def stamp(collector: Collector, version: int) -> None:
 
 
 def drop_first_weights(collector: Collector) -> None:
-    """Let go of the memory that the policy of a worker's collector had when this was constructed.
+    """Release the first memory of the policy of a worker's collector.
 
-    ``Collector.policy_weights`` holds it for weight updaters of the learner's side, which a worker's
-    collector does not have; where a policy was pointed to other memory it would keep one copy too many.
-    An empty one is what TorchRL itself sets for policies that are no modules.
+    ``Collector.policy_weights`` refers to this memory, for weight updaters that only the learner's collector
+    has. In a worker whose policy now points to the board, it would keep an extra copy of the weights alive.
+    TorchRL itself sets an empty TensorDict for policies that are not modules.
     """
     collector.policy_weights = TensorDict()
 
@@ -116,13 +133,13 @@ def drop_first_weights(collector: Collector) -> None:
 def runs_compiled(collector: Collector) -> bool:
     """Whether the collector compiles its policy, or records it as a CUDA graph.
 
-    Such code does not see a parameter whose ``.data`` was pointed elsewhere.
+    Such code does not see a parameter whose ``.data`` was pointed to other memory.
     """
     return bool(collector.compiled_policy or collector.cudagraphed_policy)
 
 
 def collects_in_the_background(collector: object) -> bool:
-    """Whether workers go on collecting while the learner has a batch in hand."""
+    """Whether the workers collect while the learner uses a batch."""
     return isinstance(collector, MultiAsyncCollector) or bool(getattr(collector, "_running_free", False))
 
 
@@ -136,8 +153,9 @@ def around_rollouts(
 ) -> None:
     """Run every rollout of ``collector`` inside ``enter(collector)``, in the thread that acts.
 
-    ``rollout`` and not ``pre_collect_hook``: a hook that the user sets later would take our place in
-    silence. The instance holds no reference to itself, so that it still goes when the user drops it.
+    This wraps ``rollout`` and does not use ``pre_collect_hook``, because a hook that the user sets later
+    would replace ours without an error. The wrapper holds only a weak reference to the collector, so that
+    the collector is freed when the user drops it.
     """
     ref = weakref.ref(collector)
 
@@ -156,7 +174,8 @@ def around_updates(
 ) -> None:
     """Run every ``update_policy_weights_`` of ``collector`` inside ``enter(destinations)``.
 
-    It sends the destinations of a ``weights_dict`` one by one; inside, they become one publish or none.
+    TorchRL sends the destinations of a ``weights_dict`` one by one. Inside ``enter``, they become one
+    publish, or none.
     """
     ref = weakref.ref(collector)
 
@@ -171,10 +190,10 @@ def around_updates(
 
 
 def remove_stock_update_weights(trainer: Trainer) -> list[str]:
-    """Take the built-in UpdateWeights hooks off a trainer; returns the stages they stood at.
+    """Remove TorchRL's UpdateWeights hooks from a trainer, and return the stages they were registered at.
 
-    Trainer wraps each op in a timing function that keeps it as ``__wrapped__``. Goes when stock trainers
-    take the hook as an argument.
+    Trainer wraps each operation in a timing function, which holds it as ``__wrapped__``. Remove this function
+    when stock trainers take the hook as an argument.
     """
     removed = []
     for stage, name in (("post_steps", "_post_steps_ops"), ("post_optim", "_post_optim_ops")):
@@ -189,9 +208,9 @@ def remove_stock_update_weights(trainer: Trainer) -> list[str]:
 
 
 def stock_update_weights(trainer: Trainer) -> list[StockUpdateWeights]:
-    """TorchRL's UpdateWeights hooks of a trainer, also those that were given to ``register_op``.
+    """TorchRL's UpdateWeights hooks of a trainer, including those given to ``register_op``.
 
-    Trainer offers no way to list its ops. Goes when it does.
+    Trainer cannot list its operations. Remove this function when it can.
     """
     ops = [*trainer._post_steps_ops, *trainer._post_optim_ops]
     return [hook for op in ops if isinstance(hook := _unwrapped(op[0]), StockUpdateWeights)]
@@ -202,7 +221,7 @@ def _unwrapped(op: Any) -> object:
 
 
 def optimizer_steps(trainer: Trainer, counted: int) -> int:
-    """Optimizer steps of a trainer: its stepper's own count where it keeps one, else ``counted``.
+    """Optimizer steps of a trainer: the count of its stepper if it has one, else ``counted``.
 
     ``Trainer._optim_count`` counts one too many for each epoch that ends by StopIteration.
     """
@@ -217,9 +236,9 @@ def says_a_worker_died(error: RuntimeError) -> bool:
 
 
 def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
-    """The optimizers of a trainer: its own, its stepper's, and those of hooks that it knows.
+    """The optimizers of a trainer, of its stepper and of its registered hooks.
 
-    Goes when Trainer has an accessor for all of them.
+    Remove this function when Trainer has an accessor for all of them.
     """
     owners = [trainer, trainer.optimization_stepper, *trainer._modules.values()]
     held = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
@@ -227,12 +246,12 @@ def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
 
 
 def registered_modules(trainer: Trainer) -> list[object]:
-    """What the trainer keeps in its checkpoints."""
+    """The modules that the trainer keeps in its checkpoints."""
     return list(trainer._modules.values())
 
 
 def refuse_remote_learner(trainer: Trainer) -> None:
-    """Refuse a trainer whose learner is elsewhere: its loss module here holds no trained weights."""
+    """Refuse a trainer whose learner is in another process: its loss module here is not trained."""
     if trainer.learner_backend != "local":
         raise ConfigError(
             "the weights of this trainer are trained in another process",
@@ -242,12 +261,12 @@ def refuse_remote_learner(trainer: Trainer) -> None:
 
 
 def runs_free(collector: MultiCollector) -> bool:
-    """Whether its workers fill a replay buffer by themselves, after ``start()`` and outside ``pause()``."""
+    """Whether its workers fill a replay buffer now: after ``start()``, and not inside ``pause()``."""
     return bool(collector._running_free)
 
 
 def wrap_write_lock(collector: MultiCollector, wrap: Callable[[Any], object]) -> None:
-    """Put ``wrap(lock)`` in the place of the lock of a replay buffer that is shared, if there is one."""
+    """Replace the lock of a shared replay buffer, if there is one, by ``wrap(lock)``."""
     buffer = collector.replay_buffer
     if isinstance(buffer, ReplayBuffer) and buffer.shared:
         buffer._write_lock = wrap(buffer._write_lock)

@@ -4,50 +4,32 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, get_args
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 from torch import nn
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.path import parse
+from rlsync.sync.adopter import Adopt
+from rlsync.sync.numbered_board import NumberedBoard
+from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
-from rlsync.torchrl_plugin.sender import BoardSender
-from rlsync.torchrl_plugin.worker import Adopt, WorkerSync
-from rlsync.transport import board as transport
-from rlsync.transport import board_format as fmt
-from rlsync.transport.board import BoardHandle
+from rlsync.torchrl_plugin.link import BoardLink
+from rlsync.transport.board.format import MAX_SLOTS
 
 BACKEND = "board"
 
-
-class BoardLink:
-    """What the schemes of one board share: the sender on the learner's side, the adopter on a worker's.
-
-    Pickled with the schemes of a collector it stays one object, and arrives with the handle alone.
-    """
-
-    def __init__(self, board: transport.WeightBoard) -> None:
-        self.handle: BoardHandle = board.handle
-        self.sender: BoardSender | None = BoardSender(board)
-        self.worker: WorkerSync | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"handle": self.handle, "sender": None, "worker": None}
-
-    def in_worker(self, worker_idx: int) -> WorkerSync:
-        """The one adopter of this process."""
-        if self.worker is None or self.worker.worker_idx != worker_idx:
-            self.worker = WorkerSync(self.handle, worker_idx)
-            self.sender = None
-        return self.worker
+T = TypeVar("T")
 
 
-class WeightBoard(transport.WeightBoard):
+class WeightBoard(NumberedBoard):
     """A board that hands out TorchRL schemes, one for each destination; all are published as one version.
 
     Args:
-        max_slots: see :class:`rlsync.transport.board.WeightBoard`.
+        max_slots: upper bound of slots in memory. When all are leased, a publish is coalesced. The default
+            never coalesces.
 
     Raises:
         ConfigError: ``max_slots`` is out of range.
@@ -59,7 +41,7 @@ class WeightBoard(transport.WeightBoard):
         >>> board.close()
     """
 
-    def __init__(self, max_slots: int = fmt.MAX_SLOTS) -> None:
+    def __init__(self, max_slots: int = MAX_SLOTS) -> None:
         super().__init__(max_slots)
         self._link: weakref.ref[BoardLink] | None = None  # the link holds the board, not the reverse
 
@@ -130,9 +112,9 @@ class BoardScheme(compat.WeightSyncScheme):
         self.adopt: Adopt = adopt
         self.start_timeout_s = start_timeout_s
         self._pid = os.getpid()
-        self._board: transport.WeightBoard | None = None
+        self._board: NumberedBoard | None = None
         if _link is None:
-            self._board = transport.WeightBoard()
+            self._board = WeightBoard()
             _link = BoardLink(self._board)
         self._link = _link
 
@@ -142,35 +124,33 @@ class BoardScheme(compat.WeightSyncScheme):
     @property
     def initialized_on_sender(self) -> bool:
         """Whether this process is the learner. A forked worker inherits the learner's scheme as it is."""
-        return self._initialized_on_sender and self._pid == os.getpid()
+        return super().initialized_on_sender and self._pid == os.getpid()
 
     @property
-    def sender(self) -> BoardSender:
+    def publisher(self) -> WorkersPublisher:
         """The learner's side.
 
         Raises:
             PublishError: in a worker.
         """
-        if self._link.sender is None:
-            raise PublishError("a worker does not publish", "BoardScheme", "publish from the learner")
-        return self._link.sender
+        return _on_the_learner(self._link.publisher)
 
     @property
-    def board(self) -> transport.WeightBoard:
+    def board(self) -> NumberedBoard:
         """The board, on the learner's side.
 
         Raises:
             PublishError: in a worker.
         """
-        return self.sender.board
+        return _on_the_learner(self._link.board)
 
-    def create_transport(self, **_: Any) -> BoardSender:
+    def create_transport(self, **_: Any) -> WorkersPublisher:
         """The learner's end, which is the transport of all workers.
 
         Raises:
             PublishError: in a worker.
         """
-        return self.sender
+        return self.publisher
 
     def _init_on_sender_impl(self, model_id: str, context: Any, ctx: Any = None) -> None:
         if not isinstance(context, compat.MultiCollector):
@@ -183,10 +163,14 @@ class BoardScheme(compat.WeightSyncScheme):
         parse(model_id)
         self.model_id = model_id
         self.context = context
-        self.sender.serve(context, model_id)
+        publisher = self.publisher
+        if publisher.serve(context, model_id):
+            compat.turn_on_stamps(context)
+            compat.around_updates(context, publisher.one_publish)
+            publisher.announce = partial(_announce, weakref.ref(context))
         if model_id == "policy" and compat.has_own_policy_template(context):
             # Workers receive this policy without its memory and take the weights from the board.
-            self.sender.publish_module("policy", context.policy, "the collector's policy")
+            publisher.publish_modules({"policy": context.policy}, "the collector")
 
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any | None = None
@@ -205,9 +189,8 @@ class BoardScheme(compat.WeightSyncScheme):
         worker_idx: int = 0,
         model: nn.Module | None = None,
     ) -> None:
-        # A forked worker starts with what the learner's scheme holds.
-        self._initialized_on_sender = self._synchronized_on_sender = False
-        self._board = self._context_ref = self._model_ref = None
+        compat.forget_sender(self)
+        self._board = None
         self.model_id = model_id
         self.worker_idx = worker_idx
         worker = self._link.in_worker(worker_idx)
@@ -220,11 +203,11 @@ class BoardScheme(compat.WeightSyncScheme):
     @property
     def context(self) -> Any:
         """The collector, once it exists."""
-        return self._context_ref() if self._context_ref is not None else None
+        return super().context
 
     @context.setter
     def context(self, collector: Any) -> None:
-        compat.WeightSyncScheme.context.fset(self, collector)
+        compat.set_context(self, collector)
         if self.initialized_on_receiver and collector is not None:
             self._link.in_worker(self.worker_idx).attach(collector)
 
@@ -239,19 +222,19 @@ class BoardScheme(compat.WeightSyncScheme):
             worker_ids: must be ``None`` or name all workers.
 
         Raises:
-            LayoutMismatch: the weights do not fit what stands in the workers.
+            LayoutMismatch: the weights do not fit the leaves in the workers.
             PublishError: ``worker_ids`` leaves out a worker: a board has one newest version for all.
         """
         if self.model_id is None:
             raise PublishError("this scheme has no collector yet", "BoardScheme.send", "pass it to one")
         self._check_all_workers(worker_ids)
-        self.sender.send(self.model_id, weights)
+        self.publisher.send(self.model_id, weights)
 
     def _check_all_workers(self, worker_ids: int | list[int] | None) -> None:
         if worker_ids is None:
             return
         asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
-        workers = set(range(self.sender.collector.num_workers))
+        workers = set(range(self.publisher.collector.num_workers))
         if asked != workers:
             raise PublishError(
                 f"a board publishes to all workers, not to {sorted(asked, key=str)} alone",
@@ -271,6 +254,16 @@ class BoardScheme(compat.WeightSyncScheme):
         super().shutdown()
         if self._board is not None:
             self._board.close()
+
+
+def _on_the_learner(held: T | None) -> T:
+    if held is None:
+        raise PublishError("a worker does not publish", "BoardScheme", "publish from the learner")
+    return held
+
+
+def _announce(collector: weakref.ref[Any], version: int) -> None:
+    compat.announce_version(collector(), version)
 
 
 def register_backend() -> None:

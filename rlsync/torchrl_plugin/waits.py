@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import signal
-import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from multiprocessing.process import BaseProcess
 from queue import Empty
 from typing import Any
 
 from tensordict import TensorDictBase
 
-from rlsync.core.errors import AdoptionTimeout, WorkerLost
+from rlsync.sync.processes import await_ready, ending
 from rlsync.torchrl_plugin import compat
 
 #: ``wait(step, timeout_s)`` calls ``step(seconds)``, which waits so long, until it is true or time is up.
@@ -23,8 +19,6 @@ Enter = Callable[[], AbstractContextManager[object]]
 
 #: How long the exit of a dead process may take to be collected.
 _REAPED_WITHIN_S = 1.0
-
-_LOOK_EVERY_S = 0.1
 
 
 def worker_ends(collector: compat.MultiCollector, dead: Collection[int] = ()) -> dict[int, str | None]:
@@ -47,75 +41,24 @@ def worker_ends(collector: compat.MultiCollector, dead: Collection[int] = ()) ->
     return found
 
 
-def ending(exit_code: int) -> str:
-    """An exit code of :mod:`multiprocessing`, in words.
-
-    Example:
-        >>> ending(-9), ending(-40), ending(1)
-        ('killed by SIGKILL', 'killed by signal 40', 'exited with status 1')
-    """
-    if exit_code >= 0:
-        return f"exited with status {exit_code}"
-    names = {int(known): known.name for known in signal.Signals}
-    return f"killed by {names.get(-exit_code, f'signal {-exit_code}')}"
-
-
 def await_start(collector: compat.MultiCollector, timeout_s: float | None) -> None:
-    """Wait until every worker process has said that it stands, or why it does not; TorchRL reads that.
+    """Wait until every worker process has said that it is ready, or why it is not; TorchRL reads that.
 
     TorchRL 0.14 waits for each of them 20 s, does not look whether that helped, and reads for ever.
 
     Args:
         collector: a collector under construction, its processes started.
-        timeout_s: see :func:`await_standing`.
+        timeout_s: see :func:`await_ready`.
 
     Raises:
         WorkerLost: a worker ended without a word.
         AdoptionTimeout: a worker says nothing.
     """
-    await_standing(collector.procs, lambda worker, seconds: collector.pipes[worker].poll(seconds), timeout_s)
-
-
-def await_standing(
-    processes: Sequence[BaseProcess],
-    stands: Callable[[int, float], bool],
-    timeout_s: float | None,
-    last_words: Callable[[int], str] = lambda _: "",
-) -> None:
-    """Wait until every worker process has said that it stands.
-
-    Args:
-        processes: by the numbers of the workers, started.
-        stands: ``stands(worker, seconds)`` waits so long at most, and says whether the worker stands.
-        timeout_s: for all of them together; ``None`` waits for ever for those that live.
-        last_words: what a worker that has ended had to say.
-
-    Raises:
-        WorkerLost: a worker ended before it stood.
-        AdoptionTimeout: a worker does not stand in time.
-    """
-    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    for worker, process in enumerate(processes):
-        while not stands(worker, _LOOK_EVERY_S):
-            if process.exitcode is not None and not stands(worker, 0.0):
-                words = last_words(worker)
-                raise WorkerLost(
-                    f"worker {worker} (pid {process.pid}, {ending(process.exitcode)}) ended before it stood"
-                    + (f": {words}" if words else ""),
-                    "starting the workers of a collector",
-                    "look for the worker's own error above: its environment or its policy ended the process",
-                )
-            if time.monotonic() >= deadline:
-                raise AdoptionTimeout(
-                    f"worker {worker} (pid {process.pid}) does not stand after {timeout_s:g} s",
-                    "starting the workers of a collector",
-                    "look where its environment or its policy hangs while it is made (py-spy dump --pid "
-                    f"{process.pid}), or give a longer start_timeout_s",
-                )
+    await_ready(collector.procs, lambda worker, seconds: collector.pipes[worker].poll(seconds), timeout_s)
 
 
 def around_requests(collector: compat.MultiCollector, enter: Enter) -> None:
-    """Run every iteration over the batches of ``collector``, and every send to a worker, in ``enter()``."""
+    """Run each iteration over the batches of ``collector``, and each send to a worker, inside ``enter()``."""
     ref = weakref.ref(collector)
 
     def iterator() -> Iterator[TensorDictBase]:
@@ -140,16 +83,16 @@ def _send_in(enter: Enter, pipe: Any) -> None:
 
 
 def around_waits(collector: compat.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
-    """Let ``wait`` do the learner's waiting for the workers of ``collector``.
+    """Use ``wait`` wherever the learner waits for the workers of ``collector``.
 
-    That is: for batches, for answers, for the lock of a shared replay buffer, and for frames in a buffer
-    that free-running workers fill, which Trainer awaits by reading ``getattr_rb("write_count")`` again and
-    again. In TorchRL 0.14 each of these goes on for ever when a worker is stopped.
+    The learner waits for batches, for answers, for the lock of a shared replay buffer, and for frames in a
+    buffer that free-running workers fill. For these frames, Trainer reads ``getattr_rb("write_count")`` again
+    and again. In TorchRL 0.14 each of these waits lasts for ever if a worker is stopped.
 
     Args:
-        collector: the collector, its workers started.
-        wait: see :data:`Wait`; what it raises passes through TorchRL.
-        came: called with the number of a worker when its batch has come.
+        collector: the collector, with its workers started.
+        wait: see :data:`Wait`; its errors pass through TorchRL.
+        came: called with the number of a worker when its batch arrives.
     """
     ref, queue_ref = weakref.ref(collector), weakref.ref(collector.queue_out)
 
@@ -212,11 +155,11 @@ class _WatchedLock:
         self._lock.release()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._lock.__reduce_ex__(protocol)  # whoever it is sent to waits by itself
+        return self._lock.__reduce_ex__(protocol)  # the receiving process gets the plain lock
 
 
 def _present(ref: weakref.ref[compat.MultiCollector]) -> compat.MultiCollector:
-    """The collector, which a method of its own does not keep alive."""
+    """The collector behind a weak reference. A wrapped method must not keep it alive."""
     collector = ref()
     if collector is None:
         raise ReferenceError("the collector is gone")

@@ -11,10 +11,10 @@ from torch import nn
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, parse, walk
+from rlsync.sync.adopter import Adopt, Adopter, Place
 from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.adopter import Adopt, Adopter, Place
-from rlsync.transport.board import BoardHandle
+from rlsync.transport.contract import Handle
 
 __all__ = ["Adopt", "WorkerSync"]
 
@@ -23,11 +23,11 @@ class WorkerSync:
     """Brings what acts in a worker of a TorchRL collector up to date, between rollouts.
 
     Args:
-        handle: the board.
+        handle: what the worker reads.
         worker_idx: this worker's number.
     """
 
-    def __init__(self, handle: BoardHandle, worker_idx: int) -> None:
+    def __init__(self, handle: Handle, worker_idx: int) -> None:
         self.worker_idx = worker_idx
         self._adopt_by: dict[str, Adopt] = {}
         self._paths: dict[str, Path] = {}
@@ -44,11 +44,11 @@ class WorkerSync:
         """Give a module that came without its memory the newest weights, before its collector exists."""
         materialise(module)
         self._places[destination] = Place(lambda: module, "copy")
-        self._adopter.stand(self._places)
+        self._adopter.place(self._places)
         self._adopter.adopt()
 
     def attach(self, collector: compat.Collector) -> None:
-        """Adopt before each of ``collector``'s rollouts, and tell the learner what stands here.
+        """Adopt before each of ``collector``'s rollouts, and tell the learner which leaves it has.
 
         Raises:
             DestinationNotFound: a destination is not on this collector.
@@ -62,7 +62,7 @@ class WorkerSync:
         for destination, adopt in self._adopt_by.items():
             find = partial(self._module, destination)
             self._places[destination] = Place(find, "copy" if compiled else adopt)
-        self._adopter.stand(self._places)
+        self._adopter.place(self._places)
         self._adopter.tell()
 
     @property

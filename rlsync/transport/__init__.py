@@ -1,1 +1,1 @@
-"""Floor 3, publishers and subscribers: imports torch, the standard library and the floors below."""
+"""Floor 3, how bytes travel: imports torch, the standard library and the floors below."""

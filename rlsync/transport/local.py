@@ -2,99 +2,272 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 
 from torch import Tensor
 
+from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.layout import Layout
-
-#: Copies the tensors of one version into the worker's module. They are the learner's own.
-Copy = Callable[[int, Layout, Sequence[Tensor]], None]
+from rlsync.transport.contract import Apply, Note, ReaderStatus
+from rlsync.transport.rules import check_newer
+from rlsync.transport.staged import Staged
+from rlsync.transport.waiting import await_adoption
 
 
 class LocalTransport:
-    """Copies a version into the worker's module, between its rollouts and never during one.
+    """Hands versions to the one reader in this process, between its rollouts and never during one.
 
-    When no rollout is running, a publish writes into the module at once. When one is running in another
-    thread (``collector.start()``), the publish leaves a copy that the worker takes up at its next rollout.
+    When no rollout is running, a publish calls the reader's ``apply`` at once, with the learner's own
+    tensors. When one is running in another thread (``collector.start()``), the publish leaves a copy, and
+    the reader takes it at its next rollout. It keeps no image: a publish changes the leaves that it brings,
+    and others stay as they are.
 
-    Args:
-        layout: the leaves that move; aliased ones are not among them.
-        copy: copies a version into the worker's module.
-        version: the version to go on from.
+    See :class:`rlsync.transport.contract.Transport` and :class:`rlsync.transport.contract.Subscriber`: the
+    reader's end is :meth:`subscribe`.
 
     Example:
         >>> import torch
         >>> from rlsync.tensors.layout import LeafSpec
         >>> acts = torch.zeros(2)
-        >>> layout = Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]})
-        >>> transport = LocalTransport(layout, lambda version, layout, tensors: acts.copy_(tensors[0]))
-        >>> transport.publish([torch.ones(2)])
+        >>> transport = LocalTransport()
+        >>> reader = transport.subscribe(lambda version, layout, views: bool(acts.copy_(views[0]) is None))
+        >>> transport.lay_out(Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]}))
+        >>> transport.publish([torch.ones(2)], stamp=Stamp(1, 1))
         1
         >>> acts.tolist()
         [1.0, 1.0]
     """
 
-    def __init__(self, layout: Layout, copy: Copy, version: int = 0) -> None:
-        self.layout = layout
-        self._copy = copy
-        self._version = version
-        self._adopted = version
-        self._staged: tuple[int, list[Tensor]] | None = None
+    background = False
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._newest = NOTHING
+        self._staged: Staged | None = None
+        self._reader: LocalReader | None = None
         self._acting = threading.Lock()
         self._guard = threading.Lock()
+        self._closed = False
+        self._question, self._lowest = 0, 0
+        self._notes: dict[Note, bytes] = {}
 
     @property
-    def version(self) -> int:
-        """The newest published version."""
-        return self._version
+    def handle(self) -> LocalTransport:
+        """What the reader subscribes with: this object."""
+        return self
 
     @property
-    def adopted(self) -> int:
-        """The version that acts."""
-        return self._adopted
+    def layout(self) -> Layout | None:
+        """What the coming publishes carry."""
+        return self._layout
 
-    def advance_to(self, version: int) -> None:
-        """Never give out ``version`` or a lower one again."""
-        self._version = max(self._version, version)
+    @property
+    def newest_stamp(self) -> Stamp:
+        """The stamp of the newest version."""
+        return self._newest
 
-    def publish(self, tensors: Sequence[Tensor]) -> int:
-        """See :class:`rlsync.transport.base.Publisher`; never coalesces.
+    def subscribe(self, apply: Apply, reader: int | None = None) -> LocalReader:
+        """Attach the one reader.
+
+        Args:
+            apply: writes a version into what acts. Its views are good until it returns, so it must copy.
+            reader: 0, or ``None``.
 
         Raises:
-            LayoutMismatch: a tensor has not the shape of its leaf.
+            ConfigError: there is a reader already.
+            BoardClosed: this transport was closed.
         """
-        self.layout.check(tensors)
+        self._check_open()
+        if self._reader is not None:
+            raise ConfigError("a local transport has one reader", "LocalTransport.subscribe", "make another")
+        self._reader = LocalReader(self, apply)
+        return self._reader
+
+    def lay_out(self, layout: Layout) -> None:
+        """Say what the coming publishes carry; a staged version keeps the layout it was published under."""
+        self._check_open()
         with self._guard:
-            version = self._version + 1
+            self._layout = layout
+
+    def publish(
+        self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
+    ) -> int | None:
+        """Publish one version; never coalesces. See :meth:`rlsync.transport.contract.Transport.publish`.
+
+        Args:
+            tensors: one for each entry of the layout that owns its bytes.
+            later: not used: everything is copied before this returns.
+            stamp: generation and number of this version.
+
+        Raises:
+            LayoutMismatch: a tensor does not have the shape of its leaf.
+            PublishError: the stamp is not greater than the newest one.
+            BoardClosed: this transport was closed, or nothing is laid out yet.
+        """
+        self._check_open()
+        if self._layout is None:
+            raise BoardClosed("nothing is laid out yet", "LocalTransport.publish", "call lay_out first")
+        brought = Staged.of(self._layout, tensors, stamp)
+        with self._guard:
+            check_newer(stamp, self._newest)
             if self._acting.acquire(blocking=False):
                 try:
-                    self._take(version, tensors)
+                    self._apply(brought.over(self._staged))
                     self._staged = None
                 finally:
                     self._acting.release()
             else:
-                self._staged = version, [tensor.detach().clone() for tensor in tensors]
-            self._version = version
-        return version
+                self._staged = brought.copied().over(self._staged)
+            self._newest = stamp
+        return stamp.version
+
+    def join(self) -> None:
+        """Nothing to wait for: a publish is made when it returns."""
+
+    def newest_leaves(self) -> None:
+        """``None``: this transport keeps no copy."""
+
+    def status(self) -> list[ReaderStatus]:
+        """The reader, if there is one."""
+        return [] if self._reader is None else [self._reader.status()]
+
+    def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
+        """Wait until the reader acts with ``version``; it does when its running rollout has ended.
+
+        Args:
+            version: the version to wait for.
+            timeout_s: give up after this many seconds.
+            readers: ``[0]``, or ``None``.
+
+        Raises:
+            AdoptionTimeout: the deadline passed.
+        """
+        await_adoption(
+            self._status_between_rollouts, version, timeout_s, readers, lambda: self._newest.version
+        )
+
+    def ask(self, lowest: int) -> int:
+        """Ask the reader; see :meth:`rlsync.transport.contract.Transport.ask`.
+
+        Args:
+            lowest: the lowest version that an answer may be about.
+        """
+        self._question, self._lowest = self._question + 1, lowest
+        return self._question
+
+    def note(self, reader: int, kind: Note) -> bytes | None:
+        """What the reader left."""
+        return self._notes.get(kind) if reader == 0 else None
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        self._closed, self._reader, self._staged = True, None, None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BoardClosed("this transport was closed", f"process {os.getpid()}", "make a new one")
+
+    def _status_between_rollouts(self) -> list[ReaderStatus]:
+        if self._reader is not None and self._acting.acquire(blocking=False):
+            try:
+                self._take_staged()
+            finally:
+                self._acting.release()
+        return self.status()
+
+    def _take_staged(self) -> None:
+        """Apply what is staged; under the acting lock."""
+        with self._guard:
+            if self._staged is not None:
+                self._apply(self._staged)
+                self._staged = None
+
+    def _apply(self, staged: Staged) -> None:
+        if self._reader is not None:
+            self._reader.apply(staged)
+
+
+class LocalReader:
+    """The worker's end of a :class:`LocalTransport`, in the same process.
+
+    Args:
+        transport: the learner's end.
+        apply: writes a version into what acts.
+    """
+
+    def __init__(self, transport: LocalTransport, apply: Apply) -> None:
+        self._transport = transport
+        self._apply = apply
+        self._version = 0
+        self._rollout_at = time.monotonic()
+
+    @property
+    def version(self) -> int:
+        """The version that acts."""
+        return self._version
+
+    @property
+    def newest(self) -> int:
+        """The newest published version."""
+        return self._transport.newest_stamp.version
+
+    @property
+    def asked(self) -> int:
+        """The number of the learner's last question; 0 when it is not about the version that acts."""
+        return self._transport._question if self._version >= max(1, self._transport._lowest) else 0
 
     def adopt(self) -> int:
-        """See :class:`rlsync.transport.base.Subscriber`."""
+        """Adopt the newest version."""
         with self.acting() as version:
             return version
 
     @contextmanager
     def acting(self) -> Iterator[int]:
         """Adopt the newest version and hold it for the duration of a rollout."""
-        with self._acting:
-            with self._guard:
-                if self._staged is not None:
-                    self._take(*self._staged)
-                    self._staged = None
-            yield self._adopted
+        with self._transport._acting:
+            self._transport._take_staged()
+            self._rollout_at = time.monotonic()
+            yield self._version
 
-    def _take(self, version: int, tensors: Sequence[Tensor]) -> None:
-        self._copy(version, self.layout, self.layout.spread(tensors))
-        self._adopted = version
+    def apply(self, staged: Staged) -> None:
+        """Write a version into what acts; called by the transport between rollouts."""
+        self._apply(staged.stamp.version, staged.layout, staged.layout.spread(staged.tensors))
+        self._version = staged.stamp.version
+
+    @property
+    def closed_by_learner(self) -> bool:
+        """Whether the transport was closed."""
+        return self._transport._closed
+
+    @property
+    def learner_died(self) -> bool:
+        """False: the learner is this process."""
+        return False
+
+    @property
+    def closed(self) -> bool:
+        """Whether this reader was closed."""
+        return self._transport._reader is not self
+
+    def leave_note(self, note: bytes, kind: Note) -> None:
+        """Tell the learner something."""
+        self._transport._notes[kind] = note
+
+    def forget(self) -> None:
+        """Nothing is leased: versions are copied."""
+
+    def status(self) -> ReaderStatus:
+        """What the transport knows of this reader."""
+        lag = max(0, self.newest - self._version)
+        age_s = time.monotonic() - self._rollout_at
+        return ReaderStatus(0, os.getpid(), True, "running", self._version, lag, age_s)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if not self.closed:
+            self._transport._reader = None

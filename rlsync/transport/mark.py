@@ -44,6 +44,6 @@ class Mark(NamedTuple):
         file.close()
         raise BoardClosed(
             f"the {what} of process {address.pid} is gone",
-            f"another file stands at {address.path}",
+            f"another file is at {address.path}",
             "the learner must live while workers attach",
         )

@@ -1,8 +1,9 @@
 """One anonymous shared file: mappings and byte-range locks on a single descriptor.
 
-The file is a memfd (a plain file in a temporary folder where memfd does not exist). Each process opens
-the file for itself through the owner's ``/proc`` entry, so that each has its own open file description:
-the locks belong to it, and the kernel drops them when the process dies, however it dies.
+The file is a memfd. Each process opens it for itself through the owner's ``/proc`` entry, so each has its own
+open file description. The locks (F_OFD_SETLK) belong to that description, and the kernel drops them when the
+process dies, however it dies. Only Linux has such locks. The older POSIX locks belong to the process, and
+closing any descriptor of the file drops all of them, so they cannot take their place.
 """
 
 from __future__ import annotations
@@ -14,23 +15,19 @@ import mmap
 import os
 import struct
 import sys
-import tempfile
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from rlsync.core.errors import BoardClosed
+from rlsync.core.errors import BoardClosed, ConfigError
 
 PAGE_BYTES = mmap.PAGESIZE
-_MAP_POPULATE = 0x8000 if sys.platform == "linux" else 0
+_MAP_POPULATE = 0x8000
 _PUNCH_HOLE = 0x1 | 0x2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-_FLOCK = "hhqqi4x" if sys.platform == "linux" else "qqihh"
-_SET_LOCK: int = fcntl.F_OFD_SETLK if sys.platform == "linux" else fcntl.F_SETLK
-_GET_LOCK: int = fcntl.F_OFD_GETLK if sys.platform == "linux" else fcntl.F_GETLK
+_FLOCK = "hhqqi4x"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +42,42 @@ class SharedFile:
     """A shared file with one descriptor, however many mappings.
 
     Args:
-        fd: the descriptor, owned from now on.
+        fd: the descriptor; this object closes it.
         address: how other processes find the file.
-        delete: path of a plain file to remove at close; empty for a memfd.
     """
 
-    def __init__(self, fd: int, address: FileAddress, delete: str = "") -> None:
+    def __init__(self, fd: int, address: FileAddress) -> None:
         self.fd = fd
         self.address = address
-        self._delete = delete
-        self._pid = os.getpid()
         _forget_in_forked_children(self)
 
     @classmethod
     def create(cls, name: str) -> SharedFile:
-        """A new, empty file."""
+        """A new, empty file.
+
+        Args:
+            name: what tools show beside the descriptor; names need not differ.
+
+        Raises:
+            ConfigError: this platform lacks the locks.
+        """
+        _require_locks()
         pid = os.getpid()
-        if sys.platform == "linux":
-            fd = os.memfd_create(name)
-            return cls(fd, FileAddress(pid, f"/proc/{pid}/fd/{fd}"))
-        fd, path = tempfile.mkstemp(prefix=name)
-        return cls(fd, FileAddress(pid, path), delete=path)
+        fd = os.memfd_create(name)
+        return cls(fd, FileAddress(pid, f"/proc/{pid}/fd/{fd}"))
 
     @classmethod
     def open(cls, address: FileAddress) -> SharedFile:
-        """Open another process's file, with locks of one's own.
+        """Open another process's file; the locks of this process are its own.
+
+        Args:
+            address: from :attr:`address` of the owner.
 
         Raises:
             BoardClosed: the owner has closed it or died.
+            ConfigError: this platform lacks the locks.
         """
+        _require_locks()
         try:
             return cls(os.open(address.path, os.O_RDWR), address)
         except OSError as cause:
@@ -93,8 +97,7 @@ class SharedFile:
 
     def discard(self, offset: int, size_bytes: int) -> None:
         """Give the memory of a range back; it reads as zeros afterwards."""
-        if sys.platform == "linux":
-            _libc().fallocate(self.fd, _PUNCH_HOLE, offset, size_bytes)
+        _libc().fallocate(self.fd, _PUNCH_HOLE, offset, size_bytes)
 
     def write(self, data: bytes, offset: int) -> None:
         """Write a few bytes."""
@@ -105,16 +108,15 @@ class SharedFile:
         return os.pread(self.fd, size_bytes, offset)
 
     def map(self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False) -> torch.Tensor:
-        """Map a page-aligned range as a flat ``uint8`` tensor; unmapped when no tensor uses it.
+        """Map a page-aligned range as a flat ``uint8`` tensor, until no tensor uses the memory any more.
 
         A write to a read-only mapping ends the process at once (SIGSEGV).
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | (_MAP_POPULATE if populate else 0)
-        # Through an open file of its own: a mapping keeps its open file alive, and so every lock
-        # on it, after close() and in forked children.
-        path = f"/proc/self/fd/{self.fd}" if sys.platform == "linux" else self.address.path
-        fd = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        # Map through another open file: a mapping keeps its open file alive after close() and in forked
+        # children, and with it all locks.
+        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR if writable else os.O_RDONLY)
         try:
             address = _libc().mmap(None, size_bytes, protection, flags, fd, offset)
         finally:
@@ -132,9 +134,9 @@ class SharedFile:
         return memoryview(cast("Any", memory.numpy())).cast("B").cast("Q")
 
     def try_lock(self, at: int, *, exclusive: bool) -> bool:
-        """Lock one byte without waiting; says whether it is locked now."""
+        """Lock one byte without waiting; returns whether this open file holds the lock now."""
         try:
-            fcntl.fcntl(self.fd, _SET_LOCK, _flock(fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK, at))
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK, at))
         except OSError as refusal:
             if refusal.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -143,12 +145,13 @@ class SharedFile:
 
     def unlock(self, at: int) -> None:
         """Drop this process's lock on one byte."""
-        fcntl.fcntl(self.fd, _SET_LOCK, _flock(fcntl.F_UNLCK, at))
+        fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at))
 
     def is_locked(self, at: int) -> bool:
         """Whether another open file holds a lock on one byte."""
-        answer = fcntl.fcntl(self.fd, _GET_LOCK, _flock(fcntl.F_WRLCK, at))
-        return _lock_type(answer) != fcntl.F_UNLCK
+        answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, at))
+        kind: int = struct.unpack(_FLOCK, answer)[0]
+        return kind != fcntl.F_UNLCK
 
     def __del__(self) -> None:
         self.close()
@@ -158,19 +161,19 @@ class SharedFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-            if self._delete and os.getpid() == self._pid:
-                Path(self._delete).unlink()
+
+
+def _require_locks() -> None:
+    if "F_OFD_SETLK" not in vars(fcntl):
+        raise ConfigError(
+            "this platform has no open-file-description locks",
+            f"shared memory of a board or a ring, on {sys.platform}",
+            "run on Linux 3.15 or later, for example in a container; rlsync doctor tests the locks",
+        )
 
 
 def _flock(kind: int, at: int) -> bytes:
-    if sys.platform == "linux":
-        return struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0)
-    return struct.pack(_FLOCK, at, 1, 0, kind, os.SEEK_SET)
-
-
-def _lock_type(answer: bytes) -> int:
-    fields: tuple[int, ...] = struct.unpack(_FLOCK, answer)
-    return fields[0] if sys.platform == "linux" else fields[3]
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0)
 
 
 _libc_handle: list[ctypes.CDLL] = []
@@ -191,20 +194,14 @@ def _libc() -> ctypes.CDLL:
             ctypes.c_longlong,
         ]
         libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        if sys.platform == "linux":
-            libc.fallocate.argtypes = [
-                ctypes.c_int,
-                ctypes.c_int,
-                ctypes.c_longlong,
-                ctypes.c_longlong,
-            ]
+        libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
         _libc_handle.append(libc)
     return _libc_handle[0]
 
 
 def _forget_in_forked_children(file: SharedFile) -> None:
-    # A forked child shares the parent's open file description. Were it to keep the descriptor, the
-    # parent's locks would outlive the parent.
+    # A forked child shares the parent's open file description. If it kept the descriptor, the parent's locks
+    # would outlive the parent.
     if not _fork_hook:
         os.register_at_fork(after_in_child=_close_inherited)
         _fork_hook.append(_close_inherited)

@@ -69,6 +69,7 @@ def _collect_a_thousand_tensors() -> dict[str, object]:
     return found
 
 
+@pytest.mark.processes
 def test_a_thousand_tensors_cost_one_descriptor_and_work_under_a_limit_of_256() -> None:
     found = _answer(_collect_a_thousand_tensors)
     assert isinstance(found, dict), found
@@ -97,6 +98,7 @@ def _build_a_learner_without_descriptors() -> None:
     BoardScheme()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("build", [_build_workers_without_descriptors, _build_a_learner_without_descriptors])
 def test_running_out_of_descriptors_reaches_the_learner_as_what_it_is(
     build: Callable[[], None],

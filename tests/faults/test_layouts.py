@@ -25,7 +25,7 @@ from tests.parts import (
     make_small_canary,
 )
 
-pytestmark = pytest.mark.usefixtures("fork_workers")
+pytestmark = pytest.mark.processes
 
 # ------------------------------------------------------------------- fault 8: layouts that differ
 
@@ -195,10 +195,10 @@ def _wrapped_in_ddp(policy: nn.Module) -> nn.Module:
 
 @pytest.fixture
 def process_group() -> Iterator[Callable[[], None]]:
-    """Call it after the workers were forked: a child must not inherit the threads of a group."""
+    """Call it to have a process group of one."""
     dist = torch.distributed
     yield lambda: dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    gc.collect()  # a wrapper that a forked worker of the next test collects takes it down
+    gc.collect()  # wrappers go before their group
     if dist.is_initialized():
         dist.destroy_process_group()
 

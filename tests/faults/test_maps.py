@@ -116,6 +116,7 @@ def _three_schemes(adopt: str = "alias") -> dict[str, BoardScheme]:
     return {path: board.scheme(adopt) for path in ("policy", "env.transform[0].module", "postproc.net")}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
 def test_three_destinations_of_a_process_collector_are_published_as_one_version(
     storage: type,
@@ -228,6 +229,7 @@ def test_a_map_with_one_wrong_entry_is_refused_as_a_whole() -> None:
         SyncWeights(ACTOR).register(trainer)  # the refused hook left no trace
 
 
+@pytest.mark.processes
 def test_one_destination_that_does_not_fit_keeps_back_all_the_others() -> None:
     board = WeightBoard()
     schemes = {"policy": board.scheme(), "env.transform[0].module": board.scheme()}

@@ -17,8 +17,18 @@ _HELPERS = (
 
 
 def child_pids(pid: int | None = None) -> set[int]:
-    """Living children of a process (this one by default), without Python's and torch's helpers."""
-    return {child for child, state in _children(pid or os.getpid()) if state != "Z" and not _is_helper(child)}
+    """Living children of a process (this one by default), without Python's and torch's helpers.
+
+    What Python's fork server started for the process counts as its child.
+    """
+    found = set()
+    parent = pid or os.getpid()
+    for child, state in _children(parent):
+        if state != "Z" and _is_helper(child, parent):
+            found |= {started for started, state in _children(child) if state != "Z"}
+        elif state != "Z":
+            found.add(child)
+    return found
 
 
 def descendant_pids(pid: int | None = None) -> set[int]:
@@ -73,9 +83,14 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def _children(parent: int) -> list[tuple[int, str]]:
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    stats = ((pid, *_stat(pid)) for pid in pids)
-    return [(pid, state) for pid, of, state in stats if of == parent]
+    try:
+        lists = [(task / "children").read_text() for task in Path(f"/proc/{parent}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        if Path(f"/proc/{parent}").exists():  # a thread ended meanwhile
+            return _children(parent)
+        return []
+    pids = [int(pid) for children in lists for pid in children.split()]
+    return [(pid, _stat(pid)[1]) for pid in pids]
 
 
 def _stat(pid: int) -> tuple[int, str]:
@@ -87,12 +102,17 @@ def _stat(pid: int) -> tuple[int, str]:
     return int(fields[1]), fields[0]
 
 
-def _is_helper(pid: int) -> bool:
+def _is_helper(pid: int, parent: int) -> bool:
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = _command(pid)
+        # What a fork server starts, and what that forks, has the server's command line, too.
+        return any(name in command for name in _HELPERS) and command != _command(parent)
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return any(name in command for name in _HELPERS)
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _target(descriptor: Path) -> str:

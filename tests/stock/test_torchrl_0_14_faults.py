@@ -34,7 +34,7 @@ from tests.parts import (
 )
 from tests.stock.faults import still_happens
 
-RESOLVE = "rlsync/torchrl_plugin/resolve.py"
+RESOLVE = "rlsync/sync/resolve.py"
 SYNC_WEIGHTS = "rlsync/torchrl_plugin/hooks/sync_weights.py"
 LEAVES = "rlsync/tensors/leaves.py"
 COMPARE = "rlsync/tensors/compare.py"
@@ -162,6 +162,7 @@ def test_fault_9_a_ddp_learner_is_refused_for_its_key_names() -> None:
     still_happens(9, refused, LEAVES)
 
 
+@pytest.mark.processes
 def test_fault_9_a_policy_with_weight_norm_cannot_be_sent_to_a_worker() -> None:
     policy = make_policy()
     nn.utils.parametrizations.weight_norm(policy.module[0].module[0])

@@ -39,7 +39,7 @@ from tests.stock.faults import hangs, still_happens
 pytestmark = pytest.mark.usefixtures("fork_workers")
 
 SCHEME = "rlsync/torchrl_plugin/scheme.py"
-BOARD = "rlsync/transport/board.py"
+BOARD = "rlsync/transport/board/writer.py"
 SHARED, PROCESS = SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme
 both_schemes = pytest.mark.parametrize("kind", [SHARED, PROCESS])
 

@@ -12,13 +12,13 @@ from rlsync import (
     BoundStaleness,
     ConfigError,
     Every,
-    LagAbove,
     LogPolicyLag,
     PublishError,
     Receipt,
     RlsyncError,
     Source,
     SourceNotFound,
+    StepsAhead,
     SyncMapError,
     SyncPlan,
     SyncWeights,
@@ -35,10 +35,14 @@ from rlsync.core.trigger import Trigger
 def triggers_compose() -> Trigger:
     assert_type(Every(4), Every)
     Every(0.5, "seconds")
-    trigger = Every(10, "seconds") | LagAbove(50) & Every(4, unit="optim_steps")
+    trigger = Every(10, "seconds") | StepsAhead(50) & Every(4, unit="optim_steps")
     assert_type(trigger, Trigger)
     assert_type(trigger | Every(1, "frames"), Trigger)
     return trigger
+
+
+def an_old_name_still_has_its_type() -> None:
+    assert_type(rlsync.LagAbove(3), rlsync.StepsAhead)
 
 
 def a_map_holds_paths_and_sources(trainer: Any) -> SyncWeights:
@@ -49,7 +53,7 @@ def a_map_holds_paths_and_sources(trainer: Any) -> SyncWeights:
         "env.transform[0]": "norm",
     }
     only_sources: Mapping[str, Source] = {"policy": Source("loss_module.actor_network", dtype="bfloat16")}
-    SyncWeights(only_sources, when=Every(1) | LagAbove(3), history=10, receipts_file="receipts.jsonl")
+    SyncWeights(only_sources, when=Every(1) | StepsAhead(3), history=10, receipts_file="receipts.jsonl")
     return SyncWeights(mixed, triggers_compose(), trainer=trainer, finite=True, background=True)
 
 

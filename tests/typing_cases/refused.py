@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import rlsync
 from rlsync import (
     BoardScheme,
     BoundStaleness,
     Every,
-    LagAbove,
     Receipt,
     Source,
+    StepsAhead,
     SyncPlan,
     SyncWeights,
     resolve,
@@ -18,10 +19,14 @@ from rlsync import (
 def triggers() -> None:
     Every("4")  # refused: arg-type
     Every(4, "batch")  # refused: arg-type
-    LagAbove(0.5)  # refused: arg-type
+    StepsAhead(0.5)  # refused: arg-type
     told = Every(4) | 3  # refused: operator
     told = Every(4) & Every  # refused: operator
     assert told
+
+
+def misspelt() -> object:
+    return rlsync.Evry(4)  # refused: attr-defined
 
 
 def maps_and_hooks(trainer: Any) -> None:

@@ -3,28 +3,34 @@
 Source: Espeholt et al. 2018, arXiv 1802.01561; Schmitt et al. 2019, arXiv 1909.11583.
 """
 
-from rlsync.recipes.impala.batch import check_batch, concatenate
-from rlsync.recipes.impala.collector import UnrollCollector
-from rlsync.recipes.impala.envs import AtariEnvs, EnvSpec, GymnasiumEnvs, TorchRLEnvs, make_venv
+from rlsync.recipes.impala.heads import Categorical, DiagonalGaussian, PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
-from rlsync.recipes.impala.models import Finals, ImpalaNet
-from rlsync.recipes.impala.policy_head import Categorical, DiagonalGaussian, PolicyHead
-from rlsync.recipes.impala.replay import Drawn, UnrollReplay
-from rlsync.recipes.impala.replay_mix import MixCounts, ReplayMix
-from rlsync.recipes.impala.supervise import Restarts
-from rlsync.recipes.impala.targets import vtrace
+from rlsync.recipes.impala.network import Finals, ImpalaNet
+from rlsync.recipes.impala.player import ImpalaPlayer
+from rlsync.recipes.impala.settings import LossSettings, VTraceSettings
 from rlsync.recipes.impala.trust import Trust, TrustRegion
+from rlsync.recipes.impala.vtrace import vtrace
+from rlsync.workers.collector import UnrollCollector
+from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, TorchRLEnvs, make_venv
+from rlsync.workers.frames import check_batch, concatenate
+from rlsync.workers.replay.mixing import MixCounts, ReplayMix
+from rlsync.workers.replay.unrolls import Drawn, UnrollReplay
+from rlsync.workers.supervision import Restarts
 
 __all__ = [
     "ImpalaLoss",
     "ImpalaNet",
+    "ImpalaPlayer",
     "Finals",
     "PolicyHead",
     "Categorical",
     "DiagonalGaussian",
+    "head_for",
     "TrustRegion",
     "Trust",
     "vtrace",
+    "VTraceSettings",
+    "LossSettings",
     "UnrollCollector",
     "UnrollReplay",
     "Drawn",

@@ -1,22 +1,25 @@
-"""What the recipes ``impala`` and ``laser`` can be told."""
+"""The config of the recipes ``impala`` and ``laser``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, fraction, not_below_zero, one_of
+from rlsync.recipes.bounds import above_zero, fraction, not_below_zero, one_of, same_as, values_for
 from rlsync.recipes.config import Config, RecipeConfig, width_errors
+from rlsync.recipes.impala.settings import LossSettings
+from rlsync.recipes.impala.trust import TrustRegion
 
 
 @dataclass
 class ModelConfig:
     """The network: a torso, an LSTM if it has units, policy and value; see ``ImpalaNet``.
 
-    The torso ``auto`` is ``mlp`` for vectors and ``shallow`` for pixels; ``hidden``, the widths of its dense
-    layers, is by default what is usual for it. ``torso_threads`` share the learner's passes of the torso: of
-    use where workers leave cores idle.
+    The torso ``auto`` is ``mlp`` for vectors and ``shallow`` for pixels. ``hidden`` gives the widths of its
+    dense layers; null takes the usual ones of that torso. ``torso_threads`` is the number of threads that
+    share the learner's passes of the torso; more than one helps where the workers leave cores idle.
     """
 
     torso: str = one_of("auto", "mlp", "shallow", "deep")
@@ -31,10 +34,11 @@ class ModelConfig:
 
 @dataclass
 class ReplayConfig:
-    """Replayed unrolls; a ``ratio`` of zero is IMPALA, without a replay and without a trust region.
+    """Replayed unrolls; with a ``ratio`` of zero there is no replay and the other keys have no effect.
 
-    ``path`` is a folder to hold it in on disk instead of in memory; ``threshold`` is the trust region's, in
-    nats, null for none.
+    ``path`` is a folder in which the replay is kept on disk instead of in memory. ``threshold``,
+    ``reference`` and ``gate_delta`` are those of :class:`TrustRegion`; a ``threshold`` of null is no trust
+    region.
     """
 
     ratio: float = not_below_zero(0.0)
@@ -42,18 +46,27 @@ class ReplayConfig:
     min_steps: int = above_zero(1_000)
     path: str | None = None
     checkpointed: bool = False
-    threshold: float | None = above_zero(None)
-    reference: str = one_of("mu", "implied")
-    gate_delta: bool = False
-    entropy_on: str = one_of("all", "online")
+    threshold: float | None = same_as(TrustRegion, "threshold", default=None)
+    reference: str = same_as(TrustRegion, "reference")
+    gate_delta: bool = same_as(TrustRegion, "gate_delta")
+    entropy_on: str = same_as(LossSettings, "entropy_on")
+
+    def loss_options(self) -> dict[str, Any]:
+        """The options of :class:`LossSettings` that depend on the replay."""
+        if not self.ratio:
+            return {}
+        region = None
+        if self.threshold is not None:
+            region = TrustRegion(self.threshold, self.reference, self.gate_delta)
+        return {"trust_region": region, "entropy_on": self.entropy_on}
 
 
 @dataclass
 class EvaluationConfig:
-    """A process of its own that evaluates one version after the other, with a low priority.
+    """A separate process of low priority that evaluates one version after the other.
 
-    ``every_frames`` of the training at least lie between two evaluations; 0 is none. ``episodes`` are played
-    in each, up to eight at once.
+    ``every_frames`` is the least number of training frames between two evaluations; 0 turns evaluation off.
+    Each evaluation plays ``episodes`` episodes, up to eight at once.
     """
 
     every_frames: int = not_below_zero(0)
@@ -64,10 +77,10 @@ class EvaluationConfig:
 class ImpalaConfig(RecipeConfig):
     """The asynchronous actor-learner (IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583).
 
-    ``batch_size`` counts the unrolls, of ``unroll_length`` steps each, in one optimizer step; those that a
-    replay adds are not among them. ``slots`` is the number of rollout slots, which bounds the lag; null
-    takes one for each worker and those of two batches. ``overlap`` steps one half of a worker's environments
-    while the network is busy with the other: of use where there are more cores than workers.
+    One optimizer step uses ``batch_size`` new unrolls of ``unroll_length`` steps each, plus those that a
+    replay adds. ``slots`` is the number of rollout slots, which bounds the lag; null takes one for each
+    worker plus those of two batches. ``overlap`` steps one half of a worker's environments while the network
+    computes the actions of the other half; it helps where there are more cores than workers.
     """
 
     name: str = "impala"
@@ -85,20 +98,35 @@ class ImpalaConfig(RecipeConfig):
     rms_alpha: float = fraction(0.99)
     rms_eps: float = above_zero(0.01)
     adam_eps: float = above_zero(1e-8)
-    entropy_coeff: float = not_below_zero(0.01)
-    baseline_coeff: float = not_below_zero(0.02)
-    rho_bar: float = above_zero(1.0)
-    c_bar: float = above_zero(1.0)
-    pg_rho_bar: float = above_zero(1.0)
-    vtrace_lambda: float = fraction(1.0)
-    reward_clipping: str = one_of("none", "clip")
-    reduction: str = one_of("mean", "sum")
+    entropy_coeff: float = same_as(LossSettings, "entropy_coeff")
+    baseline_coeff: float = same_as(LossSettings, "baseline_coeff")
+    rho_bar: float = same_as(LossSettings, "rho_bar")
+    c_bar: float = same_as(LossSettings, "c_bar")
+    pg_rho_bar: float = same_as(LossSettings, "pg_rho_bar")
+    vtrace_lambda: float = same_as(LossSettings, "lam")
+    reward_clipping: str = same_as(LossSettings, "reward_clipping")
+    reduction: str = same_as(LossSettings, "reduction")
     model: ModelConfig = field(default_factory=ModelConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
+    def loss_settings(self) -> LossSettings:
+        """The settings of the loss. Without a replay those under ``replay`` have no effect.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        options = values_for(LossSettings, self) | {"lam": self.vtrace_lambda} | self.replay.loss_options()
+        return LossSettings(**options)
+
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
+        if config.collector.kind == "sync":
+            yield ConfigError(
+                f"the workers of {self.name} never wait for the learner: its collector cannot be sync",
+                "collector.kind",
+                "give collector.kind=async",
+            )
         wanted = self.batch_size * self.unroll_length
         if config.collector.frames_per_batch != wanted:
             yield ConfigError(
@@ -111,7 +139,7 @@ class ImpalaConfig(RecipeConfig):
             yield from width_errors("recipe.model.hidden", self.model.hidden)
         if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:
             yield ConfigError(
-                f"a batch of {self.batch_size} unrolls is not made of rollouts of {config.env.num_envs}",
+                f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}",
                 "recipe.batch_size",
                 f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout",
             )
@@ -124,17 +152,17 @@ class ImpalaConfig(RecipeConfig):
 
 
 def settings_of(config: Config) -> ImpalaConfig:
-    """The recipe of a config that is about to be built.
+    """The recipe of a config, checked before it is built.
 
     Raises:
-        ConfigError: it is another recipe, or an evaluation has no run folder.
+        ConfigError: the recipe is another one, or there is an evaluation and no run folder to write it to.
     """
     recipe = config.recipe
     if not isinstance(recipe, ImpalaConfig):
         raise ConfigError(f"not an IMPALA recipe: {recipe}", "recipe", "give recipe=impala or recipe=laser")
     if recipe.evaluation.every_frames and config.run_dir is None:
         raise ConfigError(
-            "an evaluation has nowhere to write to",
+            "an evaluation needs a run folder to write to",
             "recipe.evaluation.every_frames, run_dir",
             "give run_dir, or every_frames=0",
         )

@@ -1,4 +1,4 @@
-"""ImpalaLoss: the V-trace actor-critic loss as a TorchRL loss module, with one pass of the network."""
+"""ImpalaLoss: the V-trace actor-critic loss as a TorchRL loss module. It runs the network once per batch."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ from torch import Tensor
 from torchrl.objectives import LossModule
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.impala import batch as keys
-from rlsync.recipes.impala.batch import check_batch, network_keys
-from rlsync.recipes.impala.models import Finals, ImpalaNet, Unrolled
-from rlsync.recipes.impala.policy_head import Categorical
-from rlsync.recipes.impala.terms import (
-    DIAGNOSTICS,
-    TRUST_DIAGNOSTICS,
-    LossSettings,
-    Steps,
-    loss_terms,
-)
-from rlsync.recipes.impala.trust import TrustRegion
+from rlsync.recipes.bounds import fields_as_keywords
+from rlsync.recipes.impala.heads import Categorical
+from rlsync.recipes.impala.network import Finals, ImpalaNet, Unrolled
+from rlsync.recipes.impala.settings import LossSettings
+from rlsync.recipes.impala.terms import DIAGNOSTICS, TRUST_DIAGNOSTICS, Steps, loss_terms
+from rlsync.workers import frames as keys
+from rlsync.workers.frames import check_batch, recorded_keys
 
 
 class ImpalaLoss(LossModule):
     """The loss of IMPALA, and with a trust region that of LASER, on a batch of unrolls.
 
-    One pass of the network over T+1 observations gives the policy, the values and, detached, their
-    V-trace targets; ratios come from the log-probabilities that the workers stored with the taken
-    actions. The losses, before their coefficients, of one step are::
+    The network runs once, over T+1 observations. Its values also give the V-trace targets, without gradient.
+    The ratios come from the log-probabilities that the workers stored with the actions they took. The losses
+    of one step, before their coefficients, are::
 
         policy    -advantage * log pi(action)
         baseline  (target - value)^2 / 2
@@ -38,24 +33,19 @@ class ImpalaLoss(LossModule):
     The network stays a plain submodule: TorchRL's ``convert_to_functional`` would keep its parameters
     a second time as ``actor_network_params`` and swap them in and out around each pass. So the
     optimizer, the loss, a copy of the loss and the sync map ``{"policy": "loss_module.actor_network"}``
-    all see the same parameters. Compile it in place, which renames no parameter: ``loss.compile()``, which
-    does not check batches any more, or the network alone: ``loss.actor_network.compile()``.
+    all see the same parameters. To compile, use ``loss.compile()`` (batches are then no longer checked) or
+    ``loss.actor_network.compile()``: both keep the parameters' names.
 
     Args:
         actor_network: policy and value in one.
-        gamma: discount.
-        rho_bar, c_bar, pg_rho_bar: bounds of the ratio in the temporal difference, the trace and the
-            advantage; see :func:`vtrace`.
-        lam: mixes in shorter returns; 1 is plain V-trace.
-        entropy_coeff, baseline_coeff: weigh the losses. They can be assigned during a run.
-        reward_clipping: ``"none"``, or ``"clip"`` to [-1, 1].
-        reduction: ``"mean"`` or ``"sum"`` (as in the paper) over the T * B steps.
-        trust_region: LASER's; rejected steps teach neither policy nor baseline.
-        entropy_on: ``"all"`` unrolls, or the ``"online"`` ones alone, as LASER does.
+        gamma, rho_bar, c_bar, pg_rho_bar, lam: V-trace's values; see :class:`VTraceSettings`.
+        entropy_coeff, baseline_coeff: weights of the losses. They may be assigned during a run.
+        reward_clipping, reduction, entropy_on, trust_region: see :class:`LossSettings`, which also has the
+            defaults of all options.
 
     Raises:
         ConfigError: an option is out of its range, or a batch is not what
-            :mod:`rlsync.recipes.impala.batch` says (the first batch is checked in full).
+            :mod:`rlsync.workers.frames` says (the first batch is checked in full).
 
     Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.objectives.A2CLoss.
 
@@ -75,34 +65,19 @@ class ImpalaLoss(LossModule):
 
     actor_network: ImpalaNet
 
-    def __init__(
-        self,
-        actor_network: ImpalaNet,
-        *,
-        gamma: float = 0.99,
-        rho_bar: float = 1.0,
-        c_bar: float = 1.0,
-        pg_rho_bar: float = 1.0,
-        lam: float = 1.0,
-        entropy_coeff: float = 0.01,
-        baseline_coeff: float = 0.5,
-        reward_clipping: str = "none",
-        reduction: str = "mean",
-        trust_region: TrustRegion | None = None,
-        entropy_on: str = "all",
-    ) -> None:
+    @fields_as_keywords(LossSettings)
+    def __init__(self, actor_network: ImpalaNet, settings: LossSettings) -> None:
         super().__init__()
-        self.actor_network = actor_network
-        self.settings = LossSettings(
-            gamma, rho_bar, c_bar, pg_rho_bar, lam, reward_clipping, reduction, entropy_on, trust_region
-        )
-        if trust_region is not None and trust_region.reference == "implied":
+        region = settings.trust_region
+        if region is not None and region.reference == "implied":
             _must_be_categorical(actor_network)
-        self.entropy_coeff = entropy_coeff
-        self.baseline_coeff = baseline_coeff
+        self.actor_network = actor_network
+        self.settings = settings
+        self.entropy_coeff = settings.entropy_coeff
+        self.baseline_coeff = settings.baseline_coeff
         self.loss_mask_key = None  # an unroll has no padding
-        optional = [keys.BEHAVIOUR_PARAMS] if trust_region is not None else []
-        self._optional = optional + ([keys.REPLAYED] if entropy_on == "online" else [])
+        optional = [keys.BEHAVIOUR_PARAMS] if region is not None else []
+        self._optional = optional + ([keys.REPLAYED] if settings.entropy_on == "online" else [])
         self._checked = False
 
     @property
@@ -112,23 +87,23 @@ class ImpalaLoss(LossModule):
 
     @property
     def in_keys(self) -> list[str]:
-        """What is read of a batch, ``final_observation`` and ``final_index`` aside, which may be absent."""
-        return [*keys.REQUIRED, *network_keys(self.actor_network), *self._optional]
+        """The keys that every batch must have; ``final_observation`` and ``final_index`` are optional."""
+        return [*keys.REQUIRED, *recorded_keys(self.actor_network), *self._optional]
 
     @property
     def out_keys(self) -> list[str]:
-        """Three losses, whose sum is to be minimised, and scalars to log."""
+        """The three losses, whose sum the optimizer minimises, and the scalars to log."""
         logged = DIAGNOSTICS if self.settings.trust_region is None else DIAGNOSTICS + TRUST_DIAGNOSTICS
         return ["loss_policy", "loss_baseline", "loss_entropy", *logged]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
-        """The losses, coefficients included, and what there is to log, as scalars.
+        """The losses, multiplied by their coefficients, and the diagnostics, all as scalars.
 
         Args:
-            tensordict: a batch as :mod:`rlsync.recipes.impala.batch` describes it.
+            tensordict: a batch as :mod:`rlsync.workers.frames` describes it.
 
         Raises:
-            ConfigError: the batch does not fit; see there.
+            ConfigError: the batch is not as described there.
         """
         if not self._checked and not torch.compiler.is_compiling():
             check_batch(tensordict, self.actor_network, self._optional)
@@ -205,13 +180,13 @@ def _final_index(batch: TensorDictBase) -> Tensor | None:
 
 
 def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
-    """Every batch, because the fault is silent: the value of a foreign episode would be bootstrapped."""
+    """Checked for every batch: without the final value, the next episode's value would be bootstrapped."""
     truncated = int((batch.get(keys.TRUNCATED) & ~batch.get(keys.TERMINATED)).sum())
     if given < truncated:
         raise ConfigError(
             f"{truncated} steps were truncated, and {given} final observations are given",
             "batch, 'final_observation' and 'final_index'",
-            "keep the last observation of each episode that is truncated; see rlsync.recipes.impala.batch",
+            "keep the last observation of each episode that is truncated; see rlsync.workers.frames",
         )
 
 

@@ -1,4 +1,4 @@
-"""An LSTM that starts anew where an episode does, in the middle of an unroll, too."""
+"""An LSTM whose state is reset wherever an episode begins, also in the middle of an unroll."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 class EpisodicLSTM(nn.Module):
     """One LSTM layer over time-first features; the state is zeroed before each step that begins an episode.
 
-    All input products of an unroll are one matrix product, then a loop of masked cells follows. Measured on
-    CPU (T=21, B=8, 256 units, forward and backward) that takes as long as nn.LSTM, which cannot reset;
-    nn.LSTM in segments between resets takes 1.4 times as long with two resets, five times with a reset
-    at every step.
+    The input products of a whole unroll are one matrix product; a loop of masked cells follows. Measured on
+    a CPU (T=21, B=8, 256 units, forward and backward) this takes as long as nn.LSTM, which cannot reset.
+    nn.LSTM run in segments between resets takes 1.4 times as long with two resets, and five times as long
+    with a reset at every step.
 
     Args:
         inputs: width of the features.
@@ -34,7 +34,9 @@ class EpisodicLSTM(nn.Module):
         nn.init.orthogonal_(self.inward.weight)
         nn.init.orthogonal_(self.recurrent.weight)
         nn.init.zeros_(self.inward.bias)
-        with torch.no_grad():  # a forget gate that starts half shut loses what it saw within a few steps
+        with (
+            torch.no_grad()
+        ):  # without this the forget gate starts half closed, and the cell forgets within a few steps
             self.inward.bias[units : 2 * units] = 1.0
 
     def forward(self, features: Tensor, is_init: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""IMPALA and LASER: workers that act all the time, a learner that never waits for them to adopt.
+"""The recipes impala and laser: workers that act all the time, and a learner that never waits for them.
 
 Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trainer runs the loop.
 """
@@ -6,6 +6,7 @@ Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trai
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import optim
@@ -13,30 +14,41 @@ from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync import LogPolicyLag
 from rlsync.recipes import parts
+from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, EnvConfig, check
-from rlsync.recipes.impala.collector import UnrollCollector
+from rlsync.recipes.hooks import Bottleneck, MixReplayed, UnrollReturns
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
-from rlsync.recipes.impala.env_base import Envs
-from rlsync.recipes.impala.envs import AtariEnvs, EnvSpec, GymnasiumEnvs, make_venv
-from rlsync.recipes.impala.evaluator import EvaluationJob, Evaluator
-from rlsync.recipes.impala.hooks import Bottleneck, MixReplayed, UnrollReturns
+from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
-from rlsync.recipes.impala.models import ImpalaNet
-from rlsync.recipes.impala.precision import bfloat16_instructions
-from rlsync.recipes.impala.replay import UnrollReplay
-from rlsync.recipes.impala.replay_mix import ReplayMix
-from rlsync.recipes.impala.supervise import Restarts
-from rlsync.recipes.impala.trust import TrustRegion
+from rlsync.recipes.impala.network import ImpalaNet
+from rlsync.recipes.registry import Recipe
+from rlsync.recipes.run_files import EVALUATIONS
+from rlsync.tensors.precision import bfloat16_instructions
+from rlsync.workers.collector import UnrollCollector
+from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, make_venv
+from rlsync.workers.evaluator import EvaluationJob, Evaluator
+from rlsync.workers.replay.mixing import ReplayMix
+from rlsync.workers.replay.unrolls import UnrollReplay
+from rlsync.workers.supervision import Restarts
 
-EVALUATIONS = "evaluations.csv"
 _ATARI = "ALE/"
 
 
-def build(config: Config) -> Trainer:
-    """A trainer that is ready to ``train()``, its workers started and its sync map resolved.
+@dataclass(frozen=True, slots=True)
+class VectorSpaces:
+    """What an ImpalaNet must know of environments: the observation's shape, and the head for the actions."""
+
+    observation_shape: tuple[int, ...]
+    head: PolicyHead
+
+
+def build(config: Config, spaces: VectorSpaces | None = None) -> Trainer:
+    """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
 
     Args:
         config: what to train; ``config.recipe`` is an :class:`ImpalaConfig`.
+        spaces: of the environment, from :func:`probe`, if the config has been checked already. None: check
+            the config and probe the environment here.
 
     Raises:
         ConfigError: a value, the environment or the kind of recipe does not fit.
@@ -46,11 +58,12 @@ def build(config: Config) -> Trainer:
         >>> trainer = build(Config(recipe=ImpalaConfig()))  # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP
     """
-    check(config)
+    if spaces is None:
+        check(config)
     recipe = settings_of(config)
     parts.seed_everything(config.seed)
     spec = env_spec(config.env)
-    network = make_network(recipe, config.env)
+    network = make_network(recipe, config.env, spaces)
     loss = make_loss(recipe, network)
     optimizer = make_optimizer(recipe, loss)
     settings = parts.trainer_settings(config)
@@ -87,31 +100,39 @@ def env_spec(config: EnvConfig) -> EnvSpec:
     return AtariEnvs(game, **config.kwargs)
 
 
-def probe(config: EnvConfig) -> Envs:
-    """One environment, so that a bad one is refused in this process before workers start; close it.
+def probe(config: EnvConfig) -> VectorSpaces:
+    """Make one environment in this process, look at it, and close it.
 
     Raises:
         ConfigError: it cannot be made.
     """
     with parts.making(config, "; Atari needs 'rlsync[atari]'"):
-        return make_venv(env_spec(config), 1)
+        envs = make_venv(env_spec(config), 1)
+    try:
+        return VectorSpaces(envs.observation_shape, head_for(envs.actions))
+    finally:
+        envs.close()
 
 
-def make_network(recipe: ImpalaConfig, env: EnvConfig) -> ImpalaNet:
+def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | None = None) -> ImpalaNet:
     """The network that a recipe describes, for these environments.
+
+    Args:
+        recipe: its key ``model``.
+        env: the environments.
+        spaces: what :func:`probe` returned of them; None: probe here.
 
     Raises:
         ConfigError: the environment cannot be made.
     """
-    envs = probe(env)
-    envs.close()
-    model, pixels = recipe.model, len(envs.observation_shape) == 3
+    spaces = spaces or probe(env)
+    model, pixels = recipe.model, len(spaces.observation_shape) == 3
     if model.bfloat16 and bfloat16_instructions() == []:
         warnings.warn("this processor emulates bfloat16: recipe.model.bfloat16=false is faster", stacklevel=2)
     usual = "shallow" if pixels else "mlp"
     return ImpalaNet(
-        envs.observation_shape,
-        envs.head,
+        spaces.observation_shape,
+        spaces.head,
         torso=usual if model.torso == "auto" else model.torso,
         hidden=model.hidden,
         lstm=model.lstm,
@@ -124,25 +145,8 @@ def make_network(recipe: ImpalaConfig, env: EnvConfig) -> ImpalaNet:
 
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
-    """The loss, with a trust region if there is a replay and a threshold."""
-    replay = recipe.replay
-    region = None
-    if replay.threshold is not None:
-        region = TrustRegion(replay.threshold, replay.reference, replay.gate_delta)
-    return ImpalaLoss(
-        network,
-        gamma=recipe.gamma,
-        rho_bar=recipe.rho_bar,
-        c_bar=recipe.c_bar,
-        pg_rho_bar=recipe.pg_rho_bar,
-        lam=recipe.vtrace_lambda,
-        entropy_coeff=recipe.entropy_coeff,
-        baseline_coeff=recipe.baseline_coeff,
-        reward_clipping=recipe.reward_clipping,
-        reduction=recipe.reduction,
-        trust_region=region,
-        entropy_on=replay.entropy_on,
-    )
+    """The loss that a recipe describes, for this network."""
+    return ImpalaLoss(network, **vars(recipe.loss_settings()))
 
 
 def make_optimizer(recipe: ImpalaConfig, loss: ImpalaLoss) -> optim.Optimizer:
@@ -165,8 +169,9 @@ def make_collector(
         overlap=recipe.overlap,
         rollouts_per_batch=recipe.batch_size // config.env.num_envs,
         slots=recipe.slots,
-        store_params=recipe.replay.threshold is not None,
+        store_params=recipe.loss_settings().trust_region is not None,
         dtype=parts.workers_dtype(config),
+        adopt=config.collector.adopt,  # type: ignore[arg-type]
         seed=config.seed,
         restarts=Restarts(recipe.max_restarts),
         silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
@@ -196,12 +201,22 @@ def make_evaluator(
     """The evaluating process, on the board that the workers read."""
     evaluation = recipe.evaluation
     job = EvaluationJob(
-        collector.board_sender.board.handle,
-        collector.worker_network,
-        env_spec(config.env),
-        evaluation.episodes,
-        max(1, evaluation.every_frames // config.collector.frames_per_batch),
-        run_dir / EVALUATIONS,
-        config.seed,
+        board=collector.board.handle,
+        player=collector.worker_player,
+        env=env_spec(config.env),
+        episodes=evaluation.episodes,
+        every_versions=max(1, evaluation.every_frames // config.collector.frames_per_batch),
+        file=run_dir / EVALUATIONS,
+        seed=config.seed,
+        adopt=collector.adopt,
     )
     return Evaluator(job)
+
+
+def player(config: Config, spaces: VectorSpaces, deterministic: bool) -> CheckpointPlayer:
+    """The network of a run's config, for ``rlsync eval``."""
+    network = make_network(settings_of(config), config.env, spaces)
+    return CheckpointPlayer(network, network.player(deterministic=deterministic), env_spec(config.env))
+
+
+RECIPE = Recipe("impala", ImpalaConfig, probe, build, player)

@@ -1,4 +1,4 @@
-"""One pass of a module over a batch, forward and backward, in slices that threads take in turn."""
+"""One pass of a module over a batch, forward and backward, in slices that several threads share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-#: More slices than threads: who shares a core with a worker takes fewer of them.
+#: More slices than threads: a thread that shares its core with a worker is slower, and takes fewer.
 _SLICES_PER_THREAD = 2
 
 
@@ -20,13 +20,13 @@ def split_pass(
 ) -> Tensor:
     """``run(inputs)``, slice by slice along the first dimension, in ``threads`` threads at once.
 
-    The backward pass goes slice by slice, too, and the gradients of the slices are summed in their order, so
-    that the result does not depend on which thread was faster. Torch's own threads split every operation and
-    wait for each other after each: where workers use the same cores, that costs more than it brings.
+    The backward pass also goes slice by slice. The gradients of the slices are summed in a fixed order, so
+    the result does not depend on which thread was faster. Torch's own threads split every operation and wait
+    for each other after each one: where workers use the same cores, that costs more than it gains.
 
     Args:
         run: what to run; each row of its result depends on the same row of its input alone.
-        parameters: what it is differentiated by, once; its input is not.
+        parameters: get gradients, once; the input gets none.
         inputs: [N, ...].
         threads: how many slices are under way at once.
 

@@ -14,13 +14,13 @@ TORSOS = ("mlp", "shallow", "deep")
 
 
 class PixelConv2d(nn.Conv2d):
-    """A convolution that takes uint8 pixels as they are, and means pixels / 255.
+    """A convolution that takes uint8 pixels and computes with pixels / 255.
 
-    The few weights are divided in place of the many pixels. 0 to 255 are exact in bfloat16, so pixels
-    go there directly under autocast.
+    It divides the weights, which are few, instead of the pixels. bfloat16 represents 0 to 255 exactly, so
+    under autocast pixels are converted to it directly.
 
     Args:
-        channels_last: lay the pixels out so that the convolutions after this one are channels-last too.
+        channels_last: convert the pixels to channels-last, so that the convolutions after it use it as well.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PixelConv2d(nn.Conv2d):
         self.channels_last = channels_last
 
     def forward(self, pixels: Tensor) -> Tensor:
-        if self.channels_last:  # before the conversion: a quarter of the bytes
+        if self.channels_last:  # before the conversion to float: a quarter of the bytes
             pixels = pixels.contiguous(memory_format=torch.channels_last)
         if pixels.dtype != torch.uint8:
             return super().forward(pixels)
@@ -55,7 +55,7 @@ class Residual(nn.Module):
 def make_torso(
     name: str, shape: Sequence[int], hidden: Sequence[int], *, channels_last: bool = False
 ) -> nn.Sequential:
-    """The torso of this name; its last layer is the only one that tells how wide the features are.
+    """Make the torso of this name; the width of its last layer is the number of features.
 
     Args:
         name: ``"mlp"`` for vectors; ``"shallow"`` (the convolutions of the DQN agent) or ``"deep"`` (15
@@ -73,7 +73,7 @@ def make_torso(
         >>> make_torso("shallow", (4, 84, 84), (512,))(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
         torch.Size([2, 512])
     """
-    _check(name, shape, hidden)
+    _check_torso(name, shape, hidden)
     if name == "mlp":
         return nn.Sequential(*_dense(int(shape[0]), hidden, nn.Tanh))
     convolutions = (_shallow if name == "shallow" else _deep)(int(shape[0]), channels_last)
@@ -86,11 +86,11 @@ def make_torso(
             f"observation shape {list(shape)}",
             "resize them to 84 x 84, or take the torso 'mlp' on vectors",
         ) from error
-    # The last ReLU after Flatten: before it, its backward pass would meet two memory formats, and be slow.
+    # The last ReLU comes after Flatten: before it, its backward pass would mix memory formats and be slow.
     return nn.Sequential(*convolutions, nn.Flatten(), nn.ReLU(inplace=True), *_dense(flat, hidden, nn.ReLU))
 
 
-def _check(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None:
+def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None:
     if name not in TORSOS:
         raise ConfigError(f"there is no torso {name!r}", "torso", f"give one of {', '.join(TORSOS)}")
     dims = 1 if name == "mlp" else 3

@@ -1,22 +1,21 @@
-"""The trust region of LASER: steps whose behaviour policy is too far away teach nothing."""
+"""The trust region of LASER: the learner ignores steps whose behaviour policy is too far from its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import MISSING, dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+from rlsync.recipes.bounds import above_zero, bound_errors, one_of, refuse
 
-from rlsync.core.errors import ConfigError
-
-REFERENCES = ("mu", "implied")
+if TYPE_CHECKING:  # configs refer to TrustRegion and are read without torch
+    from torch import Tensor
 
 
 class Trust(NamedTuple):
     """What a trust region decided about the steps of an unroll.
 
     Args:
-        accepted: [T, ...] bool, the steps that lie inside.
+        accepted: [T, ...] bool, true for the steps inside.
         gate_delta: whether a rejected step loses its temporal difference, too.
 
     Example:
@@ -35,9 +34,8 @@ class TrustRegion:
 
     Args:
         threshold: in nats, above zero.
-        reference: ``"mu"``, the behaviour policy; or ``"implied"``, the normalised minimum of behaviour and
-            target policy, which is the policy that clipping the ratio at one corrects towards (categorical
-            policies only).
+        reference: ``"mu"``, the behaviour policy; or ``"implied"``, the policy whose value V-trace estimates:
+            min(rho_bar * behaviour policy, target policy), normalised (categorical policies only).
         gate_delta: whether a rejected step loses its temporal difference, too.
 
     Raises:
@@ -51,28 +49,17 @@ class TrustRegion:
         tensor([ True, False])
     """
 
-    threshold: float
-    reference: str = "mu"
+    threshold: float = above_zero(MISSING)
+    reference: str = one_of("mu", "implied")
     gate_delta: bool = False
 
     def __post_init__(self) -> None:
-        if not self.threshold > 0:
-            raise ConfigError(
-                f"the threshold of a trust region cannot be {self.threshold!r}",
-                "TrustRegion(threshold=...)",
-                "give a number of nats above zero, for example 0.3; no trust region at all is None",
-            )
-        if self.reference not in REFERENCES:
-            raise ConfigError(
-                f"a trust region has no reference {self.reference!r}",
-                "TrustRegion(reference=...)",
-                "give 'mu' or 'implied'",
-            )
+        refuse(bound_errors(self, "TrustRegion."))
 
     def decide(self, kl: Tensor) -> Trust:
-        """The decision.
+        """Decide for each step.
 
         Args:
-            kl: [T, ...], the divergence at each step, in nats.
+            kl: [T, ...], the divergence from the reference at each step, in nats.
         """
         return Trust(kl < self.threshold, self.gate_delta)

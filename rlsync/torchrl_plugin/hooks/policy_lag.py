@@ -1,4 +1,4 @@
-"""LogPolicyLag: how old the frames are that the learner consumes, and how far the workers lag."""
+"""LogPolicyLag: logs the staleness of consumed frames and the policy lag of the workers."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ from torch import Tensor
 from torchrl.trainers import TrainerHookBase
 
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
+from rlsync.torchrl_plugin.hooks.sync_weights import UNKNOWN, SyncWeights
 
 
 class LogPolicyLag(TrainerHookBase):
     """Log the staleness of consumed frames and the workers' policy lag through the trainer's logger.
 
-    A frame is consumed when it is part of a batch that an optimizer step is about to use; a frame that is
-    used twice counts twice. Its staleness is the learner's version at that moment minus the version
-    stamped on it, and the optimizer steps that lie between the two. The hook works where batches come
-    from the collector and where they come from a replay buffer, with synchronous and asynchronous
-    collection.
+    A frame is consumed when it is part of a batch that an optimizer step is about to use. A frame that is
+    used twice counts twice. Its staleness in versions is the learner's version at that moment minus the
+    version stamped on the frame. Its staleness in optimizer steps is the number of steps between the two
+    versions. The hook works with batches from the collector and from a replay buffer, with synchronous and
+    asynchronous collection.
 
-    Logs, under ``prefix``, once an iteration of the trainer:
+    Once in each iteration of the trainer it logs, under ``prefix``:
 
-    - ``lag_versions``: newest published version minus the oldest one that a living worker acts with;
+    - ``lag_versions``: the newest published version minus the oldest one that a live worker acts with;
     - ``staleness_versions_mean``, ``_p95``, ``_max`` and ``staleness_optim_steps_mean``, ``_p95``,
-      ``_max``: over the frames consumed since the last time, when there were any;
-    - ``consumed_frames``: how many these were.
+      ``_max``: over the frames consumed since the last log, if there were any;
+    - ``consumed_frames``: the number of these frames; ``frames_of_unknown_age``: those among them whose
+      version the ledger does not know. The latter are left out of ``staleness_optim_steps_*``.
 
     Args:
         sync: the hook that publishes, bound to the same trainer.
-        prefix: what the names begin with.
+        prefix: the beginning of the logged names.
 
     Raises:
-        ConfigError: at :meth:`register`, when the frames carry no stamps, or ``sync`` is bound to another
+        ConfigError: at :meth:`register`, if the frames carry no stamps, or if ``sync`` is bound to another
             trainer.
 
     Example:
         >>> from rlsync import SyncWeights
         >>> hook = LogPolicyLag(SyncWeights({"policy": "loss_module.actor_network"}))
-        >>> # hook.register(trainer), after the SyncWeights was registered
+        >>> # after the SyncWeights: hook.register(trainer)
     """
 
     def __init__(self, sync: SyncWeights, *, prefix: str = "policy_lag") -> None:
@@ -50,11 +51,11 @@ class LogPolicyLag(TrainerHookBase):
         self._optim_steps: list[Tensor] = []
 
     def register(self, trainer: compat.Trainer, name: str = "policy_lag") -> None:
-        """Watch what this trainer consumes; register after its replay buffer.
+        """Observe the batches that this trainer consumes. Call it after its replay buffer is registered.
 
         Args:
             trainer: the trainer.
-            name: under which the hook is kept in checkpoints.
+            name: the hook's name in checkpoints.
         """
         self.sync.require_trainer(trainer, "LogPolicyLag.register")
         self.sync.require_stamps("LogPolicyLag")
@@ -71,15 +72,18 @@ class LogPolicyLag(TrainerHookBase):
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {"lag_versions": self.sync.lag_versions()}
         if self._versions:
-            ages = torch.cat(self._versions), torch.cat(self._optim_steps)
-            told["consumed_frames"] = ages[0].numel()
-            for unit, age in zip(("versions", "optim_steps"), ages, strict=True):
-                told |= {f"staleness_{unit}_{what}": value for what, value in _spread(age).items()}
+            versions, steps = torch.cat(self._versions), torch.cat(self._optim_steps)
+            known = steps[steps != UNKNOWN]
+            told["consumed_frames"] = versions.numel()
+            told["frames_of_unknown_age"] = versions.numel() - known.numel()
+            for unit, age in (("versions", versions), ("optim_steps", known)):
+                if age.numel():
+                    told |= {f"staleness_{unit}_{what}": value for what, value in _spread(age).items()}
             self._versions, self._optim_steps = [], []
         return {f"{self.prefix}/{name}": value for name, value in told.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep: what was not reported yet is reported before a checkpoint is written."""
+        """Nothing to keep: everything is logged before a checkpoint is written."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

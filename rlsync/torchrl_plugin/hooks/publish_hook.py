@@ -1,4 +1,4 @@
-"""What SyncWeights and UpdateWeights share: counters, the trigger, receipts, and state for checkpoints."""
+"""PublishHook: the counters, trigger, receipts and checkpoint state that both publishing hooks have."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.torchrl_plugin import compat
@@ -20,7 +21,7 @@ from rlsync.torchrl_plugin import compat
 class PublishHook(TrainerHookBase):
     """A Trainer hook that publishes when its trigger is due.
 
-    Subclasses say how to publish (:meth:`_publish`) and which version is the newest.
+    Subclasses say how to publish (:meth:`_publish`), and which ledger numbers what they publish.
     """
 
     def __init__(
@@ -43,7 +44,11 @@ class PublishHook(TrainerHookBase):
         self._last = Counters()
         self._owed: str | None = None
         self._gates: list[Callable[[], bool]] = []
-        self._steps_at: dict[int, int] = {}  # optimizer steps done when a version was published
+
+    @property
+    def ledger(self) -> Ledger:
+        """Numbers and times of the versions that this hook's workers read, whoever published them."""
+        raise NotImplementedError
 
     @property
     def version(self) -> int:
@@ -53,11 +58,8 @@ class PublishHook(TrainerHookBase):
     def _publish(self, reason: str, now: Counters) -> Receipt:
         raise NotImplementedError
 
-    def _restore_version(self, version: int) -> None:
-        raise NotImplementedError
-
     def join(self) -> None:
-        """Wait until what was published is there; needed only where a publish goes on after it returned."""
+        """Wait until what was published is visible; needed only where a publish goes on after it returned."""
 
     def counters(self) -> Counters:
         """The learner's counters now."""
@@ -70,7 +72,7 @@ class PublishHook(TrainerHookBase):
         )
 
     def __call__(self) -> None:
-        """Publish if it is due; stands at an argument-free stage of the trainer."""
+        """Publish if it is due; registered at a stage of the trainer that passes no arguments."""
         now = self.counters()
         if self._owed is not None:
             self._settle()
@@ -93,10 +95,8 @@ class PublishHook(TrainerHookBase):
 
     def _record(self, reason: str, now: Counters) -> Receipt:
         receipt = self._publish(reason, now)
-        if not receipt.coalesced:
-            self._steps_at[receipt.version] = now.optim_steps
-            if reason in ("trigger", "call"):
-                self._last = now
+        if not receipt.coalesced and reason in ("trigger", "call"):
+            self._last = now
         self.receipts.append(receipt)
         if self._receipts_file is not None:
             with self._receipts_file.open("a") as file:
@@ -121,7 +121,7 @@ class PublishHook(TrainerHookBase):
         self._optim_steps += 1
 
     def _enrol(self, trainer: compat.Trainer, name: str) -> None:
-        """Take the built-in hook's place, and be part of the trainer's checkpoints."""
+        """Replace TorchRL's built-in hook, and become part of the trainer's checkpoints."""
         compat.refuse_remote_learner(trainer)
         for other in compat.registered_modules(trainer):
             if isinstance(other, PublishHook):
@@ -131,6 +131,7 @@ class PublishHook(TrainerHookBase):
                     "put all destinations into one map",
                 )
         self.trainer = trainer
+        self.ledger.count_with(lambda: self.counters().optim_steps)
         compat.remove_stock_update_weights(trainer)
         trainer.register_module(name, self)
         trainer.register_op("setup", self._settle)
@@ -153,15 +154,16 @@ class PublishHook(TrainerHookBase):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, phase and version, for the trainer's checkpoint."""
+        """Counters, phase, and the ledger, for the trainer's checkpoint."""
         self.join()
         now = self.counters()
         last = {f"last_{name}": value for name, value in self._last.to_dict().items()}
-        published = torch.tensor(list(self._steps_at.items()), dtype=torch.int64).view(-1, 2)
-        return {"version": self.version, "published": published} | now.to_dict() | last
+        ledger = self.ledger.state_dict()
+        published = torch.tensor(ledger["published"], dtype=torch.int64).view(-1, 2)
+        return ledger | {"version": self.version, "published": published} | now.to_dict() | last
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in phase; the restored weights are published before the next frame.
+        """Continue with the same phase; the restored weights are published before the next frame.
 
         Args:
             state_dict: what :meth:`state_dict` returned.
@@ -172,6 +174,6 @@ class PublishHook(TrainerHookBase):
         self._last = Counters.from_dict(
             {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
         )
-        self._steps_at = {int(v): int(steps) for v, steps in state_dict["published"].tolist()}
-        self._restore_version(int(state_dict["version"]))
+        self.join()
+        self.ledger.load_state_dict({**state_dict, "published": state_dict["published"].tolist()})
         self._owe("resume")

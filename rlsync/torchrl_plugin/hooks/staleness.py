@@ -1,4 +1,4 @@
-"""BoundStaleness: no frame older than a bound is consumed."""
+"""BoundStaleness: the learner consumes no frame that is older than a bound."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ Action = Literal["drop", "wait", "raise"]
 class BoundStaleness(TrainerHookBase):
     """Keep the staleness of every consumed frame at or below a bound, in versions.
 
-    ``"drop"`` leaves frames that are too old out of the batch that an optimizer step is about to use; of a
-    batch with several dimensions, whole rows. When nothing is left the trainer ends the epoch.
+    ``"drop"`` removes frames that are too old from the batch that an optimizer step is about to use. In a
+    batch with several dimensions it removes whole rows. If no frame is left, the trainer ends the epoch.
 
-    ``"wait"`` keeps frames from growing too old: a publish that would let one exceed the bound is put off
-    until the batch in hand is consumed and the living workers act with newer weights. Nothing blocks, so a
-    worker that dies holds nothing up. Waiting cannot make a frame of a replay buffer younger; one that is
-    too old all the same is an error.
+    ``"wait"`` delays a publish that would make a frame too old. The hook publishes as soon as the current
+    batch is consumed and the live workers act with newer weights. Training continues meanwhile, so a dead
+    worker cannot block it. Waiting does not make a frame in a replay buffer younger: a frame that is too old
+    raises StalenessExceeded.
 
-    ``"raise"`` ends the run.
+    ``"raise"`` raises StalenessExceeded when a frame is too old.
 
-    Register a LogPolicyLag after this hook, so that it sees what is left.
+    Register LogPolicyLag after this hook. Then it logs only the frames that are consumed.
 
-    With bound 0 and a collector that does not collect in the background, frames are always consumed under
-    the version that made them: the run makes the same updates as one that publishes after each batch.
+    With bound 0 and a collector that does not collect in the background, every frame is consumed under the
+    version that made it. The run then makes the same updates as one that publishes after each batch.
 
-    Logs, once an iteration: ``staleness/dropped_frames`` and ``staleness/put_off_publishes`` so far.
+    Once in each iteration it logs the totals ``staleness/dropped_frames`` and
+    ``staleness/put_off_publishes``.
 
     Args:
         sync: the hook that publishes, bound to the same trainer.
-        max_versions: the bound, a whole number not below zero.
-        action: what is done about frames that exceed it.
+        max_versions: the bound, in versions; a whole number, at least zero.
+        action: what to do about frames above the bound.
 
     Raises:
-        ConfigError: an argument is wrong; or, at :meth:`register`, the frames carry no stamps, or workers
-            collect in the background and ``"wait"`` is to hold bound 0.
-        StalenessExceeded: while training, with ``"raise"``, or when waiting did not help.
+        ConfigError: an argument is wrong. At :meth:`register`: the frames carry no stamps, or ``"wait"`` is
+            used with bound 0 and workers that collect in the background.
+        StalenessExceeded: during training, when a frame is too old, with ``"raise"`` or ``"wait"``.
 
     Example:
         >>> from rlsync import SyncWeights
@@ -76,11 +77,13 @@ class BoundStaleness(TrainerHookBase):
         self._put_off = False
 
     def register(self, trainer: compat.Trainer, name: str = "bound_staleness") -> None:
-        """Watch what this trainer consumes; register after its replay buffer and its SyncWeights.
+        """Observe the batches that this trainer consumes.
+
+        Call it after its replay buffer and its SyncWeights are registered.
 
         Args:
             trainer: the trainer.
-            name: under which the hook is kept in checkpoints.
+            name: the hook's name in checkpoints.
         """
         self.sync.require_trainer(trainer, "BoundStaleness.register")
         self.sync.require_stamps("BoundStaleness")
@@ -125,11 +128,11 @@ class BoundStaleness(TrainerHookBase):
         dropped = int(torch.count_nonzero(rows)) * (stale.numel() // max(1, rows.numel()))
         self.dropped_frames += dropped
         if bool(rows.all()):
-            raise StopIteration  # TorchRL's word for: this epoch has no more batches
+            raise StopIteration  # tells TorchRL that this epoch has no more batches
         return batch[~rows]
 
     def _may_publish(self) -> bool:
-        """Whether the coming version leaves every frame that is still to be consumed within the bound."""
+        """Whether every frame that is not consumed yet would be within the bound after the next publish."""
         oldest = [] if self._in_hand is None else [self._in_hand]
         if self.sync.in_flight:
             oldest += self.sync.acting_versions()
@@ -142,7 +145,7 @@ class BoundStaleness(TrainerHookBase):
         self._in_hand = None
 
     def _ask_again(self) -> None:
-        """Make up for a publish that was put off, as soon as the batch in hand is consumed."""
+        """If a publish was put off, try again now that the batch is consumed."""
         if self._put_off:
             self._put_off = False
             self.sync()
@@ -154,11 +157,11 @@ class BoundStaleness(TrainerHookBase):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The two counts."""
+        """The counts of dropped frames and delayed publishes."""
         return {"dropped_frames": self.dropped_frames, "put_off_publishes": self.put_off_publishes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting.
+        """Continue the counts of a checkpoint.
 
         Args:
             state_dict: what :meth:`state_dict` returned.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
@@ -11,13 +12,18 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
+from rlsync.sync.bound_map import BoundMap
+from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.check import Check
-from rlsync.torchrl_plugin.endpoints import Endpoint, endpoint_of
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
-from rlsync.torchrl_plugin.sync import Sync
+
+#: The age in optimizer steps of a frame whose version the ledger does not know.
+UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,8 @@ class Staleness:
 
     Args:
         versions: the learner's version minus the stamped one.
-        optim_steps: optimizer steps done since the stamped version was published.
+        optim_steps: optimizer steps done since the stamped version was published; -1 for versions that the
+            ledger does not know, because they are too old or nobody counted steps.
     """
 
     versions: Tensor
@@ -37,9 +44,8 @@ class SyncWeights(PublishHook):
     """Publish the weights that a map names, when a trigger says so.
 
     The map is resolved and checked when the hook meets its trainer, at :meth:`register` or when
-    ``trainer=`` is given. The hook takes the place of the UpdateWeights that stock trainers install,
-    publishes once before the first frame and once after a resume, and keeps its counters in the
-    trainer's checkpoints.
+    ``trainer=`` is given. The hook replaces the UpdateWeights that stock trainers install, publishes once
+    before the first frame and once after a resume, and keeps its counters in the trainer's checkpoints.
 
     Args:
         sync_map: ``{destination path on the collector: source path on the trainer}``. A
@@ -61,7 +67,7 @@ class SyncWeights(PublishHook):
         ConfigError: an argument is wrong, the trainer already has such a hook, or the hook is asked for what
             only a trainer can tell and has none yet.
 
-    Source: torchrl.trainers.UpdateWeights, whose place it takes.
+    Source: torchrl.trainers.UpdateWeights, which it replaces.
 
     Example:
         >>> from rlsync import Every, SyncWeights
@@ -90,12 +96,12 @@ class SyncWeights(PublishHook):
         self.sync_map = sync_map
         self.finite = finite
         self.background = background
-        self._sync: Sync | None = None
+        self._bound_map: BoundMap | None = None
         if trainer is not None:
             self._bind(trainer, "sync_weights")
 
     def register(self, trainer: compat.Trainer, name: str = "sync_weights") -> None:
-        """Resolve, check, and stand at the stages where the trigger's counters move.
+        """Resolve, check, and register at the stages where the trigger's counters change.
 
         Args:
             trainer: the trainer.
@@ -114,9 +120,18 @@ class SyncWeights(PublishHook):
         endpoint = endpoint_of(trainer.collector)
         if self.background:
             _require_background(trainer, endpoint)
-        sync = Sync(self.sync_map, trainer, endpoint, finite=self.finite)
-        self._enrol(trainer, name)
-        self._sync = sync
+        self._bound_map = BoundMap(
+            self.sync_map,
+            trainer,
+            endpoint,
+            optimizers=lambda: compat.optimizers(trainer),
+            finite=self.finite,
+        )
+        try:
+            self._enrol(trainer, name)
+        except BaseException:
+            self._bound_map = None
+            raise
         endpoint.connect(self.publish)
         trainer.register_op("post_optim", self._count_optim_step)
         trainer.register_op("post_steps", self._count_batch)
@@ -129,14 +144,14 @@ class SyncWeights(PublishHook):
         self.join()
 
     @property
-    def _bound(self) -> Sync:
-        if self._sync is None:
+    def _bound(self) -> BoundMap:
+        if self._bound_map is None:
             raise ConfigError(
                 "this hook has no trainer yet",
                 "SyncWeights",
                 "call hook.register(trainer), or pass trainer=",
             )
-        return self._sync
+        return self._bound_map
 
     @property
     def plan(self) -> SyncPlan:
@@ -144,18 +159,23 @@ class SyncWeights(PublishHook):
         return replace(self._bound.plan, trigger=str(self.when))
 
     @property
+    def ledger(self) -> Ledger:
+        """Numbers and times of the versions that the workers read, whoever published them."""
+        return self._bound.endpoint.publisher.ledger
+
+    @property
     def version(self) -> int:
         """The newest published version; 0 before the first."""
-        return self._bound.endpoint.version
+        return self._bound.endpoint.publisher.version
 
     def join(self) -> None:
-        """Wait until what was published in the background is there.
+        """Wait until what was published in the background is visible.
 
         Raises:
             PublishError: it was written to meanwhile, and is not published.
         """
-        if self._sync is not None:
-            self._sync.endpoint.join()
+        if self._bound_map is not None:
+            self._bound_map.endpoint.publisher.join()
 
     def lag_versions(self) -> int:
         """Newest published version minus the oldest one that a living worker acts with."""
@@ -163,7 +183,9 @@ class SyncWeights(PublishHook):
 
     def acting_versions(self) -> list[int]:
         """The version that each living worker acts with, where the transport can tell."""
-        return self._bound.endpoint.acting_versions()
+        endpoint = self._bound.endpoint
+        readers = endpoint.publisher.transport.status()  # others may read along: an evaluator
+        return [r.adopted_version for r in readers if r.alive and r.reader < endpoint.num_workers]
 
     @property
     def in_flight(self) -> bool:
@@ -182,13 +204,18 @@ class SyncWeights(PublishHook):
         """
         self._bound.endpoint.wait(timeout_s)
 
-    def check(self) -> Check:
+    def verification(self) -> Verification:
         """What compares the weights that act with those that were published.
 
         Raises:
-            ConfigError: the workers of this collector cannot be asked.
+            ConfigError: the workers of this collector cannot be asked, or are being asked already.
         """
-        return self._bound.endpoint.check()
+        return self._bound.endpoint.verification()
+
+    def check(self) -> Verification:
+        """The old name of :meth:`verification`."""
+        warnings.warn("SyncWeights.check is now SyncWeights.verification", DeprecationWarning, stacklevel=2)
+        return self.verification()
 
     def staleness(self, batch: TensorDictBase) -> Staleness:
         """How old the frames of a batch are, now.
@@ -201,9 +228,10 @@ class SyncWeights(PublishHook):
         """
         stamps = batch.get(compat.STAMP).flatten()
         versions, place = stamps.unique(return_inverse=True)
-        published = torch.tensor([self._steps_at.get(v, 0) for v in versions.tolist()])
-        steps = self.counters().optim_steps
-        return Staleness(self.version - stamps, steps - published.to(stamps.device)[place])
+        ledger, steps = self.ledger, self.counters().optim_steps
+        ages = [ledger.optim_steps_since(version, steps) for version in versions.tolist()]
+        known = torch.tensor([UNKNOWN if age is None else age for age in ages], dtype=torch.int64)
+        return Staleness(self.version - stamps, known.to(stamps.device)[place])
 
     def require_stamps(self, who: str) -> None:
         """Refuse a collector whose frames do not say which version acted.
@@ -225,15 +253,12 @@ class SyncWeights(PublishHook):
         in_background = self.background and reason == "trigger"
         return self._bound.publish(reason, now, in_background=in_background)
 
-    def _restore_version(self, version: int) -> None:
-        self._bound.endpoint.advance_to(version)
-
 
 def _require_background(trainer: compat.Trainer, endpoint: Endpoint) -> None:
-    if not endpoint.publishes_in_background:
+    if not endpoint.publisher.transport.background:
         raise ConfigError(
             "weights of this collector are not published in the background",
-            f"SyncWeights(background=True), transport {endpoint.transport}",
+            f"SyncWeights(background=True), transport {endpoint.description}",
             "leave it out, or use a process collector with a BoardScheme",
         )
     if not compat.optimizers(trainer):

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import Ledger
 from rlsync.core.path import parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Every
-from rlsync.tensors.compare import fitted
+from rlsync.sync.bound_map import BoundMap
+from rlsync.sync.endpoint import Endpoint
+from rlsync.tensors.fit import Fit
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.endpoints import Endpoint, endpoint_of
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
-from rlsync.torchrl_plugin.sync import Sync
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one send moved, as far as this hook can tell.
+
+    Args:
+        leaves: how many leaves.
+        payload_bytes: their bytes.
+        coalesced: whether the transport had no room, and nothing was written.
+    """
+
+    leaves: int = 0
+    payload_bytes: int = 0
+    coalesced: bool = False
 
 
 class UpdateWeights(PublishHook):
@@ -68,20 +88,21 @@ class UpdateWeights(PublishHook):
         self.policy_weights_getter = policy_weights_getter
         self.weight_update_map = weight_update_map
         self.sender = sender
-        self._sent = 0
+        self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
         self._endpoint: Endpoint | None = None if collector is None else endpoint_of(collector)
-        self._sync: Sync | None = None
+        self._bound_map: BoundMap | None = None
+        self._fit = Fit("policy_weights_getter()", "of 'policy'")
         if weight_update_map is not None and trainer is not None and self._endpoint is not None:
-            self._sync = Sync(weight_update_map, trainer, self._endpoint)
+            self._bound_map = BoundMap(weight_update_map, trainer, self._endpoint)
         elif policy_weights_getter is not None and self._endpoint is not None:
             self._endpoint.locate(parse("policy"), "UpdateWeights(policy_weights_getter=...)")
-        if self._endpoint is not None and (self._sync or policy_weights_getter):
+        if self._endpoint is not None and (self._bound_map or policy_weights_getter):
             self._endpoint.connect(self.publish)
         if trainer is not None:
             self._bind(trainer, "update_weights")
 
     def register(self, trainer: compat.Trainer, name: str = "update_weights") -> None:
-        """Stand at ``post_steps``, or at ``post_optim`` when optimizer steps are counted.
+        """Register at ``post_steps``, or at ``post_optim`` when optimizer steps are counted.
 
         Args:
             trainer: the trainer.
@@ -106,26 +127,60 @@ class UpdateWeights(PublishHook):
         super().__call__()
 
     @property
+    def ledger(self) -> Ledger:
+        """Numbers and times of what was published; of sends, where a sender does the sending."""
+        return self._sent if self._endpoint is None else self._endpoint.publisher.ledger
+
+    @property
     def version(self) -> int:
-        """The newest version; sends counted, where a sender or the collector itself does the sending."""
-        return max(self._sent, 0 if self._endpoint is None else self._endpoint.version)
+        """The newest version; sends are counted where a sender or the collector itself does the sending."""
+        return self.ledger.version if self._endpoint is None else self._endpoint.publisher.version
+
+    @property
+    def counter(self) -> int:
+        """How often the hook was called, over resumed runs too; 0 when optimizer steps are counted.
+
+        TorchRL's hook has the same attribute.
+        """
+        return self._batches if self.interval_unit == "batches" else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, phase and version; TorchRL's own hook can load it and goes on in phase."""
+        theirs = {"counter": self.counter, "last_update_count": int(self._last.optim_steps)}
+        return super().state_dict() | theirs
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on in phase; the restored weights are published before the next frame.
+
+        Args:
+            state_dict: from :meth:`state_dict`, or from that of TorchRL's own hook.
+        """
+        if "version" not in state_dict:
+            state_dict = self._translated(**state_dict)
+        super().load_state_dict(state_dict)
+
+    def _translated(self, counter: int = 0, last_update_count: int = 0) -> dict[str, Any]:
+        """TorchRL's state as one of ours; it knows no versions, so they go on from this hook's."""
+        now = {"batches": counter, "optim_steps": last_update_count}
+        last = {f"last_{name}": count for name, count in now.items()}
+        return {"version": self.version, "published": torch.empty(0, 2, dtype=torch.int64)} | now | last
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
-        if self._sync is not None:
-            return self._sync.publish(reason, now)
+        if self._bound_map is not None:
+            return self._bound_map.publish(reason, now)
         started = time.perf_counter()
-        leaves, moved_bytes = self._send()
+        sent = self._send()
         return Receipt(
             version=self.version,
             reason=reason,
-            copied_leaves=leaves,
+            copied_leaves=0 if sent.coalesced else sent.leaves,
             aliased_leaves=0,
             cast_leaves=0,
-            copied_bytes=moved_bytes,
+            copied_bytes=0 if sent.coalesced else sent.payload_bytes,
             aliased_bytes=0,
             background_bytes=0,
             duration_s=time.perf_counter() - started,
-            coalesced=False,
+            coalesced=sent.coalesced,
             repaired=(),
             batches=now.batches,
             frames=now.frames,
@@ -133,25 +188,25 @@ class UpdateWeights(PublishHook):
             time_s=time.time(),
         )
 
-    def _send(self) -> tuple[int, int]:
+    def _send(self) -> Sent:
+        if self.policy_weights_getter is not None and self._endpoint is not None:
+            return self._send_checked(self.policy_weights_getter(), self._endpoint)
+        publisher = None if self._endpoint is None else self._endpoint.publisher
+        version, coalesced = self.version, 0 if publisher is None else publisher.coalesced
         if self.sender is not None:
             self.sender.update_weights()
-        elif self.policy_weights_getter is not None and self._endpoint is not None:
-            return self._send_checked(self.policy_weights_getter(), self._endpoint)
         else:
             self.collector.update_policy_weights_()
-        self._sent += 1
-        return 0, 0
+        if publisher is not None and publisher.coalesced > coalesced:
+            return Sent(coalesced=True)
+        if self.version == version:  # it did not go through a publisher of rlsync, which records
+            self.ledger.record(self.ledger.next)
+        return Sent()
 
-    def _send_checked(self, weights: Any, endpoint: Endpoint) -> tuple[int, int]:
-        sent = fitted(weights, "policy_weights_getter()", endpoint.specs("policy"), "of 'policy'")
-        endpoint.publish({("policy", name): tensor for name, tensor in sent.items()})
-        return len(sent), sum(tensor.nbytes for tensor in sent.values())
-
-    def _restore_version(self, version: int) -> None:
-        self._sent = version
-        if self._endpoint is not None:
-            self._endpoint.advance_to(version)
+    def _send_checked(self, weights: Any, endpoint: Endpoint) -> Sent:
+        sent = self._fit.named(weights, endpoint.specs("policy"))
+        version = endpoint.publisher.publish({("policy", name): tensor for name, tensor in sent.items()})
+        return Sent(len(sent), sum(tensor.nbytes for tensor in sent.values()), version is None)
 
 
 def _check_arguments(

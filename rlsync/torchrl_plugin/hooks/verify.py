@@ -1,4 +1,4 @@
-"""VerifySync: proof that the workers act with what was published."""
+"""VerifySync: checks that the workers act with the published weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
+from rlsync.sync.verification import Deviation, Found, Verification
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.check import Check, Deviation, Found
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["raise", "log"]
@@ -22,49 +22,49 @@ _log = logging.getLogger(__name__)
 
 
 class VerifySync(TrainerHookBase):
-    """Compare what each worker acts with against what was published, while training goes on.
+    """Compare the weights that each worker acts with against the published ones, while training goes on.
 
-    When the trigger is due the workers are asked. Each answers at the end of the first rollout that it
-    makes with the newest version or a later one, from the live tensors of the modules that act, for each
-    destination:
+    When the trigger is due, the hook asks the workers. A worker answers at the end of its first rollout with
+    the newest version or a later one. For each destination it computes digests of the live tensors:
 
-    - its parameters, after that rollout: whatever overwrote them since the adoption shows;
-    - its buffers and extra state, before that rollout, if it adopted them for it: they are compared as
-      they arrived, since forward() may change them.
+    - of the parameters after that rollout, so that every overwrite since the adoption shows;
+    - of the buffers and the extra state before that rollout, if the worker adopted them for it. They are
+      compared as they arrived, because forward() may change them.
 
-    Leaves that no publish brings any more (those that a route excludes) are left out. An in-process
-    collector is looked at when the next version is published, and after the rollout with it; what it
-    shares with the learner is not compared with itself. Nothing waits: collection goes on, an answer
-    costs a worker one reading of its weights, and a check costs the learner one reading of them for each
-    version that is published until the answers are in.
+    Excluded leaves are not compared. An in-process collector is examined when the next version is published,
+    and again after the rollout with that version; leaves that share memory with the learner are not
+    compared. Nothing waits for the answers. An answer costs a worker one pass over its weights. A check costs
+    the learner one pass for each version that is published until all answers have arrived.
 
-    A worker that acts with anything else is named, and so is one that has not answered after
-    ``timeout_s`` seconds and two more batches: it is stopped, or never adopts. Dead workers are not:
-    :meth:`SyncWeights.wait` and ``board.status()`` tell of them.
+    The hook names each worker that acts with other weights. It also names each worker that has not answered
+    after ``timeout_s`` seconds and two more batches: such a worker is stopped, or never adopts. It does not
+    name dead workers; see :meth:`SyncWeights.wait` and ``board.status()`` for those.
 
-    Logs, under ``prefix``, once an iteration of the trainer: ``checks`` and ``deviations`` since the
-    beginning, and for the present check ``answered``, the workers that have answered, and ``whole``,
-    those whose answers covered buffers and extra state.
+    Once in each iteration of the trainer it logs, under ``prefix``:
+
+    - ``checks`` and ``deviations``: totals since the beginning;
+    - ``answered``: the workers that have answered the current check;
+    - ``whole``: those of them whose answers covered buffers and extra state.
 
     Args:
         sync: the hook that publishes, bound to the same trainer.
-        when: the trigger; by default every ten batches. Asked after each batch; a check that is still
-            waiting for answers delays the next.
-        action: ``"raise"`` a PublishError, or ``"log"`` an error to Python's logging and go on.
-        timeout_s: how long a worker may take to answer; longer than its longest rollout.
-        prefix: what the names of logged values begin with.
+        when: the trigger, asked after each batch; by default every ten batches. A check that still waits
+            for answers delays the next one.
+        action: ``"raise"`` raises a PublishError; ``"log"`` writes an error to Python's logging and goes on.
+        timeout_s: how many seconds a worker may take to answer; longer than its longest rollout.
+        prefix: the beginning of the logged names.
 
     Raises:
-        ConfigError: an argument is wrong; at :meth:`register`, when the workers of the collector cannot
-            be asked, or ``sync`` is bound to another trainer.
-        PublishError: in the trainer's loop, with ``action="raise"``: names worker, pid, destination and
+        ConfigError: an argument is wrong. At :meth:`register`: the workers of the collector cannot be asked,
+            another VerifySync asks them already, or ``sync`` is bound to another trainer.
+        PublishError: in the trainer's loop, with ``action="raise"``. Names worker, pid, destination and
             version.
 
     Example:
         >>> from rlsync import Every, SyncWeights
         >>> sync = SyncWeights({"policy": "loss_module.actor_network"})
         >>> hook = VerifySync(sync, when=Every(100, "batches"))
-        >>> # hook.register(trainer), after the SyncWeights was registered
+        >>> # after the SyncWeights: hook.register(trainer)
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class VerifySync(TrainerHookBase):
         self.prefix = prefix
         self.checks = 0
         self.deviations: list[Deviation] = []
-        self._check: Check | None = None
+        self._verification: Verification | None = None
         self._found: Found | None = None
         self._open = False
         self._version = 0
@@ -104,33 +104,33 @@ class VerifySync(TrainerHookBase):
         self._last = Counters()
 
     def register(self, trainer: compat.Trainer, name: str = "verify_sync") -> None:
-        """Watch this trainer's workers; register after the SyncWeights.
+        """Check this trainer's workers. Call it after the SyncWeights is registered.
 
         Args:
             trainer: the trainer.
-            name: under which the hook is kept in checkpoints.
+            name: the hook's name in checkpoints.
         """
         self.sync.require_trainer(trainer, "VerifySync.register")
-        self._check = self.sync.check()
+        self._verification = self.sync.verification()
         trainer.register_op("post_steps", self)
         trainer.register_op("post_steps_log", self._report)
         trainer.register_module(name, self)
 
     def __call__(self) -> None:
-        """Hear the answers that have come in, and ask when it is due."""
-        if self._check is None:
+        """Read the answers that have arrived, and ask again if the trigger is due."""
+        if self._verification is None:
             raise ConfigError("this hook has no trainer yet", "VerifySync", "call hook.register(trainer)")
         if self._open:
-            self._hear(self._check)
+            self._hear(self._verification)
         now = self.sync.counters()
         if not self._open and self.when.due(self._last, now):
             self._last, self._version = now, self.sync.version
             self._open, self._asked_at, self._batches_since = True, time.monotonic(), 0
-            self._check.ask()
+            self._verification.ask()
 
-    def _hear(self, check: Check) -> None:
+    def _hear(self, verification: Verification) -> None:
         self._batches_since += 1
-        self._found = found = check.hear()
+        self._found = found = verification.hear()
         late = time.monotonic() - self._asked_at > self.timeout_s
         given_up = found.waiting and late and self._batches_since >= _BATCHES_TO_ANSWER
         if not (found.done or given_up):
@@ -153,7 +153,7 @@ class VerifySync(TrainerHookBase):
         error = PublishError(
             "; ".join(dict.fromkeys(deviation.what for deviation in wrong)),
             "; ".join(deviation.where for deviation in wrong),
-            "look for what writes to the worker's weights or keeps it from adopting; restart the worker",
+            "find the code that writes to the worker's weights or keeps it from adopting; restart the worker",
         )
         if self.action == "raise":
             raise error
@@ -166,11 +166,11 @@ class VerifySync(TrainerHookBase):
         return {f"{self.prefix}/{name}": value for name, value in told.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Phase and count, for the trainer's checkpoint; a check under way is begun anew."""
+        """Phase and count, for the trainer's checkpoint. A resumed run starts an unfinished check again."""
         return {"checks": self.checks} | {f"last_{k}": v for k, v in self._last.to_dict().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in phase.
+        """Continue the count and the trigger's phase of a checkpoint.
 
         Args:
             state_dict: what :meth:`state_dict` returned.

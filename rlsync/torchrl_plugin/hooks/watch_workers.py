@@ -1,4 +1,4 @@
-"""WatchWorkers: a learner that waits for its workers is told when they die, stop or hang."""
+"""WatchWorkers: raises in a waiting learner when a worker is dead, stopped or hangs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
+from rlsync.sync.silence import Silence
+from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
-from rlsync.torchrl_plugin.board_endpoint import BoardEndpoint, lost_workers
-from rlsync.torchrl_plugin.endpoints import endpoint_of
-from rlsync.torchrl_plugin.sender import BoardCollector, BoardSender
-from rlsync.torchrl_plugin.silence import Silence
-from rlsync.transport.board_format import ReaderStatus
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint, lost_workers
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.transport.contract import ReaderStatus
 
-#: How long the learner waits at a stretch; it looks at the workers in between.
+#: The learner waits this long at a time, and looks at the workers in between.
 LOOK_EVERY_S = 0.1
 
-#: How long the other workers are given to leave, before the learner is told; then they are killed.
+#: Before the error is raised, the other workers get this long to end; then they are killed.
 END_WITHIN_S = 5.0
 
 _DEAD_WITHIN_S = 1.0
@@ -32,33 +32,36 @@ _DEAD_WITHIN_S = 1.0
 class WatchWorkers(TrainerHookBase):
     """Raise in the learner, instead of waiting for ever, when a worker is dead, stopped or hangs.
 
-    Watches the workers of a process collector whose weights come from a board, wherever the trainer
-    waits for them: for a batch of a collector that it iterates over, for frames in a replay buffer that
-    workers fill by themselves (``async_collection``), for the lock of that buffer, for an answer to a
-    request (seeds, checkpoints).
+    The hook watches the workers of a process collector with a board, wherever the trainer waits for them:
 
-    A dead worker raises WorkerLost at once, with its pid, how it ended and the version it acted with last;
-    the error that TorchRL raised, if it noticed first, is its cause. What the worker itself had to say
-    stands on stderr.
+    - for a batch of the collector that it iterates over;
+    - for frames in a replay buffer that the workers fill (``async_collection``), and for the lock of that
+      buffer;
+    - for the answer to a request (seeds, checkpoints).
 
-    A worker that lives and has not begun a rollout while the learner waited for ``silent_timeout_s``
-    seconds raises AdoptionTimeout. While the batches of other workers keep coming the learner does not
-    wait; workers that fill a replay buffer by themselves are awaited all the time.
+    If a worker is dead, the learner raises WorkerLost at once, with the worker's pid, how it ended, and the
+    version it acted with last. If TorchRL noticed first, TorchRL's error is the cause of this one. The
+    worker's own error is on stderr.
 
-    Before either is raised the other workers are ended, as TorchRL does when it finds one dead.
+    If a live worker has not begun a rollout for ``silent_timeout_s`` seconds in which the learner waited, the
+    learner raises AdoptionTimeout. While other workers deliver batches, the learner is not waiting. A
+    learner whose workers fill a replay buffer counts as waiting all the time.
 
-    Nothing is done while data flows. What can still block is a worker killed while it writes to a pipe
-    or counts the frames of a shared buffer: moments, but no wait of TorchRL's there has a deadline.
+    Before it raises, the hook ends the other workers, as TorchRL does when it finds a dead worker.
+
+    The hook costs nothing while batches arrive. It cannot help in two short moments: when a worker is killed
+    while it writes to a pipe, or while it counts the frames of a shared buffer. TorchRL waits there without a
+    deadline.
 
     Args:
-        silent_timeout_s: seconds; longer than the longest rollout. ``None`` waits for ever for workers
-            that live.
+        silent_timeout_s: in seconds; longer than the longest rollout. ``None`` waits for ever for live
+            workers.
 
     Raises:
-        ConfigError: the timeout is not above zero; or, at :meth:`register`, the collector has no workers
-            on a board, or is watched already.
-        WorkerLost: in the trainer's loop.
-        AdoptionTimeout: in the trainer's loop.
+        ConfigError: the timeout is not above zero. At :meth:`register`: the collector has no workers on a
+            board, or is already watched.
+        WorkerLost: in the trainer's loop, when a worker is dead.
+        AdoptionTimeout: in the trainer's loop, when a worker is silent for too long.
 
     Example:
         >>> hook = WatchWorkers(silent_timeout_s=60.0)
@@ -88,7 +91,7 @@ class WatchWorkers(TrainerHookBase):
                 f"WatchWorkers.register; the collector is a {type(trainer.collector).__name__}",
                 "pass weight_sync_schemes={'policy': BoardScheme()} to a process collector",
             )
-        collector = endpoint.sender.collector
+        collector = endpoint.publisher.collector
         if isinstance(collector, BoardCollector):
             raise ConfigError(
                 "this collector watches its workers by itself",
@@ -97,7 +100,7 @@ class WatchWorkers(TrainerHookBase):
             )
         if waits.is_watched(collector):
             raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
-        watch = _Watch(endpoint.sender, self.silent_timeout_s)
+        watch = _Watch(endpoint.publisher, self.silent_timeout_s)
         waits.around_waits(collector, watch.wait, watch.came)
         waits.around_requests(collector, watch.told)
 
@@ -114,13 +117,13 @@ class WatchWorkers(TrainerHookBase):
 
 
 class _Watch:
-    """Waits for the workers of one collector, looks at them meanwhile, and keeps nothing alive."""
+    """Waits for the workers of one collector and checks them meanwhile. Holds only weak references."""
 
-    def __init__(self, sender: BoardSender, silent_timeout_s: float | None) -> None:
-        self._sender = weakref.ref(sender)
-        self._collector = weakref.ref(sender.collector)
+    def __init__(self, publisher: WorkersPublisher, silent_timeout_s: float | None) -> None:
+        self._publisher = weakref.ref(publisher)
+        self._collector = weakref.ref(publisher.collector)
         self._silence = Silence(math.inf if silent_timeout_s is None else silent_timeout_s)
-        self._take_turns = not compat.collects_in_the_background(sender.collector)
+        self._take_turns = not compat.collects_in_the_background(publisher.collector)
         self._pid = os.getpid()
         self._looked_at: float | None = None
         self._had_its_turn: set[int] = set()
@@ -140,7 +143,7 @@ class _Watch:
         return True
 
     def came(self, worker: int) -> None:
-        """A batch of ``worker`` has come: nobody was waited for in vain."""
+        """A batch of ``worker`` arrived, so the silence timers start again."""
         self._silence.clear()
         self._looked_at = None
         collector = self._collector()
@@ -151,10 +154,10 @@ class _Watch:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Name the dead workers where TorchRL says that there are some, or stumbles over them.
+        """Name the dead workers when TorchRL raises because of them.
 
         Raises:
-            WorkerLost: in place of the error, which becomes its cause.
+            WorkerLost: instead of TorchRL's error, which becomes its cause.
         """
         try:
             yield
@@ -171,29 +174,29 @@ class _Watch:
         # A process that ends closes its pipes a moment before it is seen to be dead.
         broken = isinstance(error, (ConnectionError, EOFError))
         until = time.monotonic() + (_DEAD_WITHIN_S if broken else 0.0)
-        while (sender := self._watched()) is not None:
-            lost = lost_workers(sender, sender.board.status(), "asking for a batch")
+        while (publisher := self._watched()) is not None:
+            lost = lost_workers(publisher, publisher.transport.status(), "asking for a batch")
             if lost is not None or time.monotonic() >= until:
                 return lost
             time.sleep(LOOK_EVERY_S / 10)
         return None
 
-    def _watched(self) -> BoardSender | None:
-        """What there is to look at, unless the workers have been shut down or are another process's."""
+    def _watched(self) -> WorkersPublisher | None:
+        """The publisher, unless its workers have been shut down or belong to another process."""
         collector = self._collector()
         ours = collector is not None and not collector.closed and os.getpid() == self._pid
-        return self._sender() if ours else None
+        return self._publisher() if ours else None
 
     def _look(self) -> None:
         now = time.monotonic()
         if self._looked_at is not None and now - self._looked_at < LOOK_EVERY_S / 2:
             return
-        sender = self._watched()
-        if sender is None:
+        publisher = self._watched()
+        if publisher is None:
             return
         self._looked_at = now
-        workers = sender.board.status()
-        error = lost_workers(sender, workers, "waiting for frames") or self._hanging(workers)
+        workers = publisher.transport.status()
+        error = lost_workers(publisher, workers, "waiting for frames") or self._hanging(workers)
         if error is not None:
             self._end_workers()
             raise error
@@ -201,7 +204,7 @@ class _Watch:
     def _hanging(self, workers: list[ReaderStatus]) -> AdoptionTimeout | None:
         over = set(self._silence.look({worker.reader: worker.heartbeat_age_s for worker in workers}))
         silent = [worker for worker in workers if worker.reader in over - self._had_its_turn]
-        # One that is stopped may hold what the others wait for.
+        # A stopped worker may hold a lock that the others wait for, so it is named alone.
         named = [worker for worker in silent if worker.state == "stopped"] or silent
         if not named:
             return None
@@ -210,8 +213,8 @@ class _Watch:
                 f"{worker} has not begun a rollout for {self._silence.timeout_s:g} s" for worker in named
             ),
             f"waiting for frames; WatchWorkers(silent_timeout_s={self._silence.timeout_s:g})",
-            "find out who stopped it, or where it hangs (py-spy dump --pid PID); a rollout that takes that "
-            "long needs a longer silent_timeout_s",
+            "find out what stopped it, or where it hangs (py-spy dump --pid PID); if its rollouts take that "
+            "long, give a longer silent_timeout_s",
         )
 
     def _end_workers(self) -> None:

@@ -1,0 +1,41 @@
+"""Hydra's loader of configs, which does not compose the same config twice."""
+
+from __future__ import annotations
+
+import copy
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+
+class ComposeOnce(ConfigLoaderImpl):
+    """Composes a config when it is first asked for, and hands out copies of it from then on.
+
+    rlsync checks the config of every job before the first one starts. Hydra then sets the jobs up and asks
+    for the same configs again: it gets what was checked.
+
+    Args:
+        config_search_path: where the files are looked for.
+    """
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path=config_search_path)
+        self._composed: dict[tuple[str | None, tuple[str, ...], RunMode], DictConfig] = {}
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """See Hydra's ConfigLoader; ``from_shell`` only changes the words of its errors."""
+        key = (config_name, tuple(overrides), run_mode)
+        if key not in self._composed:
+            self._composed[key] = super().load_configuration(
+                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+            )
+        return copy.deepcopy(self._composed[key])

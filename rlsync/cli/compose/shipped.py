@@ -1,0 +1,113 @@
+"""The configs that rlsync ships, by group and name, and what each says of itself.
+
+Listing them reads the comments only. OmegaConf is loaded by :func:`companions`, which reads values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlsync.cli.compose.config_dir import config_dir
+from rlsync.core.errors import ConfigError
+from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.recipes.registry import installed_config_folders
+
+RECIPE, ENV, TUNED = "recipe", "env", "tuned"
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """One file: an option of one config group.
+
+    Args:
+        group: for example ``"recipe"``.
+        name: for example ``"ppo"``.
+        path: the YAML file.
+    """
+
+    group: str
+    name: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.group}/{self.name}"
+
+    def description(self) -> str:
+        """The first sentence of the file's first comment."""
+        words: list[str] = []
+        for line in self.path.read_text().splitlines():
+            comment = line.removeprefix("#").strip()
+            if comment.startswith("@package"):
+                continue
+            if not line.startswith("#") or not comment:
+                break
+            words.append(comment)
+        return " ".join(words).partition(". ")[0].rstrip(".:")
+
+
+def groups(own: Path | None = None) -> dict[str, list[Shipped]]:
+    """Every group with its options: recipes first, then by name. Those of installed recipes are among them.
+
+    Args:
+        own: a folder of the user's whose files are listed, too.
+
+    Example:
+        >>> [str(config) for config in groups()["logger"]]
+        ['logger/csv', 'logger/none', 'logger/tensorboard']
+    """
+    found: dict[str, list[Shipped]] = {}
+    folders = [config_dir(), *installed_config_folders(), *([own] if own else [])]
+    for path in [path for folder in folders for path in sorted(folder.glob("*/*.yaml"))]:
+        found.setdefault(path.parent.name, []).append(Shipped(path.parent.name, path.stem, path))
+    return dict(sorted(found.items(), key=lambda item: (item[0] != RECIPE, item[0])))
+
+
+def find(name: str) -> Shipped:
+    """The config that ``GROUP/NAME`` names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = {str(config): config for options in groups().values() for config in options}
+    if name in known:
+        return known[name]
+    same_end = [full for full in known if full.endswith("/" + name)]
+    hint = did_you_mean(same_end[0] if same_end else nearest_name(name, known))
+    raise ConfigError(f"no shipped config {name!r}", "GROUP/NAME", f"{hint}rlsync ls lists them all")
+
+
+def companions(config: Shipped) -> list[list[str]]:
+    """The overrides that a copy of ``config`` needs beside it to replace the original.
+
+    A recipe chooses its sync map by name, and a tuned config is chosen by the names of its recipe and its
+    environment. A copy has another name, so the command line must name them.
+
+    Example:
+        >>> companions(find("env/pong"))[0]
+        ['recipe=impala', 'tuned=impala_pong']
+        >>> companions(find("env/cartpole"))
+        [[]]
+    """
+    from omegaconf import OmegaConf  # 0.2 s, which rlsync ls does not need
+
+    all_groups = groups()
+    pairs = {
+        f"{recipe.name}_{env.name}": (f"{RECIPE}={recipe.name}", f"{ENV}={env.name}")
+        for recipe in all_groups[RECIPE]
+        for env in all_groups[ENV]
+    }
+    found = []
+    for tuned in all_groups[TUNED]:
+        pair = pairs.get(tuned.name, ())
+        if config == tuned:
+            found.append(list(pair))
+        elif f"{config.group}={config.name}" in pair:
+            other = next(part for part in pair if not part.startswith(config.group + "="))
+            found.append([other, f"{TUNED}={tuned.name}"])
+    for recipe in all_groups[RECIPE]:
+        chosen = OmegaConf.select(OmegaConf.load(recipe.path), "defaults", default=[])
+        if {f"override /{config.group}": config.name} in chosen:
+            found.append([f"{RECIPE}={recipe.name}"])
+    # A recipe, and a config that no recipe chooses by its name, can also be used alone.
+    return [[], *found] if config.group == RECIPE or not found else found

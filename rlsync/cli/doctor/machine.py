@@ -1,0 +1,201 @@
+"""Checks of this machine. Each probe tries the thing itself."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from rlsync.cli.doctor.finding import Finding, Grade
+from rlsync.core.errors import RlsyncError
+from rlsync.tensors.precision import bfloat16_instructions
+from rlsync.transport.shared_file import PAGE_BYTES, SharedFile
+
+#: Docker's default size of /dev/shm. A few batches of pixels fill it.
+_SMALL_SHM_BYTES = 64 * 2**20
+#: TorchRL's own schemes use one or two descriptors for each tensor, its batches one for each field.
+_FEW_DESCRIPTORS = 1024
+_NEEDED_DESCRIPTORS = 128
+_CGROUP = Path("/sys/fs/cgroup")
+_OPEN = "import os, sys; os.close(os.open(sys.argv[1], os.O_RDWR))"
+_OPEN_TIMEOUT_S = 30.0
+
+
+def machine() -> list[Finding]:
+    """All probes."""
+    return [
+        Finding("ok", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        Finding("ok", "accelerators", ", ".join(accelerators()) or "none that torch can use"),
+        memory_file(),
+        lock(),
+        torch_sharing(),
+        shm_size(),
+        descriptors(),
+        threads(torch.get_num_threads(), usable_cores()),
+        omp(os.environ.get("OMP_NUM_THREADS"), usable_cores()),
+        bfloat16(),
+    ]
+
+
+def memory_file() -> Finding:
+    """Whether a board's memory file can be made, written, and opened by another process."""
+    what = "shared memory of a board"
+    cure = "allow memfd_create, and /proc/<pid>/fd between processes of one user (hidepid, seccomp, gVisor)"
+    try:
+        file = SharedFile.create("rlsync-doctor")
+        file.resize(PAGE_BYTES)
+        file.map(PAGE_BYTES, 0, writable=True).fill_(7)
+        written = file.read(1, 0) == b"\x07"
+        opened = subprocess.run(
+            [sys.executable, "-S", "-c", _OPEN, file.address.path],
+            capture_output=True,
+            text=True,
+            timeout=_OPEN_TIMEOUT_S,
+            check=False,
+        )
+        file.close()
+    except RlsyncError as error:
+        return Finding("fail", what, error.what, error.cure)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("fail", what, str(error), cure)
+    if not written:
+        return Finding("fail", what, "data written through a mapping cannot be read back", cure)
+    if opened.returncode:
+        last = opened.stderr.strip().rpartition("\n")[2]
+        return Finding("fail", what, f"another process cannot open it: {last}", cure)
+    return Finding("ok", what, "memfd, mapped, written, opened by another process")
+
+
+def lock() -> Finding:
+    """Whether byte-range locks of open file descriptions exclude each other, and end with their owner."""
+    what = "byte-range locks (OFD)"
+    try:
+        one = SharedFile.create("rlsync-doctor")
+        other = SharedFile.open(one.address)
+        one.resize(PAGE_BYTES)
+        steps = [
+            one.try_lock(0, exclusive=True),
+            not other.try_lock(0, exclusive=False),
+            other.try_lock(1, exclusive=True),
+        ]
+        one.close()
+        steps.append(other.try_lock(0, exclusive=True))
+        other.close()
+    except RlsyncError as error:
+        return Finding("fail", what, error.what, error.cure)
+    except OSError as error:
+        return Finding("fail", what, str(error), "use Linux 3.15 or later, and no sandbox that filters fcntl")
+    if not all(steps):
+        return Finding(
+            "fail", what, f"they do not work: {steps}", "report this machine's kernel with --markdown"
+        )
+    return Finding("ok", what, "exclude each other, and end with their owner")
+
+
+def torch_sharing() -> Finding:
+    """Whether torch can put a tensor into shared memory. TorchRL's batches need this."""
+    what = "torch's shared memory"
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    try:
+        torch.zeros(1024).share_memory_().fill_(1.0)
+    except (OSError, RuntimeError) as error:
+        return Finding(
+            "fail", what, f"{strategy}: {error}", "give the container a /dev/shm (docker: --shm-size=1g)"
+        )
+    return Finding("ok", what, f"strategy {strategy}")
+
+
+def shm_size(folder: Path = Path("/dev/shm")) -> Finding:
+    """How much room /dev/shm has for TorchRL's batches. A board does not use it."""
+    what = str(folder)
+    if not folder.is_dir():
+        return Finding(
+            "warn", what, "does not exist", "mount a tmpfs: process collectors share batches there"
+        )
+    room = shutil.disk_usage(folder)
+    found = f"{_mib(room.free)} free of {_mib(room.total)}"
+    if min(room.total, room.free) <= _SMALL_SHM_BYTES:
+        cure = "docker: --shm-size=1g; batches of process collectors and TorchRL's own schemes need it"
+        return Finding("warn", what, found, cure)
+    return Finding("ok", what, found)
+
+
+def descriptors() -> Finding:
+    """How many files a process may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"at most {_limit(soft)} a process, {_limit(hard)} if raised"
+    if soft == resource.RLIM_INFINITY or soft >= _FEW_DESCRIPTORS:
+        return Finding("ok", "file descriptors", found)
+    verdict: Grade = "warn" if soft >= _NEEDED_DESCRIPTORS else "fail"
+    return Finding(verdict, "file descriptors", found, f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}")
+
+
+def threads(count: int, cores: int) -> Finding:
+    """How many threads torch uses in this process, compared with the cores it may use."""
+    found = f"{count} in this process, {cores} usable cores"
+    if count > cores:
+        cure = f"torch.set_num_threads({cores}), or fewer: workers need cores, too"
+        return Finding("warn", "torch threads", found, cure)
+    return Finding("ok", "torch threads", found)
+
+
+def omp(setting: str | None, cores: int) -> Finding:
+    """The value of OMP_NUM_THREADS, which each worker process inherits."""
+    what = "OMP_NUM_THREADS"
+    if setting is None:
+        return Finding("ok", what, "not set: TorchRL's workers use one thread, other processes all cores")
+    if not setting.isdigit() or not 1 <= int(setting) <= cores:
+        return Finding("warn", what, f"{setting}, with {cores} usable cores", f"export {what}=1")
+    return Finding("ok", what, setting)
+
+
+def bfloat16() -> Finding:
+    """Whether this CPU has instructions for bfloat16. Without them it is slower than float32."""
+    what = "bfloat16 on this CPU"
+    if native := bfloat16_instructions():
+        return Finding("ok", what, f"fast: {', '.join(native)}")
+    cure = "keep policies in float32 on the CPU: no bf16 autocast, no Source(..., dtype='bfloat16')"
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return Finding("warn", what, "emulated: no faster than float32", cure)
+    return Finding(
+        "warn", what, "not supported by oneDNN here: convolutions are about ten times slower", cure
+    )
+
+
+def accelerators() -> list[str]:
+    """The names of the GPUs that torch can use."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, by its affinity and by the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return min(cores, quota_cores(_CGROUP))
+
+
+def quota_cores(cgroup: Path) -> int:
+    """The CPU quota of a cgroup (version 1 or 2) in cores, rounded up; a huge number if there is none."""
+    unlimited = 2**30
+    try:
+        if (both := cgroup / "cpu.max").is_file():
+            quota, period = both.read_text().split()
+        else:
+            quota, period = ((cgroup / "cpu" / f"cpu.cfs_{n}_us").read_text() for n in ("quota", "period"))
+        return unlimited if quota == "max" or int(quota) <= 0 else math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):
+        return unlimited
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes // 2**20:,} MiB"
+
+
+def _limit(limit: int) -> str:
+    return "any number" if limit == resource.RLIM_INFINITY else f"{limit:,}"

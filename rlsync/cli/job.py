@@ -1,0 +1,85 @@
+"""One run that is about to start: its config, checked once, and its environment, looked at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torchrl.trainers import Trainer
+
+from rlsync.cli.resume import checkpoint_in
+from rlsync.core.errors import RlsyncError
+from rlsync.recipes import config as recipe_config
+from rlsync.recipes.bounds import refuse
+from rlsync.recipes.config import Config
+from rlsync.recipes.registry import Recipe, recipe_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A checked config with all that the check found out, so that nothing has to be looked up twice.
+
+    Args:
+        config: of the run.
+        recipe: that it names.
+        spaces: what the recipe's probe found the environment to be.
+        checkpoint: to resume from; None starts anew.
+    """
+
+    config: Config
+    recipe: Recipe
+    spaces: Any
+    checkpoint: Path | None
+
+    def build(self) -> Trainer:
+        """The trainer, its workers started; nothing is checked or probed again."""
+        return self.recipe.build(self.config, self.spaces)
+
+    def placed(self, run_dir: str, config_dir: Path | None) -> Job:
+        """The same job with the folder it writes to (the config's own wins) and that of ``--config-dir``."""
+        own = self.config.config_dir if config_dir is None else str(config_dir)
+        return replace(
+            self, config=replace(self.config, run_dir=self.config.run_dir or run_dir, config_dir=own)
+        )
+
+
+def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
+    """Check a config without starting a worker: its values, its recipe, its environment, its checkpoint.
+
+    Returns:
+        The job, or None if something is wrong; and all that is wrong.
+    """
+    errors = list(recipe_config.errors(config))
+
+    def tried(look: Callable[[], T]) -> T | None:
+        try:
+            return look()
+        except RlsyncError as error:
+            errors.append(error)
+            return None
+
+    recipe = tried(lambda: recipe_of(config))
+    spaces, checkpoint = None, None
+    if recipe is not None and config.env.id:
+        spaces = tried(lambda: recipe.probe(config.env))
+    if config.resume is not None:
+        checkpoint = tried(lambda: checkpoint_in(str(config.resume), config))
+    if recipe is None or errors:
+        return None, errors
+    return Job(config, recipe, spaces, checkpoint), []
+
+
+def checked(config: Config) -> Job:
+    """The job of a config.
+
+    Raises:
+        ConfigError: the first thing that is wrong with it.
+    """
+    job, errors = examined(config)
+    refuse(errors)
+    assert job is not None
+    return job

@@ -1,0 +1,161 @@
+"""The ledger: the one owner of version numbers.
+
+Transports carry versions and never count. Whoever publishes draws the number here and records it here, so
+that a relay cannot renumber, a resumed learner cannot repeat, and "how old is version 812?" has one answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rlsync.core.errors import PublishError
+
+#: Versions that a ledger remembers. Older ones have an unknown age.
+HISTORY = 4096
+
+
+class Stamp(NamedTuple):
+    """Names one set of published weights; stamps are ordered, and a newer one is greater.
+
+    Args:
+        generation: which life of the learner published it, from 1; 0 before anything was published.
+        version: the number, from 1; 0 before anything was published.
+
+    Example:
+        >>> Stamp(2, 11) > Stamp(1, 15)  # published after a resume, from a checkpoint of version 10
+        True
+    """
+
+    generation: int
+    version: int
+
+
+#: Before the first publish.
+NOTHING = Stamp(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What the ledger knows of one version.
+
+    Args:
+        stamp: its generation and number.
+        optim_steps: optimizer steps done when it was published; ``None`` when nobody counted them.
+        time_s: when, in seconds since the epoch; ``None`` for versions of an earlier life.
+    """
+
+    stamp: Stamp
+    optim_steps: int | None
+    time_s: float | None
+
+
+class Ledger:
+    """Gives out version numbers and remembers when each was published.
+
+    Laws: a number is one more than the one before, is never given out twice in one generation, and is used
+    up only by :meth:`record`, that is by a publish that succeeded. A resumed learner is the next generation
+    and goes on from the number in its checkpoint.
+
+    Args:
+        history: how many versions are remembered. The age of an older one is unknown.
+
+    Example:
+        >>> ledger = Ledger()
+        >>> ledger.count_with(lambda: 40)
+        >>> ledger.record(ledger.next)
+        >>> ledger.version, ledger.optim_steps_since(1, now=50), ledger.optim_steps_since(7, now=50)
+        (1, 10, None)
+    """
+
+    def __init__(self, history: int = HISTORY) -> None:
+        self._history = history
+        self._newest = Stamp(1, 0)
+        self._known: OrderedDict[int, Publication] = OrderedDict()
+        self._optim_steps: Callable[[], int] | None = None
+
+    @property
+    def version(self) -> int:
+        """The newest published version; 0 before the first."""
+        return self._newest.version
+
+    @property
+    def generation(self) -> int:
+        """Which life of the learner this is, from 1."""
+        return self._newest.generation
+
+    @property
+    def next(self) -> Stamp:
+        """The stamp for the coming publish; the same one until it is recorded."""
+        return self._newest._replace(version=self._newest.version + 1)
+
+    def count_with(self, optim_steps: Callable[[], int]) -> None:
+        """Ask ``optim_steps()`` at every publish how many optimizer steps were done.
+
+        When it says 0 now, none had been done at the publishes so far either.
+        """
+        self._optim_steps = optim_steps
+        if optim_steps() == 0:
+            for version, known in self._known.items():
+                if known.optim_steps is None and known.stamp.generation == self.generation:
+                    self._known[version] = Publication(known.stamp, 0, known.time_s)
+
+    def record(self, stamp: Stamp) -> None:
+        """Remember a publish that succeeded.
+
+        Raises:
+            PublishError: ``stamp`` is not :attr:`next`.
+        """
+        if stamp != self.next:
+            raise PublishError(
+                f"version {stamp.version} of generation {stamp.generation} was not given out",
+                f"Ledger.record; next is version {self.next.version} of generation {self.generation}",
+                "publish with the stamp that Ledger.next gives",
+            )
+        steps = None if self._optim_steps is None else self._optim_steps()
+        self._newest = stamp
+        self._remember(Publication(stamp, steps, time.time()))
+
+    def known(self, version: int) -> Publication | None:
+        """What is remembered of a version; ``None`` when nothing is."""
+        return self._known.get(version)
+
+    def optim_steps_since(self, version: int, now: int) -> int | None:
+        """Optimizer steps done since a version was published; ``None`` when the ledger does not know.
+
+        Args:
+            version: its number.
+            now: optimizer steps done now.
+        """
+        known = self._known.get(version)
+        return None if known is None or known.optim_steps is None else now - known.optim_steps
+
+    def advance_to(self, version: int) -> None:
+        """Never give out ``version`` or a lower number again."""
+        self._newest = self._newest._replace(version=max(self.version, version))
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: the newest stamp, and ``(version, optimizer steps)`` of what is remembered."""
+        steps = [(v, known.optim_steps) for v, known in self._known.items() if known.optim_steps is not None]
+        return {"version": self.version, "generation": self.generation, "published": steps}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Begin the life after the one that wrote ``state_dict``.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned. ``"generation"`` may be absent: it is taken as 1.
+        """
+        generation = max(self.generation, int(state_dict.get("generation", 1)) + 1)
+        self._newest = Stamp(generation, max(self.version, int(state_dict["version"])))
+        published: Iterable[tuple[int, int]] = state_dict["published"]
+        self._known.clear()
+        for version, steps in published:
+            self._remember(Publication(Stamp(generation - 1, int(version)), int(steps), None))
+
+    def _remember(self, publication: Publication) -> None:
+        self._known[publication.stamp.version] = publication
+        while len(self._known) > self._history:
+            self._known.popitem(last=False)

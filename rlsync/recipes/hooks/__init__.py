@@ -1,0 +1,23 @@
+"""The Trainer hooks of the recipes, one kind a file. They work with any ``torchrl.trainers.Trainer``."""
+
+from rlsync.recipes.hooks.bottleneck import Bottleneck, Load
+from rlsync.recipes.hooks.epsilon import EpsilonDecay
+from rlsync.recipes.hooks.finite import StopIfNotFinite
+from rlsync.recipes.hooks.replay import MixReplayed
+from rlsync.recipes.hooks.returns import EpisodeReturns, UnrollReturns
+from rlsync.recipes.hooks.staleness import StalenessHistogram
+from rlsync.recipes.hooks.summary import InSummary
+from rlsync.recipes.hooks.sync_metrics import SyncMetrics
+
+__all__ = [
+    "EpisodeReturns",
+    "UnrollReturns",
+    "StalenessHistogram",
+    "SyncMetrics",
+    "EpsilonDecay",
+    "MixReplayed",
+    "Bottleneck",
+    "Load",
+    "InSummary",
+    "StopIfNotFinite",
+]

@@ -1,0 +1,42 @@
+"""The exploration rate of a Q network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchrl.modules import EGreedyModule
+from torchrl.trainers import Trainer, TrainerHookBase
+
+
+class EpsilonDecay(TrainerHookBase):
+    """Lowers the exploration rate of an EGreedyModule as frames are collected.
+
+    DQNTrainer does this too, but its checkpoints do not say for how many frames the rate has fallen.
+
+    Args:
+        greedy: the module, which checkpoints carry as ``trainer.greedy_module``.
+    """
+
+    def __init__(self, greedy: EGreedyModule) -> None:
+        self.greedy = greedy
+        self._frames = 0
+        self._trainer: Trainer | None = None
+
+    def __call__(self) -> None:
+        if self._trainer is not None and self._trainer.collected_frames > self._frames:
+            self.greedy.step(self._trainer.collected_frames - self._frames)
+            self._frames = self._trainer.collected_frames
+
+    def register(self, trainer: Trainer, name: str = "epsilon_decay") -> None:
+        """Step after every batch; register before the hook that publishes the rate."""
+        self._trainer = trainer
+        trainer.register_op("post_steps", self)
+        trainer.register_module(name, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of frames the rate has fallen for."""
+        return {"frames": self._frames}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._frames = state_dict["frames"]

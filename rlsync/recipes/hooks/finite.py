@@ -1,0 +1,189 @@
+"""Ends a run before a loss or a gradient that is not finite reaches the weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn, optim
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from rlsync.core.errors import ConfigError, NotFinite
+from rlsync.torchrl_plugin import compat
+
+#: TorchRL's steppers write the norm of the gradient under a key that begins so, before they step.
+_NORM = "grad_norm"
+
+
+class StopIfNotFinite(TrainerHookBase):
+    """Raises before an optimizer step whose loss or gradient is infinite or not a number.
+
+    The weights are then still those of before. If they are finite and the trainer has a checkpoint file, it
+    is written once more before the error is raised, so that the run can be resumed from there.
+
+    The check costs no pass over the gradient: it reads the norm that TorchRL's steppers have computed to clip
+    it. With a stepper that leaves no norm behind, it computes one. A stepper that calls the optimizers
+    itself is checked too, because the check hangs on ``torch.optim.Optimizer.register_step_pre_hook``.
+
+    The hook keeps nothing in checkpoints.
+
+    Raises:
+        NotFinite: from the optimizer step; names the loss or the parameters, the step and the checkpoint.
+        ConfigError: from :meth:`register`, if the trainer has no optimizer.
+
+    Example:
+        >>> StopIfNotFinite().register(trainer)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.NotFinite: the loss 'loss_critic' is nan
+          where  optimizer step 321, after 2,048 frames
+          cure   no step was made; runs/a/checkpoint has the weights of before: resume ...
+    """
+
+    def __init__(self) -> None:
+        self._seen = _LastLosses()
+        self._trainer: Trainer | None = None
+        self._steps = 0
+
+    def register(self, trainer: Trainer, name: str = "stop_if_not_finite") -> None:
+        """Check every step of every optimizer that the trainer has; ``name`` is not used."""
+        found = compat.optimizers(trainer)
+        if not found:
+            raise ConfigError(
+                "the trainer has no optimizer to watch",
+                f"StopIfNotFinite().register({type(trainer).__name__})",
+                "register it after the optimizer or the optimization stepper is set",
+            )
+        self._trainer = trainer
+        for optimizer in found:
+            optimizer.register_step_pre_hook(self._before_step)
+        if isinstance(trainer.loss_module, nn.Module):
+            trainer.loss_module.register_forward_hook(self._seen)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
+
+    def _before_step(self, optimizer: optim.Optimizer, args: object, kwargs: object) -> None:
+        self._steps += 1
+        losses, norms = self._seen.losses(), self._seen.norms() or [_norm(optimizer)]
+        if not (all(map(math.isfinite, norms)) and all(map(_finite, losses.values()))):
+            what = self._at_fault(losses, optimizer)
+            if what:
+                raise self._error(what, optimizer)
+        self._seen.forget()
+
+    def _at_fault(self, losses: dict[str, Tensor], optimizer: optim.Optimizer) -> str:
+        """What is not finite; empty if only the norm is, because squares of large numbers overflow."""
+        bad = [f"{name!r} is {_value(loss)}" for name, loss in losses.items() if not _finite(loss)]
+        if bad:
+            return f"the loss {', '.join(bad)}"
+        names = self._parameter_names()
+        params = _parameters(optimizer)
+        odd = [p for p in params if p.grad is not None and not _finite(p.grad)]
+        if not odd:
+            return ""
+        if len(odd) == sum(p.grad is not None for p in params):
+            # Clipping by a norm that is not a number spoils every gradient. Without clipping it shows which.
+            odd = self._seen.parameters_at_fault(params) or odd
+        told = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in odd]
+        more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+        return f"the gradient of {', '.join(told[:3])}{more} is not finite"
+
+    def _parameter_names(self) -> dict[int, str]:
+        module = self._trainer.loss_module if self._trainer is not None else None
+        return {id(p): repr(n) for n, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
+
+    def _error(self, what: str, optimizer: optim.Optimizer) -> NotFinite:
+        trainer = self._trainer
+        assert trainer is not None
+        cure = "no step was made; the weights are those of before"
+        healthy = all(map(_finite, _parameters(optimizer)))
+        if not healthy:
+            cure = "no step was made, but the weights were not finite before; resume from an older checkpoint"
+        elif trainer.save_trainer_file is not None:
+            trainer.save_trainer(force_save=True)
+            # Not a smaller learning rate: the optimizer's state brings the old one back in a resumed run.
+            cure = (
+                f"no step was made; {trainer.save_trainer_file} has the weights of before: resume with a "
+                "smaller clip_norm, or start anew with a smaller learning rate"
+            )
+        frames = f"{trainer.collected_frames:,} frames"
+        return NotFinite(what, f"optimizer step {self._step_of(optimizer)}, after {frames}", cure)
+
+    def _step_of(self, optimizer: optim.Optimizer) -> int:
+        """The number of the step that was about to be made; the optimizer's own count outlives a resume."""
+        own = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
+        return max(own, default=self._steps - 1) + 1
+
+
+class _LastLosses:
+    """A forward hook that keeps what the loss module was last given and returned.
+
+    An object of its own, so that a deep copy of the loss module does not copy the trainer.
+    """
+
+    def __init__(self) -> None:
+        self._module: nn.Module | None = None
+        self._given: tuple[Any, ...] = ()
+        self._returned: TensorDictBase | None = None
+
+    def __call__(self, module: nn.Module, given: tuple[Any, ...], returned: object) -> None:
+        if isinstance(returned, TensorDictBase):
+            self._module, self._given, self._returned = module, given, returned
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _LastLosses:
+        return _LastLosses()
+
+    def forget(self) -> None:
+        """Let go of the batch and of the graph."""
+        self._module, self._given, self._returned = None, (), None
+
+    def losses(self) -> dict[str, Tensor]:
+        """The losses that are summed and differentiated, by name."""
+        return self._under("loss")
+
+    def norms(self) -> list[float]:
+        """The norms that the stepper wrote into what the loss module returned."""
+        return [float(norm) for norm in self._under(_NORM).values()]
+
+    def parameters_at_fault(self, params: list[Tensor]) -> list[Tensor]:
+        """The parameters whose gradient is not finite before it is clipped, found by another pass."""
+        if self._module is None:
+            return []
+        with torch.enable_grad():
+            again = self._module(*self._given)
+            total = sum(loss.sum() for name, loss in again.items() if name.startswith("loss"))
+            if not isinstance(total, Tensor) or not total.requires_grad:
+                return []
+            grads = torch.autograd.grad(total, params, allow_unused=True)
+        return [p for p, grad in zip(params, grads, strict=True) if grad is not None and not _finite(grad)]
+
+    def _under(self, prefix: str) -> dict[str, Tensor]:
+        if self._returned is None:
+            return {}
+        return {name: value for name, value in self._returned.items() if name.startswith(prefix)}
+
+
+def _parameters(optimizer: optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _norm(optimizer: optim.Optimizer) -> float:
+    grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
+    norms = [torch.linalg.vector_norm(grad) for grad in grads]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor.detach()).all())
+
+
+def _value(loss: Tensor) -> str:
+    return f"{loss.item():g}" if loss.numel() == 1 else "not finite"

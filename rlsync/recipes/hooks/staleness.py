@@ -1,0 +1,59 @@
+"""How old the consumed steps were, counted."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tensordict import TensorDictBase
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from rlsync import SyncWeights
+
+#: The hook's name in checkpoints. It counts staleness and not lag, but older checkpoints have this name, and
+#: TorchRL refuses a checkpoint that lacks a registered name.
+CHECKPOINT_KEY = "lag_histogram"
+
+
+class StalenessHistogram(TrainerHookBase):
+    """Counts how many versions old the consumed steps are, and writes the counts to a file.
+
+    Args:
+        sync: the hook that publishes.
+        file: a CSV file, ``staleness_versions,steps``; rewritten at each checkpoint and at the end. None
+            writes nothing.
+    """
+
+    def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
+        self.sync = sync
+        self.counts: Counter[int] = Counter()
+        self._file = file
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        ages, counts = self.sync.staleness(batch).versions.unique(return_counts=True)
+        self.counts.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        return batch
+
+    def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
+        """Count before each optimizer step, and write at the end."""
+        self.sync.require_stamps("StalenessHistogram")
+        trainer.register_op("process_optim_batch", self)
+        trainer.register_op("shutdown", self.write)
+        trainer.register_module(name, self)
+
+    def write(self) -> None:
+        """Write the counts so far."""
+        if self._file is not None:
+            with self._file.open("w", newline="") as file:
+                csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts."""
+        self.write()
+        return {"counts": dict(self.counts)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.counts = Counter({int(age): int(count) for age, count in state_dict["counts"].items()})

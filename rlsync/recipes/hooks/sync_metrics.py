@@ -1,0 +1,42 @@
+"""What publishing cost, as metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDictBase
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from rlsync import SyncWeights
+
+
+class SyncMetrics(TrainerHookBase):
+    """Logs the version, the lag of the slowest worker and the duration of the newest publish.
+
+    Args:
+        sync: the hook whose receipts are read.
+    """
+
+    def __init__(self, sync: SyncWeights) -> None:
+        self.sync = sync
+
+    def __call__(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
+        if not self.sync.receipts:
+            return None
+        return {
+            "sync/version": self.sync.version,
+            "sync/lag_versions": self.sync.lag_versions(),
+            "sync/publish_ms": self.sync.receipts[-1].duration_s * 1e3,
+        }
+
+    def register(self, trainer: Trainer, name: str = "sync_metrics") -> None:
+        """Log after every batch of this trainer."""
+        trainer.register_op("post_steps_log", self)
+        trainer.register_module(name, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""

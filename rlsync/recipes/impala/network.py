@@ -1,0 +1,272 @@
+"""The network of an IMPALA agent: policy and value from one torso, for a worker's step and a whole unroll."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.impala.heads import PolicyHead
+from rlsync.recipes.impala.lstm import EpisodicLSTM
+from rlsync.recipes.impala.player import ImpalaPlayer
+from rlsync.recipes.impala.split_pass import split_pass
+from rlsync.recipes.impala.torsos import make_torso
+
+_HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}
+
+
+class Stepped(NamedTuple):
+    """One step of N environments: policy ``params`` [N, P], ``value`` [N], ``state`` after the step."""
+
+    params: Tensor
+    value: Tensor
+    state: Tensor
+
+
+class Unrolled(NamedTuple):
+    """An unroll: policy ``params`` [S, B, P], ``value`` [S, B], ``final_value`` [K] (None without finals)."""
+
+    params: Tensor
+    value: Tensor
+    final_value: Tensor | None
+
+
+class Finals(NamedTuple):
+    """The observations that truncations hid: each followed step ``time`` of environment ``env``.
+
+    Args:
+        observation: [K, ...].
+        time, env: [K] int64.
+        last_action: [K, ...], the action of that step; None for a network that does not take it.
+        last_reward: [K], its reward; None likewise.
+
+    Example:
+        >>> finals = Finals(torch.zeros(1, 4), time=torch.tensor([7]), env=torch.tensor([0]))
+        >>> finals.last_action is None
+        True
+    """
+
+    observation: Tensor
+    time: Tensor
+    env: Tensor
+    last_action: Tensor | None = None
+    last_reward: Tensor | None = None
+
+
+class ImpalaNet(nn.Module):
+    """Policy and value from one torso, with or without an LSTM between.
+
+    ``forward`` takes an unroll (the learner), ``step`` one observation of each environment (workers). A loop
+    of steps gives the same as an unroll. Where an episode begins, the network zeroes state, last action and
+    last reward itself: callers pass on what they have.
+
+    Args:
+        observation_shape: of one observation: [features], or [C, H, W] for pixels (uint8 means x / 255).
+        head: what the policy's outputs mean.
+        torso: ``"mlp"``, ``"shallow"`` or ``"deep"``; see :func:`make_torso`.
+        hidden: widths of the torso's dense layers; by default (64, 64), (512,) or (256,) by torso.
+        lstm: units of the LSTM; 0 for none.
+        last_action, last_reward: whether these are inputs, after the torso; rewards are clipped to [-1, 1].
+        channels_last: whether convolutions run channels-last.
+        bfloat16: whether the torso runs under autocast; LSTM and heads keep the precision of their weights.
+        torso_threads: threads that share the torso's passes over unrolls, forward and backward, on a CPU;
+            ``step`` runs in one.
+
+    Raises:
+        ConfigError: torso, observation shape or a width do not fit.
+
+    Source: IMPALA, arXiv 1802.01561, figure 3.
+
+    Example:
+        >>> from rlsync.recipes.impala import Categorical
+        >>> net = ImpalaNet((4,), Categorical(2), lstm=8)
+        >>> is_init = torch.ones(3, dtype=torch.bool)
+        >>> out = net.step(torch.zeros(3, 4), is_init, net.initial_state(3))
+        >>> out.params.shape, out.value.shape, out.state.shape
+        (torch.Size([3, 2]), torch.Size([3]), torch.Size([3, 2, 8]))
+        >>> net(torch.zeros(21, 3, 4), is_init.expand(21, 3), net.initial_state(3)).value.shape
+        torch.Size([21, 3])
+    """
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        head: PolicyHead,
+        *,
+        torso: str = "mlp",
+        hidden: Sequence[int] | None = None,
+        lstm: int = 0,
+        last_action: bool = False,
+        last_reward: bool = False,
+        channels_last: bool = False,
+        bfloat16: bool = False,
+        torso_threads: int = 1,
+    ) -> None:
+        super().__init__()
+        widths = _HIDDEN.get(torso, ()) if hidden is None else tuple(hidden)
+        if lstm < 0:
+            raise ConfigError(
+                f"an LSTM cannot have {lstm} units", "lstm", "give a number of units, 0 for none"
+            )
+        if torso_threads < 1:
+            raise ConfigError(
+                f"a torso cannot run in {torso_threads} threads", "torso_threads", "give 1 or more"
+            )
+        self.observation_shape = tuple(observation_shape)
+        self.head = head
+        self.takes_last_action = last_action
+        self.takes_last_reward = last_reward
+        self.in_bfloat16 = bfloat16
+        self.torso_threads = torso_threads
+        self.torso = make_torso(torso, self.observation_shape, widths, channels_last=channels_last)
+        features = widths[-1] + last_action * head.features + last_reward
+        self.lstm = EpisodicLSTM(features, lstm) if lstm else None
+        self.policy = _linear(lstm or features, head.width, gain=0.01)
+        self.value = _linear(lstm or features, 1, gain=1.0)
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of one environment's recurrent state: (2, units); (0,), no bytes, without an LSTM."""
+        return (0,) if self.lstm is None else (2, self.lstm.units)
+
+    def initial_state(self, num_envs: int) -> Tensor:
+        """The state before anything was seen: zeros ``[N, *state_shape]``.
+
+        Args:
+            num_envs: N.
+        """
+        return self.value.weight.new_zeros(num_envs, *self.state_shape)
+
+    def player(
+        self, *, store_params: bool = False, store_value: bool = False, deterministic: bool = False
+    ) -> ImpalaPlayer:
+        """What workers and evaluations act with: this network, not a copy.
+
+        Args:
+            store_params: record ``behaviour_params``, which a trust region reads.
+            store_value: record the value.
+            deterministic: take the likeliest action; otherwise draw one.
+        """
+        return ImpalaPlayer(
+            self, store_params=store_params, store_value=store_value, deterministic=deterministic
+        )
+
+    def step(
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        state: Tensor,
+        last_action: Tensor | None = None,
+        last_reward: Tensor | None = None,
+    ) -> Stepped:
+        """One step of N environments, for acting: no gradient flows through the state.
+
+        Args:
+            observation: ``[N, *observation_shape]``.
+            is_init: [N] bool, whether this is the first observation of an episode.
+            state: ``[N, *state_shape]``, what the step before returned.
+            last_action: [N, ...], the action that led here, where the network takes it.
+            last_reward: [N], and its reward.
+
+        Raises:
+            ConfigError: the network takes a last action or reward, and none is given.
+        """
+        features = self._features(observation)
+        with _no_autocast(features):
+            features = self._with_last(features, is_init, last_action, last_reward)
+            if self.lstm is not None:
+                features, state = self.lstm.step(features, is_init, state)
+            return Stepped(self.policy(features), self.value(features).squeeze(-1), state)
+
+    def forward(
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        state: Tensor,
+        last_action: Tensor | None = None,
+        last_reward: Tensor | None = None,
+        finals: Finals | None = None,
+    ) -> Unrolled:
+        """An unroll of S steps of B environments: one pass of the torso over S * B observations.
+
+        Args:
+            observation: ``[S, B, *observation_shape]``.
+            is_init: [S, B] bool, whether this is the first observation of an episode.
+            state: ``[B, *state_shape]``, before the first step.
+            last_action: [S, B, ...], the action that led here, where the network takes it.
+            last_reward: [S, B], and its reward.
+            finals: K observations that truncations hid; valued in a second, small pass without gradient.
+
+        Raises:
+            ConfigError: the network takes a last action or reward, and none is given.
+        """
+        features = self._features(observation.flatten(0, 1)).unflatten(0, is_init.shape)
+        states = None
+        with _no_autocast(features):
+            features = self._with_last(features, is_init, last_action, last_reward)
+            if self.lstm is not None:
+                features, states = self.lstm(features, is_init, state)
+            params, value = self.policy(features), self.value(features).squeeze(-1)
+        return Unrolled(params, value, None if finals is None else self._final_value(finals, states))
+
+    @torch.no_grad()
+    def _final_value(self, finals: Finals, states: Tensor | None) -> Tensor:
+        is_init = torch.zeros_like(finals.time, dtype=torch.bool)
+        state = self.initial_state(len(is_init)) if states is None else states[finals.time, finals.env]
+        return self.step(finals.observation, is_init, state, finals.last_action, finals.last_reward).value
+
+    def _features(self, observation: Tensor) -> Tensor:
+        """Features of observations; an unroll that is trained on is split between the threads."""
+        if self.torso_threads == 1 or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._features_here(observation)
+        parameters = [p for p in self.torso.parameters() if p.requires_grad]
+        return split_pass(self._features_here, parameters, observation, self.torso_threads)
+
+    def _features_here(self, observation: Tensor) -> Tensor:
+        device = observation.device.type
+        faster: AbstractContextManager[object] = nullcontext()
+        if self.in_bfloat16:
+            faster = torch.autocast(device, dtype=torch.bfloat16)
+        if observation.is_floating_point():
+            observation = observation.to(self.value.weight.dtype)
+        with faster:
+            features: Tensor = self.torso(observation)
+        return features.to(self.value.weight.dtype)
+
+    def _with_last(
+        self, features: Tensor, is_init: Tensor, last_action: Tensor | None, last_reward: Tensor | None
+    ) -> Tensor:
+        inputs, begins = [features], is_init.unsqueeze(-1)
+        if self.takes_last_action:
+            encoded = self.head.encode(_given(last_action, "action")).to(features.dtype)
+            inputs.append(encoded.masked_fill(begins, 0.0))
+        if self.takes_last_reward:
+            clipped = _given(last_reward, "reward").to(features.dtype).clamp(-1.0, 1.0).unsqueeze(-1)
+            inputs.append(clipped.masked_fill(begins, 0.0))
+        return torch.cat(inputs, -1) if len(inputs) > 1 else features
+
+
+def _no_autocast(features: Tensor) -> torch.autocast:
+    """Switches a caller's autocast off, too: bfloat16 logits are too coarse for a ratio of probabilities."""
+    return torch.autocast(features.device.type, enabled=False)
+
+
+def _given(tensor: Tensor | None, what: str) -> Tensor:
+    if tensor is None:
+        raise ConfigError(
+            f"this network takes the last {what}, and none was given",
+            f"last_{what}",
+            f"pass last_{what}, or build the network with last_{what}=False",
+        )
+    return tensor
+
+
+def _linear(inputs: int, outputs: int, *, gain: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

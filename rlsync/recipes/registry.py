@@ -1,0 +1,168 @@
+"""The one list of recipes: rlsync's own, those of installed packages, and those that a config file names.
+
+A recipe is found under its name. Its module is imported when it is used, so that listing names is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.path import did_you_mean, nearest_name
+
+if TYPE_CHECKING:  # imports torch: not needed to list names
+    from torchrl.trainers import Trainer
+
+    from rlsync.recipes.checkpoint_player import CheckpointPlayer
+    from rlsync.recipes.config import Config, EnvConfig, RecipeConfig
+
+#: Entry point group in which an installed package names its recipes: ``a2c = "my_recipes.a2c:RECIPE"``.
+GROUP = "rlsync.recipes"
+
+#: rlsync's own recipes, written as an entry point is.
+SHIPPED: Mapping[str, str] = {
+    "ppo": "rlsync.recipes.ppo:RECIPE",
+    "dqn": "rlsync.recipes.dqn:RECIPE",
+    "impala": "rlsync.recipes.impala.recipe:RECIPE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that rlsync must know of a recipe to train, evaluate, resume and list it.
+
+    Args:
+        name: what ``recipe.name`` says in a config, and the name of its YAML file.
+        settings: the dataclass of its settings, a :class:`~rlsync.recipes.config.RecipeConfig`.
+        probe: makes one environment, looks at it, closes it, and returns what the networks must know of it.
+            Raises ConfigError where the environment cannot serve.
+        build: makes the trainer that a config describes. Its second argument is what ``probe`` returned, and
+            then the config has been checked; with ``None`` it checks and probes by itself.
+        player: what acts with the weights of a checkpoint, for ``rlsync eval``. Its arguments are the config,
+            what ``probe`` returned, and whether to take the likeliest action in place of drawing one.
+
+    Example:
+        >>> recipe = recipe_named("dqn")
+        >>> recipe.settings().name
+        'dqn'
+    """
+
+    name: str
+    settings: type[RecipeConfig]
+    probe: Callable[[EnvConfig], Any]
+    build: Callable[[Config, Any], Trainer]
+    player: Callable[[Config, Any, bool], CheckpointPlayer]
+
+
+def installed() -> dict[str, EntryPoint]:
+    """The recipes of installed packages by name, not imported. A shipped name cannot be taken over."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    return {name: point for name, point in sorted(found.items()) if name not in SHIPPED}
+
+
+def names() -> list[str]:
+    """The name of every recipe that is shipped or installed.
+
+    Example:
+        >>> names()[:3]
+        ['ppo', 'dqn', 'impala']
+    """
+    return [*SHIPPED, *installed()]
+
+
+def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -> Recipe:
+    """The recipe of this name.
+
+    Args:
+        name: it.
+        where: how an error calls the place of the name.
+        at: where the recipe lies, as ``module:OBJECT``, from the key ``recipe._recipe_``; None: the name is
+            that of a shipped or of an installed recipe.
+
+    Raises:
+        ConfigError: there is no such recipe, it cannot be imported, or its name is that of a shipped one.
+
+    Example:
+        >>> recipe_named("pppo")
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.ConfigError: no recipe is named 'pppo'
+          where  recipe.name
+          cure   did you mean 'ppo'? recipes: ppo, dqn, impala
+    """
+    if at is not None:
+        if name in SHIPPED:
+            raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")
+        return loaded(EntryPoint(name, at, GROUP))
+    if name in SHIPPED:
+        return loaded(EntryPoint(name, SHIPPED[name], GROUP))
+    points = installed()
+    if name in points:
+        return loaded(points[name])
+    known = [*SHIPPED, *points]
+    hint = did_you_mean(nearest_name(name, known))
+    raise ConfigError(f"no recipe is named {name!r}", where, f"{hint}recipes: {', '.join(known)}")
+
+
+def recipe_of(config: Config) -> Recipe:
+    """The recipe that a config names.
+
+    Raises:
+        ConfigError: there is no such recipe, or the config has the settings of another.
+    """
+    name = config.recipe.name
+    recipe = recipe_named(name, "recipe.name", config.recipe._recipe_)
+    if not isinstance(config.recipe, recipe.settings):
+        raise ConfigError(
+            f"the recipe is named {name!r} and has the keys of another",
+            "recipe.name",
+            f"choose recipe={name}, and leave recipe.name alone",
+        )
+    return recipe
+
+
+def loaded(point: EntryPoint) -> Recipe:
+    """Import the recipe that an entry point names.
+
+    Raises:
+        ConfigError: it cannot be imported, is not a :class:`Recipe`, or has another name.
+    """
+    where = f"recipe {point.name!r}, at {point.value}"
+    try:
+        found = point.load()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise ConfigError(
+            f"a recipe cannot be imported: {first_line(error)}",
+            where,
+            "name it as module:OBJECT; the module is looked for in installed packages and, with --config-dir "
+            "FOLDER, beside FOLDER",
+        ) from error
+    if not isinstance(found, Recipe):
+        raise ConfigError(f"not a Recipe: {found!r}", where, "make one: RECIPE = Recipe(name, settings, ...)")
+    if found.name != point.name:
+        raise ConfigError(
+            f"the recipe calls itself {found.name!r}",
+            where,
+            "give the Recipe, its YAML file and its entry point one name",
+        )
+    return found
+
+
+def installed_config_folders() -> Iterator[Path]:
+    """The folders of YAML files that come with installed recipes, found without importing the recipes.
+
+    A package that registers a recipe keeps them in ``configs/``, beside its ``__init__.py``.
+    """
+    packages = {point.module.partition(".")[0] for point in installed().values()}
+    for package in sorted(packages):
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        folder = Path(spec.origin).parent / "configs"
+        if folder.is_dir():
+            yield folder

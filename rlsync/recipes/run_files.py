@@ -1,0 +1,45 @@
+"""The name of every file in a run's folder. Recipes write some of them; the command line reads them back."""
+
+from __future__ import annotations
+
+#: The run's config, every key with its value.
+RESOLVED = "config.yaml"
+#: One line of JSON for each publish.
+RECEIPTS = "receipts.jsonl"
+#: How many consumed steps were how many versions old.
+STALENESS = "staleness_versions.csv"
+#: Returns of the evaluated versions.
+EVALUATIONS = "evaluations.csv"
+#: The trainer's state, a folder.
+CHECKPOINT = "checkpoint"
+#: What the logger writes, a folder: CSV files under SCALARS, or TensorBoard's event files.
+METRICS = "metrics"
+#: The folder that TorchRL's CSVLogger makes inside METRICS.
+SCALARS = "scalars"
+#: The address of the run's board, for ``rlsync status``.
+BOARD = "board.json"
+#: The picture that ``rlsync plot`` draws.
+PLOT = "plot.png"
+
+
+def metric_file(name: str) -> str:
+    """The CSV file of one metric, below METRICS / SCALARS.
+
+    Example:
+        >>> metric_file("sync/lag_versions")
+        'sync/lag_versions.csv'
+    """
+    return f"{name}.csv"
+
+
+def video_file(frames: int) -> str:
+    """The video that ``rlsync eval`` makes of a checkpoint.
+
+    Args:
+        frames: collected frames when the checkpoint was written.
+
+    Example:
+        >>> video_file(2048)
+        'eval-2048.gif'
+    """
+    return f"eval-{frames}.gif"

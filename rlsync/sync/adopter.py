@@ -1,0 +1,219 @@
+"""Adopter: brings what acts in a worker up to date, between its rollouts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from rlsync.sync.verification import answering, digests_of
+from rlsync.tensors.layout import Layout
+from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.memory import return_freed_memory
+from rlsync.tensors.target import Target
+from rlsync.transport.contract import Handle, Note, Subscriber
+
+Adopt = Literal["alias", "copy"]
+
+#: How often a worker looks whether its learner lives.
+LEARNER_WATCH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the weights of a destination go.
+
+    Args:
+        find: returns the module that acts; asked before every adoption.
+        adopt: whether its parameters are pointed at the board, where that reaches the code that acts, or
+            copied out.
+    """
+
+    find: Callable[[], object]
+    adopt: Adopt = "alias"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A destination of the present layout, and what adopts there.
+
+    Args:
+        destination: its name.
+        target: the module that acts.
+        names: the leaves that arrive.
+        views: which of a version's views they are.
+        alias: whether the parameters are pointed at the board.
+        excluded: whether the worker takes them at its first adoption only, and keeps its own after that.
+    """
+
+    destination: str
+    target: Target
+    names: tuple[str, ...]
+    views: tuple[int, ...]
+    alias: bool
+    excluded: bool
+
+
+class Adopter:
+    """Adopts versions in the thread that acts, and answers the learner's questions about them.
+
+    Parameters are pointed at the transport's memory and leased until the next adoption. What forward() may
+    change is copied. A module that was replaced, or into which a state dict is loaded, owns its memory until
+    the next adoption.
+
+    Args:
+        handle: what the worker reads.
+        worker: this worker's number.
+
+    Raises:
+        BoardClosed: the learner has closed the board or died.
+    """
+
+    def __init__(self, handle: Handle, worker: int) -> None:
+        self._worker = worker
+        self._places: dict[str, Place] = {}
+        self._layout: Layout | None = None
+        self._bindings: list[Binding] = []
+        self._had: set[tuple[str, str]] = set()
+        self._fresh = False
+        self._answered = 0
+        self._guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._reader = handle.subscribe(self._apply, worker)
+
+    @property
+    def version(self) -> int:
+        """The version that acts."""
+        return self._reader.version
+
+    @property
+    def newest(self) -> int:
+        """The newest published version."""
+        return self._reader.newest
+
+    @property
+    def learner_gone(self) -> bool:
+        """Whether the learner has closed the board or died."""
+        return self._reader.closed_by_learner
+
+    def place(self, places: Mapping[str, Place]) -> None:
+        """Say where the weights of each destination go; those of other destinations are not taken."""
+        self._let_go()
+        self._places = dict(places)
+
+    def tell(self) -> None:
+        """Tell the learner which leaves each destination has here, so that it can check its map."""
+        leaves = {name: Leaves(place.find(), name).specs() for name, place in self._places.items()}
+        self._reader.leave_note(Layout.build(leaves).to_json(), Note.LEAVES)
+
+    def adopt(self) -> int:
+        """Adopt the newest version; between rollouts, in the thread that acts."""
+        if not all(map(self._current, self._bindings)):
+            self._let_go()
+        return self._reader.adopt()
+
+    @contextmanager
+    def acting(self) -> Iterator[int]:
+        """Adopt the newest version for the rollout in the block; answer the learner's question after it."""
+        version = self.adopt()
+        fresh, self._fresh = self._fresh, False
+        with answering(self._reader, version, self._answered, fresh, self._digests) as answered:
+            yield version
+        self._answered = answered
+
+    def end_with_the_learner(self) -> None:
+        """End this process soon after the learner was killed, whatever it is doing then."""
+        threading.Thread(target=_end_with_the_learner, args=(self._reader,), daemon=True).start()
+
+    def close(self) -> None:
+        """Give line and lease back."""
+        self._reader.close()
+
+    def _digests(self, parameters: bool) -> dict[str, int]:
+        """Digests of what acts now, as the live modules hold it, by destination."""
+        found = {}
+        for binding in self._bindings:
+            leaves = Leaves(self._places[binding.destination].find(), binding.destination).leaves
+            found[binding.destination] = digests_of(leaves, binding.names, parameters=parameters)
+        return found
+
+    def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
+        bound_anew = layout is not self._layout
+        if bound_anew:
+            self._bind(layout)
+        for binding in self._bindings:
+            write = binding.target.alias if binding.alias else binding.target.copy
+            write([views[i] for i in binding.views])
+        self._fresh = True
+        self._had |= {(b.destination, name) for b in self._bindings for name in b.names}
+        self._bindings = [binding for binding in self._bindings if not binding.excluded]
+        aliased = any(binding.alias for binding in self._bindings)
+        if aliased and bound_anew:
+            return_freed_memory()  # what acted before was in memory of this process
+        return aliased
+
+    def _bind(self, layout: Layout) -> None:
+        """Build the targets of a layout, all of them, and only then act by it."""
+        groups: dict[tuple[str, bool], list[int]] = {}
+        for i, entry in enumerate(layout.entries):
+            kept = entry.leaf.excluded and (entry.destination, entry.leaf.name) in self._had
+            if entry.destination in self._places and not kept:
+                groups.setdefault((entry.destination, entry.leaf.excluded), []).append(i)
+        bindings = [
+            self._binding(layout, destination, views, excluded=excluded)
+            for (destination, excluded), views in groups.items()
+        ]
+        self._own()
+        self._layout, self._bindings = layout, bindings
+
+    def _binding(self, layout: Layout, destination: str, views: Sequence[int], *, excluded: bool) -> Binding:
+        leaves = [layout.entries[i].leaf for i in views]
+        place = self._places[destination]
+        target = Target(place.find(), f"{destination} of worker {self._worker}", leaves)
+        alias = place.adopt == "alias" and not excluded and target.may_alias()
+        if isinstance(target.module, nn.Module) and target.module not in self._guarded:
+            self._guard(target.module)
+        names = tuple(leaf.name for leaf in leaves)
+        return Binding(destination, target, names, tuple(views), alias, excluded)
+
+    def _guard(self, module: nn.Module) -> None:
+        # load_state_dict() writes into the parameters in place; aliased ones are read-only.
+        ref = weakref.ref(self)
+
+        def let_go(*_: object) -> None:
+            adopter = ref()
+            if adopter is not None:
+                adopter._let_go()
+
+        module.register_load_state_dict_pre_hook(let_go)
+        self._guarded.add(module)
+
+    def _current(self, binding: Binding) -> bool:
+        found = self._places[binding.destination].find()
+        return binding.target.module is found and binding.target.current()
+
+    def _let_go(self) -> None:
+        """Take what acts off the board, until the next adoption puts it there again."""
+        self._own()
+        self._layout, self._bindings = None, []
+        self._reader.forget()
+
+    def _own(self) -> None:
+        for binding in self._bindings:
+            if binding.alias:
+                binding.target.own()
+
+
+def _end_with_the_learner(reader: Subscriber) -> None:
+    # Not by SIGTERM: a worker that was forked may have inherited a handler for it.
+    with suppress(OSError, ValueError):  # closed between two looks: this process is leaving
+        while not reader.closed:
+            if reader.learner_died and not reader.closed:
+                os._exit(1)
+            time.sleep(LEARNER_WATCH_S)

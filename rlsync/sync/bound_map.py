@@ -1,0 +1,181 @@
+"""BoundMap: a checked map, tied to live sources and an endpoint, ready to be published."""
+
+from __future__ import annotations
+
+import cmath
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from rlsync.core.errors import PublishError
+from rlsync.core.plan import Receipt, SyncPlan
+from rlsync.core.trigger import Counters
+from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of
+from rlsync.tensors.leaves import memory_key
+from rlsync.transport.rules import Key
+
+
+@dataclass
+class Gathered:
+    """The source tensors of one publish, sorted by what happens to them."""
+
+    copied: dict[Key, Tensor] = field(default_factory=dict)
+    aliased: set[Key] = field(default_factory=set)
+    copied_bytes: int = 0
+    aliased_bytes: int = 0
+    cast_leaves: int = 0
+
+
+#: ``optimizers()``: those that write to the sources, now.
+Optimizers = Callable[[], Iterable[torch.optim.Optimizer]]
+
+
+class BoundMap:
+    """Publishes a map.
+
+    Args:
+        sync_map: the map.
+        root: where its source paths begin: the trainer.
+        endpoint: where its destinations are.
+        optimizers: those that write to the sources; a background publish is joined before their next step.
+        finite: whether weights that are not all finite are refused.
+
+    Raises:
+        SyncMapError: the map cannot be carried out.
+    """
+
+    def __init__(
+        self,
+        sync_map: SyncMap,
+        root: object,
+        endpoint: Endpoint,
+        *,
+        optimizers: Optimizers = tuple,
+        finite: bool = False,
+    ) -> None:
+        self.endpoint = endpoint
+        self._finite = finite
+        self._map = sync_map
+        self._root = root
+        self._optimizers = optimizers
+        self._routes: list[BoundRoute] = []
+        self._aliased: set[Key] = set()
+        self._joined: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self.plan: SyncPlan
+        self._bind()
+
+    def _bind(self) -> None:
+        self._routes = bind_routes(self._map, self._root, self.endpoint)
+        self.plan = plan_of(self._routes, self.endpoint).check()
+        if not self._aliased:
+            self._aliased = self._gather().aliased
+
+    def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
+        """Publish the present weights as one version.
+
+        Args:
+            reason: why, for the receipt.
+            now: the learner's counters, for the receipt.
+            in_background: copy what the optimizers write after this has returned, and before their next
+                step. Everything else is copied at once: forward() writes to buffers, and nobody knows who
+                writes to the rest.
+
+        Raises:
+            SyncMapError: the sources have changed and do not fit any more.
+            PublishError: a weight is not finite, and ``finite`` was asked for.
+        """
+        started = time.perf_counter()
+        if not all(route.current(self._root) for route in self._routes):
+            self._bind()
+        if self._finite:
+            self._require_finite()
+        self.endpoint.publisher.join()
+        gathered = self._gather()
+        steady = self._steady(gathered.copied) if in_background else {}
+        version = self.endpoint.publisher.publish(gathered.copied, steady.keys())
+        coalesced = version is None
+        repaired = tuple(f"{d}.{name}" for d, name in sorted(self._aliased & gathered.copied.keys()))
+        self._aliased = gathered.aliased
+        return Receipt(
+            version=self.endpoint.publisher.version if version is None else version,
+            reason=reason,
+            copied_leaves=0 if coalesced else len(gathered.copied),
+            aliased_leaves=len(gathered.aliased),
+            cast_leaves=0 if coalesced else gathered.cast_leaves,
+            copied_bytes=0 if coalesced else gathered.copied_bytes,
+            aliased_bytes=gathered.aliased_bytes,
+            background_bytes=0 if coalesced else sum(steady.values()),
+            duration_s=time.perf_counter() - started,
+            coalesced=coalesced,
+            repaired=repaired,
+            batches=now.batches,
+            frames=now.frames,
+            optim_steps=now.optim_steps,
+            time_s=time.time(),
+        )
+
+    def _gather(self) -> Gathered:
+        found = Gathered()
+        for route in self._routes:
+            live = self.endpoint.tensors(route.destination)  # looked at anew at every publish
+            for key, spec, tensor in zip(route.keys, route.specs, route.tensors(), strict=True):
+                moved_bytes = 0 if spec.tie else spec.payload_bytes
+                there = live.get(key[1]) if live else None
+                if there is not None and (there is tensor or memory_key(there) == memory_key(tensor)):
+                    found.aliased.add(key)
+                    found.aliased_bytes += moved_bytes
+                    continue
+                becomes = spec.dtype if there is None else there.dtype
+                found.copied[key] = tensor
+                found.copied_bytes += moved_bytes
+                found.cast_leaves += becomes is not tensor.dtype
+        return found
+
+    def _steady(self, leaves: Mapping[Key, Tensor]) -> dict[Key, int]:
+        """The leaves that nobody writes to before an optimizer's next step, with their bytes."""
+        held = set()
+        for optimizer in self._optimizers():
+            if optimizer not in self._joined:
+                optimizer.register_step_pre_hook(self._join)
+                self._joined.add(optimizer)
+            held |= {memory_key(p) for group in optimizer.param_groups for p in group["params"]}
+        moved_bytes = {
+            key: 0 if spec.tie else spec.payload_bytes
+            for route in self._routes
+            for key, spec in zip(route.keys, route.specs, strict=True)
+        }
+        return {key: moved_bytes[key] for key, tensor in leaves.items() if memory_key(tensor) in held}
+
+    def _join(self, *_: object) -> None:
+        self.endpoint.publisher.join()
+
+    def _require_finite(self) -> None:
+        for route in self._routes:
+            for leaf, spec, tensor in zip(route.picked, route.specs, route.tensors(), strict=True):
+                if not all_finite(tensor, spec.dtype):
+                    raise PublishError(
+                        f"{route.route.source}.{leaf.name} is not finite; nothing was published",
+                        f"version {self.endpoint.publisher.version + 1}, destination {route.destination!r}",
+                        "look at the loss and the gradients of the last steps; resume from a checkpoint",
+                    )
+
+
+@torch.no_grad()
+def all_finite(tensor: Tensor, becomes: torch.dtype) -> bool:
+    """Whether every number of ``tensor`` is finite, also after a cast to ``becomes``.
+
+    Example:
+        >>> big = torch.tensor([1e30])
+        >>> all_finite(big, torch.float32), all_finite(big, torch.float16)
+        (True, False)
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    cast = tensor.to(becomes)
+    # A number that is not finite makes the sum so. The sum of finite ones may overflow: then look closely.
+    return cmath.isfinite(cast.sum().item()) or bool(torch.isfinite(cast).all())

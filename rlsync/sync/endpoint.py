@@ -1,0 +1,77 @@
+"""What a map's destinations look like to the rest of sync: one endpoint for each kind of collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from rlsync.core.path import Path
+from rlsync.sync.publisher import Publisher
+from rlsync.sync.verification import Verification
+from rlsync.tensors.layout import LeafSpec
+from rlsync.transport.rules import Key
+
+
+class Endpoint(Protocol):
+    """Where the destinations of a map are, and the publisher that reaches them."""
+
+    @property
+    def publisher(self) -> Publisher:
+        """Publishes to the workers of this collector."""
+
+    @property
+    def description(self) -> str:
+        """How the weights travel, in words."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the plan should know."""
+
+    @property
+    def stamped(self) -> bool:
+        """Whether frames carry the version that acted."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers act; their numbers are those of the transport's first readers."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether workers may be collecting while the learner publishes."""
+
+    def connect(self, publish_default: Callable[[], object]) -> None:
+        """Begin: from now on workers adopt what is published here.
+
+        Args:
+            publish_default: what ``collector.update_policy_weights_()`` without weights publishes.
+        """
+
+    def locate(self, path: Path, where: str) -> Key:
+        """The destination of this collector that ``path`` is in, and the leaf prefix below it.
+
+        Raises:
+            DestinationNotFound: there is none.
+        """
+
+    def specs(self, destination: str) -> list[LeafSpec] | None:
+        """The leaves of a destination; ``None`` when this collector does not show them."""
+
+    def tensors(self, destination: str) -> dict[str, Tensor] | None:
+        """The live tensors of a destination, by name, where this process holds them."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all workers act with the newest version.
+
+        Raises:
+            WorkerLost: a worker is dead.
+            AdoptionTimeout: the deadline passed.
+        """
+
+    def verification(self) -> Verification:
+        """What compares the weights that act with those that were published.
+
+        Raises:
+            ConfigError: the workers of this collector cannot be asked, or somebody asks them already.
+        """

@@ -1,0 +1,263 @@
+"""A sync map becomes a plan, leaf by leaf, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tensordict.nn import TensorDictParams
+from torch import Tensor, nn
+
+from rlsync.core.errors import (
+    AmbiguousSource,
+    ConfigError,
+    LayoutMismatch,
+    NothingToSync,
+    SourceNotFound,
+)
+from rlsync.core.path import Attr, Path, parse, walk
+from rlsync.core.plan import Route, Row, Source, SyncPlan, Verdict
+from rlsync.sync.endpoint import Endpoint
+from rlsync.tensors.compare import Comparison, compare, named_like
+from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named
+from rlsync.tensors.leaves import Leaf, Leaves, memory_key
+from rlsync.transport.rules import Key
+
+SyncMap = Mapping[str, str | Source]
+
+
+@dataclass
+class BoundRoute:
+    """A route tied to live objects.
+
+    Args:
+        route: the entry of the map.
+        path: its source path, parsed.
+        destination, prefix: where it leads on the endpoint.
+        leaves: the source's leaves.
+        comparisons: the verdicts; empty names are never among them.
+        picked: source leaves that are sent, in the order of ``keys``.
+        keys: destination leaves that they go to.
+        specs: the destination's leaves.
+    """
+
+    route: Route
+    path: Path
+    destination: str
+    prefix: str
+    leaves: Leaves
+    comparisons: list[Comparison]
+    picked: list[Leaf]
+    keys: list[Key]
+    specs: list[LeafSpec]
+
+    def current(self, root: object) -> bool:
+        """Whether the source still is the object, of the same make, that was resolved."""
+        return _walk_source(root, self.path, "") is self.leaves.root and self.leaves.unchanged()
+
+    def tensors(self) -> list[Tensor]:
+        """The present source tensors, in the order of the keys."""
+        return [leaf.read() for leaf in self.picked]
+
+
+def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[BoundRoute]:
+    """Resolve every entry of the map.
+
+    Raises:
+        SyncMapError: a path is wrong, leads to untrained weights, or two entries meet.
+    """
+    if not isinstance(sync_map, Mapping):
+        raise ConfigError(
+            f"a sync map is a mapping, got {type(sync_map).__name__}",
+            repr(sync_map)[:80],
+            "write {'policy': 'loss_module.actor_network'}",
+        )
+    if not sync_map:
+        raise NothingToSync("the sync map is empty", "sync map", "name at least one destination")
+    bound: list[BoundRoute] = []
+    taken: dict[str, str] = {}
+    for number, (destination, source) in enumerate(sync_map.items(), start=1):
+        where = f"sync map, entry {number}"
+        route = bind_route(destination, source, root, endpoint, where)
+        stem = parse(route.route.destination).leaf_prefix()
+        for comparison in route.comparisons:
+            leaf = f"{stem}.{comparison.name}"
+            if leaf in taken:
+                raise AmbiguousSource(
+                    f"{leaf} has two sources",
+                    f"{where}: {route.route.source}, and {taken[leaf]}",
+                    "let each leaf come from one place",
+                )
+            taken[leaf] = route.route.source
+        bound.append(route)
+    _refuse_shared_places(bound, endpoint)
+    return bound
+
+
+def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> None:
+    """Refuse two sources for one piece of memory: ties between entries, and indices from the end."""
+    destinations = dict.fromkeys(route.destination for route in bound)
+    places = {destination: _places(destination, endpoint) for destination in destinations}
+    taken: dict[object, tuple[Tensor, str]] = {}
+    for route in bound:
+        for (destination, name), tensor in zip(route.keys, route.tensors(), strict=True):
+            place = places[destination].get(name, (destination, name))
+            there, source = taken.setdefault(place, (tensor, route.route.source))
+            if source != route.route.source and memory_key(there) != memory_key(tensor):
+                raise AmbiguousSource(
+                    f"{destination}.{name} is the same memory as another leaf that is sent",
+                    f"{route.route.source}, and {source}",
+                    "let each leaf come from one place, and leaves that are tied from tied leaves",
+                )
+
+
+def _places(destination: str, endpoint: Endpoint) -> dict[str, object]:
+    """By name, what is equal for leaves that stand in the same memory."""
+    live = endpoint.tensors(destination) or {}
+    found: dict[str, object] = {}
+    for spec in endpoint.specs(destination) or ():
+        tensor = None if spec.kind == "extra_state" else live.get(spec.name)
+        if tensor is not None and tensor.numel():
+            found[spec.name] = memory_key(tensor)
+        else:
+            found[spec.name] = destination, spec.tie or spec.name
+    return found
+
+
+def bind_route(
+    destination: str,
+    source: str | Source,
+    root: object,
+    endpoint: Endpoint,
+    where: str,
+) -> BoundRoute:
+    """Resolve one entry of the map."""
+    declared = source if isinstance(source, Source) else Source(source)
+    path, target = parse(declared.path), parse(destination)
+    route = Route(str(target), str(path), _floating_name(declared.dtype, where), declared.exclude)
+    live = _walk_source(root, path, where)
+    check_trained(root, path, where)
+    leaves = Leaves(live, str(path))
+    found, prefix = endpoint.locate(target, where)
+    comparisons, names = _compare(route, leaves, endpoint, found, prefix)
+    by_name = dict(zip(names, leaves.leaves, strict=True))
+    sent = [c for c in comparisons if c.verdict in (Verdict.ALIASED, Verdict.COPIED, Verdict.CAST)]
+    keys = [(found, f"{prefix}.{c.name}" if prefix else c.name) for c in sent]
+    picked = [by_name[c.name] for c in sent]
+    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, [c.spec for c in sent])
+
+
+def _compare(
+    route: Route, leaves: Leaves, endpoint: Endpoint, destination: str, prefix: str
+) -> tuple[list[Comparison], list[str]]:
+    all_specs = endpoint.specs(destination)
+    specs = leaves.specs()
+    if any(tensor.is_meta for tensor in leaves.tensors()):
+        raise LayoutMismatch(
+            "the source is on the meta device and has no bytes",
+            leaves.where,
+            "materialise it first",
+        )
+    if all_specs is None:
+        unseen = "this collector does not show its weights: unchecked"
+        return [Comparison(s.name, s, Verdict.COPIED, unseen) for s in specs], leaves.names
+    there = _below(all_specs, prefix)
+    names = named_like(leaves.names, there)
+    renamed = [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
+    live = endpoint.tensors(destination)
+    comparisons = compare(
+        renamed,
+        there,
+        cast_to=dtype_named(route.dtype) if route.dtype else None,
+        exclude=route.exclude,
+        source_tensors=dict(zip(names, leaves.tensors(), strict=True)),
+        destination_tensors=live,
+    )
+    return comparisons, names
+
+
+def _below(specs: list[LeafSpec], prefix: str) -> list[LeafSpec]:
+    if not prefix:
+        return specs
+    dotted = prefix + "."
+    return [
+        replace(s, name=s.name.removeprefix(dotted), tie=s.tie.removeprefix(dotted))
+        for s in specs
+        if s.name.startswith(dotted)
+    ]
+
+
+def _floating_name(dtype: object, where: str) -> str:
+    if dtype is None:
+        return ""
+    name = dtype_name(dtype)
+    try:
+        floating = dtype_named(name).is_floating_point
+    except KeyError:
+        floating = False
+    if not floating:
+        raise ConfigError(f"{dtype!r} is no floating dtype", where, "for example dtype='bfloat16'")
+    return name
+
+
+def _walk_source(root: object, path: Path, where: str) -> object:
+    return walk(root, path, error=SourceNotFound, root_name="the trainer", where=where)
+
+
+def check_trained(root: object, path: Path, where: str) -> None:
+    """Refuse a module of a loss whose trained weights are elsewhere.
+
+    A TorchRL loss keeps what it trains in ``<name>_params``. ``SACLoss.qvalue_network`` is the user's
+    module, untouched; in a deep-copied loss even ``actor_network`` is stale.
+
+    Raises:
+        AmbiguousSource: names the ``_params`` path.
+    """
+    for depth, segment in enumerate(path.segments):
+        if not isinstance(segment, Attr):
+            continue
+        parent = _walk_source(root, Path(path.segments[:depth]), where) if depth else root
+        trained = parent._modules.get(f"{segment.name}_params") if isinstance(parent, nn.Module) else None
+        if not isinstance(trained, TensorDictParams):
+            continue
+        named = Path(path.segments[: depth + 1])
+        module = _walk_source(root, named, where)
+        if not _same_memory(module, trained):
+            raise AmbiguousSource(
+                f"{named} does not hold the weights that are trained",
+                f"path {str(path)!r}, {where}",
+                f"name {named}_params, which does (leading dimensions included), or build the loss "
+                "around this module instead of copying it",
+            )
+
+
+def _same_memory(module: object, trained: TensorDictParams) -> bool:
+    live = Leaves(module, "source")
+    held = Leaves(trained, "source_params")
+    by_name = dict(zip(live.names, live.tensors(), strict=True))
+    return all(
+        name in by_name and memory_key(by_name[name]) == memory_key(tensor)
+        for name, tensor in zip(held.names, held.tensors(), strict=True)
+    )
+
+
+def plan_of(bound: list[BoundRoute], endpoint: Endpoint, trigger: str = "") -> SyncPlan:
+    """The plan of bound routes."""
+    rows = [_row(b.route, c) for b in bound for c in b.comparisons]
+    routes = tuple(b.route for b in bound)
+    return SyncPlan(routes, tuple(rows), endpoint.description, trigger, endpoint.notes)
+
+
+def _row(route: Route, comparison: Comparison) -> Row:
+    spec = comparison.spec
+    moved = comparison.verdict in (Verdict.COPIED, Verdict.CAST) and not spec.tie
+    return Row(
+        f"{route.destination}.{comparison.name}",
+        f"{route.source}.{comparison.name}",
+        comparison.verdict,
+        spec.kind,
+        spec.shape,
+        spec.dtype_name,
+        spec.payload_bytes if moved else 0,
+        comparison.note or (f"tied to {spec.tie}" if spec.tie else ""),
+    )

@@ -1,0 +1,252 @@
+"""Whether the weights that act are those that were published: what is asked, answered and compared.
+
+A question is about the newest published version. A worker answers at the end of the first rollout that it
+makes with that version or a later one: the digests of its buffers and extra state as they were before the
+rollout, if it adopted them for it, and the digests of its parameters after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from torch import Tensor
+
+from rlsync.core.errors import ConfigError
+from rlsync.sync.publisher import Publisher
+from rlsync.tensors.digest import digest
+from rlsync.tensors.layout import Kind, Layout
+from rlsync.tensors.leaves import Leaf
+from rlsync.transport.contract import Note, Subscriber
+
+#: ``digests(parameters)``: of what acts now, by destination: of the parameters, or of all other leaves.
+Digests = Callable[[bool], dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """What one worker says: digests by destination.
+
+    Args:
+        asked: the number of the question.
+        version: what it acted with.
+        kept: digests of the parameters, taken after the rollout.
+        arrived: digests of buffers and extra state, taken before the rollout; empty when the worker did not
+            adopt for it.
+
+    Example:
+        >>> answer = WorkerAnswer(1, 7, {"policy": 3}, {"policy": 0})
+        >>> WorkerAnswer.from_json(answer.to_json()) == answer
+        True
+    """
+
+    asked: int
+    version: int
+    kept: dict[str, int]
+    arrived: dict[str, int]
+
+    def to_json(self) -> bytes:
+        """As a note on a board."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> WorkerAnswer:
+        """The inverse of :meth:`to_json`."""
+        return cls(**json.loads(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """A worker that does not act with what was published.
+
+    Args:
+        what: what is wrong, with the version.
+        where: the worker, its pid and the destination.
+    """
+
+    what: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a question has brought to light so far.
+
+    Args:
+        done: whether there is nothing left to wait for.
+        answered: workers that have answered.
+        whole: those among them whose answers covered buffers and extra state.
+        waiting: living workers that have not answered yet, in words.
+        deviations: what is wrong.
+    """
+
+    done: bool
+    answered: int = 0
+    whole: int = 0
+    waiting: tuple[str, ...] = ()
+    deviations: tuple[Deviation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prints:
+    """Digests of a destination.
+
+    Args:
+        parameters: of its parameters.
+        others: of its buffers and extra state.
+    """
+
+    parameters: int
+    others: int
+
+    @classmethod
+    def of(cls, leaves: Iterable[tuple[Kind, Tensor]]) -> Prints:
+        """Of leaves, in order."""
+        sorted_out: tuple[list[Tensor], list[Tensor]] = [], []
+        for kind, tensor in leaves:
+            sorted_out[kind != "parameter"].append(tensor)
+        return cls(*map(digest, sorted_out))
+
+
+def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str) -> list[Deviation]:
+    """Compare one worker's answer with what was published under the version that it is about."""
+    found = []
+    for destination, prints in published.items():
+        wrong = ["parameters"] if answer.kept.get(destination) != prints.parameters else []
+        if answer.arrived and answer.arrived.get(destination) != prints.others:
+            wrong.append("buffers or extra state")
+        if wrong:
+            what = (
+                f"the {' and the '.join(wrong)} that act are not those published as version {answer.version}"
+            )
+            found.append(Deviation(what, f"destination {destination!r} of {who}"))
+    return found
+
+
+class Verification:
+    """Asks the workers that read a publisher's transport what they act with.
+
+    While answers are out, every version that is published is digested, so that a worker may answer with any
+    of them. At other times a publish costs no more than without a verification.
+
+    Args:
+        publisher: what publishes to the workers.
+        num_workers: how many workers are asked, now.
+        called: how a finding calls a worker, by its number.
+
+    Raises:
+        ConfigError: this publisher's workers are being asked by another verification.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        num_workers: Callable[[], int],
+        called: Callable[[int], str] = "worker {}".format,
+    ) -> None:
+        if publisher.seen is not None:
+            raise ConfigError(
+                "the workers are verified already",
+                "a second verification of one collector",
+                "register one VerifySync for each trainer",
+            )
+        publisher.seen = self._remember
+        self._publisher = publisher
+        self._num_workers = num_workers
+        self._called = called
+        self._question = 0
+        self._open = False
+        self._published: dict[int, dict[str, Prints]] = {}
+
+    def ask(self) -> None:
+        """Ask every worker; what it was asked before is forgotten."""
+        publisher = self._publisher
+        publisher.join()
+        self._published, self._open = {}, True
+        newest = publisher.transport.newest_leaves()
+        if newest is not None:
+            self._remember(publisher.transport.newest_stamp.version, *newest)
+        # A transport that keeps no copy can be asked about the next version only.
+        self._question = publisher.transport.ask(publisher.version + (newest is None))
+
+    def hear(self) -> Found:
+        """The answers so far."""
+        transport = self._publisher.transport
+        answered = whole = 0
+        waiting: list[str] = []
+        wrong: list[Deviation] = []
+        known = {status.reader: status for status in transport.status()}
+        for worker in range(self._num_workers()):
+            status, answer = known.get(worker), self._answer(worker)
+            if answer is None:
+                if status is None or status.alive:  # SyncWeights.wait reports the dead
+                    waiting.append(str(status or f"worker {worker}, which never attached"))
+                continue
+            answered += 1
+            whole += bool(answer.arrived)
+            who = f"{self._called(worker)} (pid {status.pid if status else 'unknown'})"
+            wrong += _deviations(self._published[answer.version], answer, who)
+        self._open = self._open and bool(waiting)
+        return Found(not waiting, answered, whole, tuple(waiting), tuple(wrong))
+
+    def _answer(self, worker: int) -> WorkerAnswer | None:
+        note = self._publisher.transport.note(worker, Note.ANSWER)
+        said = None if note is None else WorkerAnswer.from_json(note)
+        if said is None or said.asked != self._question or said.version not in self._published:
+            return None
+        return said
+
+    def _remember(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
+        """Digest the newest version: the transport's copy, or what was given where it keeps none."""
+        if not self._open:
+            return
+        # The copy: buffers may have changed since, while a thread was copying the rest.
+        layout, tensors = self._publisher.transport.newest_leaves() or (layout, tensors)
+        found: dict[str, list[tuple[Kind, Tensor]]] = {}
+        kinds: dict[str, dict[str, Kind]] = {}
+        for entry in layout.entries:
+            destination, leaf, tensor = entry.destination, entry.leaf, tensors[entry.owner]
+            if destination not in kinds:
+                specs = self._publisher.specs(destination) or ()
+                kinds[destination] = {spec.name: spec.kind for spec in specs}
+            if not leaf.excluded and tensor is not None:  # a worker keeps its own value of those
+                kind = kinds[destination].get(leaf.name, leaf.kind)
+                found.setdefault(destination, []).append((kind, tensor.to(leaf.dtype)))
+        self._published[version] = {d: Prints.of(of_d) for d, of_d in found.items()}
+
+
+@contextmanager
+def answering(
+    subscriber: Subscriber, version: int, answered: int, fresh: bool, digests: Digests
+) -> Iterator[int]:
+    """Around one rollout: answer the learner's question about the version that acts in it, if there is one.
+
+    Buffers are as published until forward() changes them, so they are digested before the rollout, and only
+    if it is the first one with this version. Parameters must still be as published after it.
+
+    Args:
+        subscriber: tells the question, and takes the answer.
+        version: what acts in the rollout.
+        answered: the number of the question that was answered last.
+        fresh: whether this is the first rollout with the version.
+        digests: the digests of what acts now, by destination: of the parameters, or of all else.
+
+    Yields:
+        The number of the question that is answered when the rollout has ended.
+    """
+    asked = subscriber.asked
+    if asked in (0, answered):
+        yield answered
+        return
+    arrived = digests(False) if fresh else {}
+    yield asked
+    answer = WorkerAnswer(asked, version, digests(True), arrived)
+    subscriber.leave_note(answer.to_json(), Note.ANSWER)
+
+
+def digests_of(leaves: Iterable[Leaf], names: Iterable[str], *, parameters: bool) -> int:
+    """The digest of a module's live parameters, or of all its other leaves, in the order of ``names``."""
+    live = {leaf.name: leaf for leaf in leaves if (leaf.kind == "parameter") is parameters}
+    return digest(live[name].read() for name in names if name in live)

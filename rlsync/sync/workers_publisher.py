@@ -1,0 +1,206 @@
+"""WorkersPublisher: the publisher of one collector's workers, as a collector's methods call it."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from rlsync.core.errors import PublishError
+from rlsync.core.ledger import Ledger
+from rlsync.core.path import nearest_name
+from rlsync.core.plan import no_destination
+from rlsync.sync.adopter import Adopt
+from rlsync.sync.publisher import Publisher
+from rlsync.tensors.compare import check_same_leaves
+from rlsync.tensors.fit import Fit
+from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.transport.contract import Note, Transport
+from rlsync.transport.rules import Key
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerProcesses(Protocol):
+    """A collector whose workers read a transport."""
+
+    num_workers: int
+
+    @property
+    def procs(self) -> list[BaseProcess]:
+        """The worker processes, by their numbers."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers were ended."""
+
+    def get_model(self, model_id: str) -> nn.Module:
+        """The learner's module for a destination."""
+
+    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
+        """End the workers."""
+
+
+@runtime_checkable
+class BoardCollector(WorkerProcesses, Protocol):
+    """A collector whose own workers read a board, all the time, without a scheme of TorchRL's."""
+
+    publisher: WorkersPublisher
+    adopt: Adopt
+
+
+class WorkersPublisher(Publisher):
+    """Publishes to the workers of one collector, which tell by notes which leaves they have.
+
+    Args:
+        transport: what the workers read.
+        ledger: gives the numbers; by default a new one.
+    """
+
+    def __init__(self, transport: Transport, ledger: Ledger | None = None) -> None:
+        super().__init__(transport, ledger)
+        self.destinations: list[str] = []
+        self.publish_default: Callable[[], object] | None = None
+        self._collector: weakref.ref[WorkerProcesses] | None = None
+        self._specs: dict[str, list[LeafSpec]] = {}
+        self._staged: dict[Key, Tensor] | None = None
+        self._default_wanted = False
+        self._fits: dict[str, Fit] = {}
+
+    @property
+    def collector(self) -> WorkerProcesses:
+        """The collector whose workers read the board."""
+        collector = None if self._collector is None else self._collector()
+        if collector is None:
+            raise PublishError(
+                "this board has no collector",
+                "BoardScheme",
+                "pass the scheme to a process collector",
+            )
+        return collector
+
+    def serve(self, collector: WorkerProcesses, destination: str) -> bool:
+        """Take ``destination`` of ``collector``.
+
+        Returns:
+            Whether this is the collector's first destination here.
+
+        Raises:
+            PublishError: another collector is served already.
+        """
+        if self._collector is not None and self._collector() is not collector:
+            raise PublishError(
+                "this board already serves another collector",
+                f"weight_sync_schemes[{destination!r}]",
+                "make one WeightBoard, or one BoardScheme, for each collector",
+            )
+        first = self._collector is None
+        self._collector = weakref.ref(collector)
+        self.destinations.append(destination)
+        return first
+
+    def specs(self, destination: str) -> list[LeafSpec] | None:
+        """The leaves of ``destination`` in the workers, or ``None`` while nobody can tell.
+
+        Raises:
+            LayoutMismatch: the workers do not agree.
+        """
+        if destination not in self._specs:
+            self._read_notes()
+        return self._specs.get(destination)
+
+    def _read_notes(self) -> None:
+        notes = [self.transport.note(worker, Note.LEAVES) for worker in range(self.collector.num_workers)]
+        said = [Layout.from_json(note).destinations for note in notes if note is not None]
+        if len(said) < len(notes):
+            return  # the workers are still being constructed
+        for worker, told in enumerate(said):
+            for destination, leaves in told.items():
+                check_same_leaves(
+                    leaves, said[0][destination], f"{destination} of worker {worker}", "of worker 0"
+                )
+        self._specs = said[0]
+
+    @contextmanager
+    def one_publish(self, destinations: Iterable[str] = ()) -> Iterator[None]:
+        """All sends inside are published as one version at the end, or not at all if one fails.
+
+        Args:
+            destinations: those that will be sent.
+
+        Raises:
+            DestinationNotFound: this board does not serve one of them.
+        """
+        for wanted in destinations:
+            if wanted not in self.destinations:
+                near = nearest_name(wanted, self.destinations)
+                raise no_destination(wanted, "update_policy_weights_", self.destinations, near)
+        if self._staged is not None:
+            yield
+            return
+        self._staged, self._default_wanted = {}, False
+        try:
+            yield
+            staged = self._staged
+        finally:
+            self._staged = None
+        self._publish_sent(staged)
+
+    def _publish_sent(self, staged: dict[Key, Tensor]) -> None:
+        before = self.coalesced
+        if self._default_wanted and self.publish_default is not None:
+            self._extra = staged  # what was sent explicitly goes into the same version
+            try:
+                self.publish_default()
+            finally:
+                self._extra = {}
+        elif staged:
+            self.publish(staged)
+        if self.coalesced > before:
+            _log.warning(
+                "a publish was coalesced: every slot of the board is leased, and nothing was written; "
+                "the next publish carries the weights (allow more with max_slots)"
+            )
+
+    def send(self, destination: str, weights: object) -> None:
+        """Publish ``weights``, checked, for one destination; ``None`` means the learner's own.
+
+        Args:
+            destination: to whom.
+            weights: a module, tensordict or mapping; with ``None``, what ``publish_default`` publishes, or
+                the learner's module for the destination.
+
+        Raises:
+            LayoutMismatch: the weights do not fit the leaves in the workers.
+            PublishError: ``weights`` is ``None``, and the learner has no such module.
+        """
+        with self.one_publish():
+            assert self._staged is not None
+            if weights is None and self.publish_default is not None:
+                self._default_wanted = True
+                return
+            if weights is None:
+                weights = self._learners_own(destination)
+            sent = self._fit(destination).named(weights, self.specs(destination))
+            self._staged.update({(destination, name): tensor for name, tensor in sent.items()})
+
+    def _fit(self, destination: str) -> Fit:
+        if destination not in self._fits:
+            where, against = f"the weights sent to {destination!r}", f"of {destination!r} in the workers"
+            self._fits[destination] = Fit(where, against)
+        return self._fits[destination]
+
+    def _learners_own(self, destination: str) -> object:
+        try:
+            return self.collector.get_model(destination)
+        except (ValueError, AttributeError) as cause:
+            raise PublishError(
+                f"nothing to send to {destination!r}: the learner's collector holds no such module",
+                "update_policy_weights_() without weights",
+                "pass the weights, or register a SyncWeights, whose map names their source",
+            ) from cause

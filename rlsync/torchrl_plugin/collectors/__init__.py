@@ -1,0 +1,1 @@
+"""Endpoints: where weights go, one file for each kind of collector."""

@@ -1,0 +1,119 @@
+"""The endpoint of process collectors whose schemes are on one board, or whose own workers read one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from rlsync.core.errors import DestinationNotFound, WorkerLost
+from rlsync.core.path import Path, did_you_mean, nearest_name, parse
+from rlsync.core.plan import no_destination
+from rlsync.sync.adopter import Adopt
+from rlsync.sync.verification import Verification
+from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
+from rlsync.tensors.layout import LeafSpec
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.waits import worker_ends
+from rlsync.transport.contract import ReaderStatus
+from rlsync.transport.rules import Key
+from rlsync.transport.waiting import worker_lost
+
+
+class BoardEndpoint:
+    """Workers that read one board.
+
+    Args:
+        publisher: publishes to them.
+        adopt: by destination, how workers adopt; those not named adopt by alias.
+    """
+
+    stamped = True
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt]) -> None:
+        self.publisher = publisher
+        self._adopt = adopt
+
+    @property
+    def description(self) -> str:
+        return f"board: {self.num_workers} worker processes, {self._adopted()}, one copy a publish"
+
+    def _adopted(self) -> str:
+        modes = {
+            destination: self._adopt.get(destination, "alias") for destination in self.publisher.destinations
+        }
+        if len(set(modes.values())) == 1:
+            return f"adopted by {next(iter(modes.values()))}"
+        return "adopted by " + ", ".join(f"{mode} ({name})" for name, mode in modes.items())
+
+    @property
+    def num_workers(self) -> int:
+        return self.publisher.collector.num_workers
+
+    @property
+    def in_flight(self) -> bool:
+        collector = self.publisher.collector
+        return isinstance(collector, BoardCollector) or compat.collects_in_the_background(collector)
+
+    def connect(self, publish_default: Callable[[], object]) -> None:
+        self.publisher.publish_default = publish_default
+
+    def locate(self, path: Path, where: str) -> Key:
+        offered = self.publisher.destinations
+        inside = [d for d in offered if path.startswith(parse(d))]
+        if not inside:
+            raise no_destination(str(path), where, offered, nearest_name(str(path), offered))
+        destination = max(inside, key=len)
+        prefix = path.below(parse(destination)).leaf_prefix()
+        self._check_prefix(destination, prefix, path, where)
+        return destination, prefix
+
+    def _check_prefix(self, destination: str, prefix: str, path: Path, where: str) -> None:
+        specs = self.specs(destination)
+        if not prefix or specs is None:
+            return
+        if not any(s.name == prefix or s.name.startswith(prefix + ".") for s in specs):
+            parents = {s.name.rpartition(".")[0] for s in specs} - {""}
+            near = nearest_name(prefix, parents)
+            raise DestinationNotFound(
+                f"no leaves under {prefix!r} in {destination!r}",
+                f"path {str(path)!r}, {where}",
+                did_you_mean(near) + f"modules: {', '.join(sorted(parents))}",
+            )
+
+    def specs(self, destination: str) -> list[LeafSpec] | None:
+        return self.publisher.specs(destination)
+
+    def tensors(self, destination: str) -> None:
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        publisher = self.publisher
+        publisher.join()
+        try:
+            publisher.transport.wait(publisher.version, timeout_s, range(self.num_workers))
+        except WorkerLost as lost:  # the board does not know how its readers ended
+            raise lost_workers(publisher, publisher.transport.status(), lost.where) or lost from None
+
+    def verification(self) -> Verification:
+        return Verification(self.publisher, lambda: self.num_workers)
+
+
+def lost_workers(
+    publisher: WorkersPublisher, workers: Iterable[ReaderStatus], where: str
+) -> WorkerLost | None:
+    """The error for the workers that are dead now, with how they ended; ``None`` while all live.
+
+    Args:
+        publisher: the learner's side.
+        workers: what the board says of them.
+        where: what they are needed for.
+    """
+    known = {status.reader: status for status in workers}
+    unlocked = {worker for worker, status in known.items() if not status.alive}
+    ends = worker_ends(publisher.collector, unlocked)
+    dead = {
+        known[worker]: end or "dead"
+        for worker, end in ends.items()
+        if worker in known and (end or worker in unlocked)
+    }
+    return worker_lost(dead, where) if dead else None

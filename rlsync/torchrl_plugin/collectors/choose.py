@@ -1,0 +1,37 @@
+"""Which endpoint serves a collector."""
+
+from __future__ import annotations
+
+from rlsync.core.errors import ConfigError
+from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.workers_publisher import BoardCollector
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.collectors.foreign import ForeignEndpoint
+from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
+from rlsync.torchrl_plugin.scheme import BoardScheme
+
+
+def endpoint_of(collector: object) -> Endpoint:
+    """The endpoint for a collector.
+
+    Raises:
+        ConfigError: some of a collector's schemes are boards and some are not, or on different boards.
+    """
+    if isinstance(collector, BoardCollector):
+        publisher = collector.publisher
+        return BoardEndpoint(publisher, dict.fromkeys(publisher.destinations, collector.adopt))
+    schemes = compat.schemes_of(collector)
+    boards = {name: s for name, s in schemes.items() if isinstance(s, BoardScheme)}
+    if boards:
+        first, *others = (scheme.publisher for scheme in boards.values())
+        if len(boards) < len(schemes) or any(other is not first for other in others):
+            raise ConfigError(
+                "the destinations of this collector do not share one board",
+                f"weight_sync_schemes={list(schemes)}",
+                "make one WeightBoard and take board.scheme() for each destination",
+            )
+        return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()})
+    if isinstance(collector, compat.Collector) and not schemes:
+        return InProcessEndpoint(collector)
+    return ForeignEndpoint(collector, list(schemes))

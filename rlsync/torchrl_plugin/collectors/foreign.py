@@ -1,0 +1,176 @@
+"""The endpoint of any other collector: third-party, distributed, or with TorchRL's own schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any, NoReturn
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, PublishError
+from rlsync.core.ledger import NOTHING, Stamp
+from rlsync.core.path import Path, nearest_name
+from rlsync.core.plan import no_destination
+from rlsync.sync.publisher import Publisher
+from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.tensors.leaves import Leaves
+from rlsync.torchrl_plugin import compat
+from rlsync.transport.contract import Note, ReaderStatus
+from rlsync.transport.rules import Key, check_newer
+
+
+class ForeignEndpoint:
+    """Any other collector: its own ``update_policy_weights_`` carries weights that were checked.
+
+    Args:
+        collector: the collector.
+        destinations: those of its schemes; empty when it has none.
+    """
+
+    num_workers = 0
+    notes = (
+        "this transport makes none of rlsync's promises: reads may be torn and stamps may be wrong; "
+        "weight_sync_schemes={'policy': rlsync.BoardScheme()} makes them",
+    )
+
+    def __init__(self, collector: object, destinations: list[str]) -> None:
+        self.collector = collector
+        self.destinations = destinations or ["policy"]
+        self.publisher = Publisher(CallTransport(collector, bool(destinations)), leaves_at=self.specs)
+
+    @property
+    def description(self) -> str:
+        return f"{type(self.collector).__name__}.update_policy_weights_, as TorchRL does it"
+
+    @property
+    def stamped(self) -> bool:
+        return compat.is_stamped(self.collector)
+
+    @property
+    def in_flight(self) -> bool:
+        return compat.collects_in_the_background(self.collector)
+
+    def connect(self, publish_default: Callable[[], object]) -> None:
+        """Nothing to do: weights go through the collector's own method."""
+
+    def locate(self, path: Path, where: str) -> Key:
+        name = str(path)
+        if name not in self.destinations:
+            near = nearest_name(name, self.destinations)
+            raise no_destination(name, where, self.destinations, near)
+        if name != "policy" and isinstance(self.collector, compat.MultiCollector):
+            raise DestinationNotFound(
+                f"TorchRL's schemes hang on the destination {name!r} of a process collector",
+                where,
+                "take the scheme from a board: board = rlsync.WeightBoard(); board.scheme()",
+            )
+        return name, ""
+
+    def specs(self, destination: str) -> list[LeafSpec] | None:
+        get_model = getattr(self.collector, "get_model", None)
+        if not callable(get_model):
+            return None
+        try:
+            model = get_model(destination)
+        except (ValueError, AttributeError, KeyError):
+            return None
+        if not isinstance(model, torch.nn.Module):
+            return None
+        return Leaves(model, f"collector.{destination}").specs()
+
+    def tensors(self, destination: str) -> None:
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        """Nothing to wait for: TorchRL's update returns when it is done."""
+
+    def verification(self) -> NoReturn:
+        raise ConfigError(
+            f"the workers of this {type(self.collector).__name__} cannot be asked what they act with",
+            "VerifySync.register",
+            "weight_sync_schemes={'policy': rlsync.BoardScheme()} lets them answer",
+        )
+
+
+class CallTransport:
+    """Calls ``collector.update_policy_weights_`` with the tensors of each publish.
+
+    It has the methods of :class:`rlsync.transport.contract.Transport`, so that a publisher can use it.
+    TorchRL carries the bytes, so only law 2 (the stamp) holds.
+
+    Args:
+        collector: takes the weights.
+        schemed: whether the collector has a scheme for each destination.
+    """
+
+    background = False
+
+    def __init__(self, collector: object, schemed: bool) -> None:
+        self._collector = collector
+        self._schemed = schemed
+        self.layout: Layout | None = None
+        self.newest_stamp = NOTHING
+
+    @property
+    def handle(self) -> NoReturn:
+        raise ConfigError(
+            "TorchRL's workers do not subscribe", type(self._collector).__name__, "use a BoardScheme"
+        )
+
+    def lay_out(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def publish(
+        self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
+    ) -> int | None:
+        check_newer(stamp, self.newest_stamp)
+        if self.layout is None:
+            raise BoardClosed("nothing is laid out yet", "CallTransport.publish", "call lay_out first")
+        weights: dict[str, TensorDict] = {}
+        for entry in self.layout.entries:
+            tensor = tensors[entry.owner]
+            if tensor is not None:  # cloned: TorchRL may queue or share what it is given
+                held = weights.setdefault(entry.destination, TensorDict())
+                held.set(tuple(entry.leaf.name.split(".")), tensor.detach().clone())
+        self._update(weights)
+        self.newest_stamp = stamp
+        return stamp.version
+
+    def _update(self, weights: dict[str, TensorDict]) -> None:
+        update: Any = getattr(self._collector, "update_policy_weights_", None)
+        if not callable(update):
+            raise PublishError(
+                f"{type(self._collector).__name__} takes no weights",
+                "SyncWeights",
+                "use a TorchRL collector, or one that has update_policy_weights_",
+            )
+        if self._schemed:
+            update(weights_dict=weights)
+        else:
+            update(weights["policy"])
+
+    def join(self) -> None:
+        """Nothing to wait for: a publish is made when it returns."""
+
+    def newest_leaves(self) -> None:
+        """``None``: TorchRL keeps the copies."""
+
+    def status(self) -> list[ReaderStatus]:
+        """Empty: TorchRL's workers cannot be seen."""
+        return []
+
+    def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
+        """Nothing to wait for: TorchRL's update returns when it is done."""
+
+    def ask(self, lowest: int) -> NoReturn:
+        raise ConfigError(
+            "TorchRL's workers cannot be asked", type(self._collector).__name__, "use a BoardScheme"
+        )
+
+    def note(self, reader: int, kind: Note) -> None:
+        """``None``: TorchRL's workers leave no notes."""
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,112 @@
+"""The endpoint of an in-process Collector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from rlsync.core.errors import DestinationNotFound
+from rlsync.core.path import Path, walk
+from rlsync.sync.publisher import Publisher
+from rlsync.sync.verification import Verification, answering, digests_of
+from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.target import write
+from rlsync.torchrl_plugin import compat
+from rlsync.transport.local import LocalTransport
+from rlsync.transport.rules import Key
+
+
+class InProcessEndpoint:
+    """An in-process Collector: its own copies are written between rollouts."""
+
+    description = "local: one process, written between rollouts"
+    num_workers = 1
+
+    def __init__(self, collector: compat.Collector) -> None:
+        self.collector = collector
+        self._found: dict[str, tuple[Path, Leaves]] = {}
+        self._fresh = False
+        self._answered = 0
+        transport = LocalTransport()
+        self._reader = transport.subscribe(self._apply)
+        self.publisher = Publisher(transport, leaves_at=self.specs)
+        # While a rollout runs, frames carry the version that acts, not the newest one.
+        self.publisher.announce = lambda _: compat.announce_version(collector, self._reader.version)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.stamped:
+            return ()
+        return ("frames are not stamped: pass track_policy_version=True to the collector",)
+
+    @property
+    def stamped(self) -> bool:
+        return compat.is_stamped(self.collector)
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self.collector.is_running())
+
+    def connect(self, publish_default: Callable[[], object]) -> None:
+        compat.around_rollouts(self.collector, self._acting)
+
+    def locate(self, path: Path, where: str) -> Key:
+        self._found[str(path)] = path, Leaves(self._walk(path, where), f"collector.{path}")
+        return str(path), ""
+
+    def specs(self, destination: str) -> list[LeafSpec]:
+        return self._leaves(destination).specs()
+
+    def tensors(self, destination: str) -> dict[str, Tensor]:
+        leaves = self._leaves(destination)
+        return dict(zip(leaves.names, leaves.tensors(), strict=True))
+
+    def wait(self, timeout_s: float) -> None:
+        self.publisher.transport.wait(self.publisher.version, timeout_s, [0])
+
+    def verification(self) -> Verification:
+        return Verification(
+            self.publisher, lambda: self.num_workers, lambda _: "the collector of this process"
+        )
+
+    def _walk(self, path: Path, where: str) -> object:
+        return walk(self.collector, path, error=DestinationNotFound, root_name="the collector", where=where)
+
+    def _leaves(self, destination: str) -> Leaves:
+        path, leaves = self._found[destination]
+        module = self._walk(path, "sync map")
+        if module is not leaves.root or not leaves.unchanged():
+            leaves = Leaves(module, f"collector.{destination}")
+            self._found[destination] = path, leaves
+        return leaves
+
+    @contextmanager
+    def _acting(self, collector: compat.Collector) -> Iterator[None]:
+        with self._reader.acting() as version:
+            compat.stamp(collector, version)
+            fresh, self._fresh = self._fresh, False
+            with answering(self._reader, version, self._answered, fresh, self._digests) as answered:
+                yield
+            self._answered = answered
+
+    def _digests(self, parameters: bool) -> dict[str, int]:
+        """Digests of the live leaves that publishes bring, by destination."""
+        layout = self.publisher.transport.layout
+        names = {} if layout is None else layout.destinations
+        return {
+            destination: digests_of(
+                self._leaves(destination).leaves, [leaf.name for leaf in leaves], parameters=parameters
+            )
+            for destination, leaves in names.items()
+        }
+
+    def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
+        arrived = dict(zip(layout.entries, views, strict=True))
+        for destination in layout.destinations:
+            mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
+            write(self._leaves(destination), mine)
+        self._fresh = True
+        return False

@@ -1,0 +1,1 @@
+"""Questions of ``rlsync explain`` and ``rlsync doctor`` to a live trainer."""

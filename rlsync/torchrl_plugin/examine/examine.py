@@ -1,0 +1,233 @@
+"""Do a trainer's weights reach its workers? Change them, publish once, and look into every worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from rlsync.core.errors import DestinationNotFound
+from rlsync.core.path import parse, walk
+from rlsync.tensors.compare import named_like
+from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.examine.sync import FoundSync, sync_of, untrained
+from rlsync.torchrl_plugin.examine.workers import Held, NoAnswer, workers_of
+
+Named = dict[str, Tensor]
+
+
+class Outcome(Enum):
+    """What happened to the changed weights in one worker."""
+
+    ARRIVED = "arrived"  #: the worker holds all of them
+    SHARED = "shared"  #: the worker held them before the publish: it shares the learner's memory
+    LOST = "lost"  #: the worker holds none of them
+    PARTLY = "partly"  #: the worker holds some of them
+    ABSENT = "absent"  #: the worker's collector has no such destination
+    DEAD = "dead"  #: the worker's process has ended
+    SILENT = "silent"  #: the worker does not answer
+    UNREAD = "unread"  #: the worker's weights cannot be read, or its source has none to change
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One destination in one worker.
+
+    Args:
+        worker: its number and pid.
+        destination: the path on the worker's collector.
+        outcome: what happened to the changed weights.
+        detail: more, in words.
+    """
+
+    worker: str
+    destination: str
+    outcome: Outcome
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What :func:`examine` found.
+
+    Args:
+        trainer: the trainer's type.
+        collector: the trainer's collector, in words.
+        processes: whether the collector has worker processes.
+        sync: the hook that publishes, in words; empty when there is none.
+        by_rlsync: whether this hook is one of rlsync's.
+        routes: ``(destination, source)`` for each part that the hook sends.
+        untrained: sources whose leaves are in no optimizer of the trainer.
+        problems: errors of the publish, and of the rollout after it.
+        arrivals: one for each destination in each worker.
+    """
+
+    trainer: str
+    collector: str
+    processes: bool
+    sync: str
+    by_rlsync: bool
+    routes: tuple[tuple[str, str], ...]
+    untrained: tuple[str, ...]
+    problems: tuple[str, ...]
+    arrivals: tuple[Arrival, ...]
+
+
+def examine(trainer: compat.Trainer, timeout_s: float = 60.0) -> Examination:
+    """Change the learner's weights, publish once through the trainer's own hook, and look in every worker.
+
+    The workers' weights are read through TorchRL's ``state_dict`` of collectors, which does not use any
+    transport of weights. They are read before the publish, and after the rollout that follows it. Every step
+    has a deadline. Afterwards the learner has its old weights again, bit by bit. The workers keep the changed
+    ones until the next publish, and one batch of frames has been used.
+
+    Args:
+        trainer: a trainer with its collector, not training now.
+        timeout_s: how many seconds each step may take: the publish, the rollout, the answers of the workers.
+
+    Returns:
+        The findings. Weights that do not arrive raise no error.
+
+    Raises:
+        SourceNotFound: the trainer's map names a source that does not exist.
+
+    Example:
+        >>> found = examine(trainer, timeout_s=30)  # doctest: +SKIP
+        >>> [arrival.outcome for arrival in found.arrivals]  # doctest: +SKIP
+        [<Outcome.LOST: 'lost'>]
+    """
+    sync, workers = sync_of(trainer), workers_of(trainer.collector)
+    plain = {source.destination: source.read() for source in sync.sources}
+    with marked(_weights(trainer, sync)):
+        wanted = {s.destination: _changed(plain[s.destination], s.read()) for s in sync.sources}
+        before = workers.ask(timeout_s)
+        problems = (
+            _within(timeout_s, "the publish", sync.publish),
+            _within(timeout_s, "the rollout after the publish", workers.roll_out),
+        )
+        after = workers.ask(timeout_s)
+    arrivals = [
+        Arrival(name, destination, *_outcome(trainer.collector, destination, leaves, *held))
+        for name, *held in zip(workers.names, before, after, strict=True)
+        for destination, leaves in wanted.items()
+    ]
+    return Examination(
+        trainer=type(trainer).__name__,
+        collector=workers.description,
+        processes=workers.processes,
+        sync=sync.description,
+        by_rlsync=sync.by_rlsync,
+        routes=tuple((source.destination, source.description) for source in sync.sources),
+        untrained=tuple(untrained(trainer, sync)),
+        problems=tuple(filter(None, problems)),
+        arrivals=tuple(arrivals),
+    )
+
+
+@contextmanager
+def marked(weights: Iterable[Tensor]) -> Iterator[None]:
+    """Inside, every floating-point number of ``weights`` is changed; afterwards it has its exact old value.
+
+    Example:
+        >>> weight = torch.zeros(2)
+        >>> with marked([weight]):
+        ...     print(weight)
+        tensor([0.1250, 0.1250])
+        >>> weight
+        tensor([0., 0.])
+    """
+    own = {memory_key(weight): weight.data for weight in weights if weight.is_floating_point()}
+    kept = [weight.clone() for weight in own.values()]
+    try:
+        for weight in own.values():
+            # Every number grows, by enough to differ after a cast to half precision, too.
+            weight.add_((weight.abs() + 1) / 8)
+        yield
+    finally:
+        for weight, before in zip(own.values(), kept, strict=True):
+            weight.copy_(before)
+
+
+def _weights(trainer: compat.Trainer, sync: FoundSync) -> Iterator[Tensor]:
+    """The parameters of the loss, and of the sources if these are other modules."""
+    if isinstance(trainer.loss_module, nn.Module):
+        yield from trainer.loss_module.parameters()
+    for source in sync.sources:
+        yield from (leaf.read() for leaf in source.leaves().leaves if leaf.kind == "parameter")
+
+
+def _changed(before: Named, now: Named) -> Named:
+    return {name: tensor for name, tensor in now.items() if not _same(tensor, before[name])}
+
+
+def _within(timeout_s: float, what: str, call: Callable[[], object]) -> str:
+    """Call in a thread, which is abandoned if it takes too long. Returns the problem, or an empty string."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - every error is a finding
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name=what, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        return f"{what} did not return within {timeout_s:g} s"
+    return f"{what} raised {type(raised[0]).__name__}: {raised[0]}" if raised else ""
+
+
+def _outcome(
+    collector: object, destination: str, wanted: Named, before: Held | NoAnswer, after: Held | NoAnswer
+) -> tuple[Outcome, str]:
+    if isinstance(before, NoAnswer) or isinstance(after, NoAnswer):
+        silence = before if isinstance(before, NoAnswer) else after
+        assert isinstance(silence, NoAnswer)
+        return (Outcome.DEAD if silence.dead else Outcome.SILENT), silence.why
+    old, new = before.at(destination), after.at(destination)
+    if not new:
+        return _nothing_there(collector, destination)
+    if not wanted:
+        return Outcome.UNREAD, "its source has no weights that can be changed"
+    there = _fitting(wanted, new)
+    if len(_fitting(wanted, old)) == len(wanted):
+        return Outcome.SHARED, "it had the change before the publish"
+    if len(there) == len(wanted):
+        return Outcome.ARRIVED, f"{len(wanted)} of {len(wanted)} tensors"
+    if not there and all(_same(new[name], old[name]) for name in old):
+        return Outcome.LOST, f"none of {len(wanted)} tensors changed"
+    missing = next(name for name in wanted if name not in there)
+    return Outcome.PARTLY, f"{len(there)} of {len(wanted)} tensors; not, for one, {missing}"
+
+
+def _fitting(wanted: Named, held: Named) -> set[str]:
+    """The source names of the tensors that have the wanted values in the worker."""
+    specs = Leaves(held, "the worker").specs()
+    there = named_like(list(wanted), specs)
+    return {
+        name
+        for (name, tensor), at in zip(wanted.items(), there, strict=True)
+        if at in held and _same(tensor.cpu().to(held[at].dtype), held[at])
+    }
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=one.is_floating_point())
+
+
+def _nothing_there(collector: object, destination: str) -> tuple[Outcome, str]:
+    if isinstance(collector, compat.Collector):
+        try:
+            walk(collector, parse(destination), error=DestinationNotFound, root_name="the collector")
+        except DestinationNotFound as error:
+            return Outcome.ABSENT, f"{error.what}; {error.cure}"
+    return Outcome.UNREAD, "TorchRL's state_dict of the collector does not show it"

@@ -1,0 +1,154 @@
+"""How a trainer publishes its weights: by which hook, from which sources, to which destinations."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from rlsync.core.errors import SourceNotFound
+from rlsync.core.path import parse, walk
+from rlsync.tensors.compare import excluded
+from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
+from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
+from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
+
+#: Where TorchRL's losses keep the network that acts, the most common first.
+_USUAL_SOURCES = ("loss_module.actor_network", "loss_module.value_network", "loss_module.local_value_network")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSource:
+    """Where the weights for one destination come from.
+
+    Args:
+        destination: the path on the collector.
+        description: the path of the source, or a description in words if it has no path.
+        weights: returns the live module, tensordict or mapping to send.
+        exclude: glob patterns of leaves that are not sent.
+    """
+
+    destination: str
+    description: str
+    weights: Callable[[], object]
+    exclude: tuple[str, ...] = ()
+
+    def leaves(self) -> Leaves:
+        """The leaves of the source."""
+        return Leaves(self.weights(), self.description)
+
+    def read(self) -> dict[str, Tensor]:
+        """A copy of each leaf that is sent."""
+        return {
+            leaf.name: leaf.read().detach().clone()
+            for leaf in self.leaves().leaves
+            if not excluded(leaf.name, self.exclude)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSync:
+    """The hook that publishes.
+
+    Args:
+        description: the hook in words; empty when there is none.
+        by_rlsync: whether it is one of rlsync's hooks.
+        sources: what it sends.
+        publish: publishes once, without asking the hook's interval or trigger.
+    """
+
+    description: str
+    by_rlsync: bool
+    sources: tuple[FoundSource, ...]
+    publish: Callable[[], object]
+
+
+def sync_of(trainer: compat.Trainer) -> FoundSync:
+    """How ``trainer`` publishes: by rlsync's hooks, by TorchRL's, or not at all.
+
+    Raises:
+        SourceNotFound: its map names a source that does not exist.
+    """
+    for hook in compat.registered_modules(trainer):
+        if isinstance(hook, PublishHook):
+            sources = _sources_of_ours(trainer, hook)
+            return FoundSync(f"rlsync.{type(hook).__name__}, {hook.when}", True, tuple(sources), hook.publish)
+    for stock in compat.stock_update_weights(trainer):
+        sources = _sources_of(trainer, stock.weight_update_map, stock.policy_weights_getter)
+        return FoundSync(
+            f"TorchRL's {type(stock).__name__}", False, tuple(sources), partial(_publish_once, stock)
+        )
+    return FoundSync("", False, tuple(_usual_source(trainer)), lambda: None)
+
+
+def _publish_once(stock: Any) -> None:
+    """Call a copy of the hook that sends at every call. The counter of the hook itself does not change."""
+    hook = copy.copy(stock)
+    hook.update_weights_interval, hook.interval_unit = 1, "batches"
+    hook()
+
+
+def _sources_of_ours(trainer: compat.Trainer, hook: PublishHook) -> Iterator[FoundSource]:
+    match hook:
+        case SyncWeights():
+            for route in hook.plan.routes:
+                yield _at_path(trainer, route.destination, route.source, route.exclude)
+        case UpdateWeights():
+            yield from _sources_of(trainer, hook.weight_update_map, hook.policy_weights_getter)
+
+
+def _sources_of(trainer: compat.Trainer, sync_map: Any, getter: Any) -> Iterator[FoundSource]:
+    if sync_map is not None:
+        for destination, path in sync_map.items():
+            yield _at_path(trainer, destination, path)
+    elif getter is not None:
+        yield FoundSource("policy", "what its policy_weights_getter returns", getter)
+    else:
+        yield from _usual_source(trainer)
+
+
+def _usual_source(trainer: compat.Trainer) -> Iterator[FoundSource]:
+    """The trained policy, found by the usual names in TorchRL's losses."""
+    for path in _USUAL_SOURCES:
+        try:
+            source = _at_path(trainer, "policy", path)
+        except SourceNotFound:
+            continue
+        if isinstance(source.weights(), nn.Module):
+            yield source
+            return
+
+
+def _at_path(
+    trainer: compat.Trainer, destination: str, path: str, exclude: tuple[str, ...] = ()
+) -> FoundSource:
+    found = FoundSource(
+        destination,
+        path,
+        partial(
+            walk,
+            trainer,
+            parse(path),
+            error=SourceNotFound,
+            root_name="the trainer",
+            where=f"source of {destination!r}",
+        ),
+        exclude,
+    )
+    found.weights()
+    return found
+
+
+def untrained(trainer: compat.Trainer, sync: FoundSync) -> Iterator[str]:
+    """The sources whose leaves are in no optimizer of the trainer."""
+    optimizers = compat.optimizers(trainer)
+    held = {memory_key(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    for source in sync.sources:
+        if held and not any(memory_key(tensor) in held for tensor in source.leaves().tensors()):
+            yield source.description

@@ -1,0 +1,209 @@
+"""The weights in the workers of a collector, read through TorchRL's own ``state_dict`` of collectors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rlsync.core.path import Attr, parse
+from rlsync.tensors.wrappers import uncompiled
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.waits import worker_ends
+
+_LOOK_EVERY_S = 0.1
+_ASKED = "state_dict"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The weights of one worker.
+
+    Args:
+        policy: the state dict of its policy.
+        transform: the state dict of its environment's transforms.
+    """
+
+    policy: dict[str, Tensor]
+    transform: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, state_dict: Mapping[str, Any]) -> Held:
+        """A copy of the weights in a collector's state dict."""
+        return cls(*(_copied(state_dict.get(key)) for key in ("policy_state_dict", "env_state_dict")))
+
+    def at(self, destination: str) -> dict[str, Tensor]:
+        """The leaves of a destination by name; none if the state dict does not contain it."""
+        match parse(destination).segments:
+            case [Attr("policy"), *_]:
+                return _below(self.policy, parse(destination).below(parse("policy")).leaf_prefix())
+            case [Attr("env"), Attr("transform"), *_]:
+                prefix = parse(destination).below(parse("env.transform")).leaf_prefix()
+                # A Compose names its first transform transforms.0
+                return _below(self.transform, f"transforms.{prefix}") or _below(self.transform, prefix)
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """A worker did not answer.
+
+    Args:
+        why: the reason, in words.
+        dead: whether its process has ended.
+    """
+
+    why: str
+    dead: bool = False
+
+
+class ExaminedWorkers(Protocol):
+    """The workers of a collector."""
+
+    @property
+    def description(self) -> str:
+        """The collector, in words."""
+
+    @property
+    def processes(self) -> bool:
+        """Whether the workers are separate processes."""
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each worker, with its pid."""
+
+    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
+        """The present weights of each worker."""
+
+    def roll_out(self) -> object:
+        """Collect until each worker has begun and ended a rollout after this call."""
+
+
+def workers_of(collector: Any) -> ExaminedWorkers:
+    """The workers of ``collector``."""
+    if isinstance(collector, compat.MultiCollector):
+        return ProcessWorkers(collector)
+    if isinstance(collector, compat.Collector):
+        return ThisProcess(collector)
+    return Unreadable(collector)
+
+
+class ThisProcess:
+    """The one worker of an in-process collector."""
+
+    processes = False
+
+    def __init__(self, collector: compat.Collector) -> None:
+        self.collector = collector
+        self.description = f"{type(collector).__name__}, in this process"
+        self.names = ["the collector"]
+
+    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
+        """See :class:`ExaminedWorkers`."""
+        return [Held.of(self.collector.state_dict())]
+
+    def roll_out(self) -> object:
+        """See :class:`ExaminedWorkers`."""
+        return next(iter(self.collector))
+
+
+class ProcessWorkers:
+    """The workers of a MultiSyncCollector or MultiAsyncCollector.
+
+    TorchRL's ``collector.state_dict()`` asks the workers one after the other, without a deadline. This sends
+    the same question to all of them at once, and waits with a deadline.
+    """
+
+    processes = True
+
+    def __init__(self, collector: compat.MultiCollector) -> None:
+        self.collector = collector
+        count = collector.num_workers
+        self.description = f"{type(collector).__name__}, {count} worker process{'es' * (count > 1)}"
+        self.names = [f"worker {i} (pid {process.pid})" for i, process in enumerate(collector.procs)]
+        self._silent: dict[int, NoAnswer] = {}
+
+    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
+        """See :class:`ExaminedWorkers`. A worker that did not answer once is not asked again."""
+        asked = [i for i in range(self.collector.num_workers) if i not in self._silent]
+        for worker in asked:
+            self._send(worker)
+        deadline = time.monotonic() + timeout_s
+        said: dict[int, Held | NoAnswer] = {}
+        for worker in asked:
+            said[worker] = answer = self._silent.get(worker) or self._answer(worker, deadline, timeout_s)
+            if isinstance(answer, NoAnswer):
+                self._silent[worker] = answer
+        return [said.get(i) or self._silent[i] for i in range(self.collector.num_workers)]
+
+    def roll_out(self) -> object:
+        """See :class:`ExaminedWorkers`.
+
+        Each worker finds the message that begins a rollout in its pipe before the next question. So it
+        answers after a rollout, even if an asynchronous collector has no batch of it yet.
+        """
+        return next(iter(self.collector))
+
+    def _send(self, worker: int) -> None:
+        pipe: Any = self.collector.pipes[worker]
+        try:
+            type(pipe).send(pipe, (None, _ASKED))
+        except OSError:
+            self._silent[worker] = self._ended(worker)
+
+    def _answer(self, worker: int, deadline: float, timeout_s: float) -> Held | NoAnswer:
+        pipe: Any = self.collector.pipes[worker]
+        process = self.collector.procs[worker]
+        while True:
+            try:
+                # Call the class's poll: WatchWorkers replaces the instance's, which raises for lost workers.
+                while type(pipe).poll(pipe, _LOOK_EVERY_S):
+                    said, about = pipe.recv()
+                    if about == _ASKED:  # before it may be an answer to a publish that timed out
+                        return Held.of(said)
+            except (EOFError, OSError):
+                return self._ended(worker)
+            if process.exitcode is not None:
+                return self._ended(worker)
+            if time.monotonic() >= deadline:
+                return NoAnswer(f"no answer within {timeout_s:g} s")
+
+    def _ended(self, worker: int) -> NoAnswer:
+        how = worker_ends(self.collector, [worker]).get(worker) or "its pipe is closed"
+        # TorchRL then ends the others as well.
+        after = ", after another worker had died" if any(s.dead for s in self._silent.values()) else ""
+        return NoAnswer(how + after, dead=True)
+
+
+class Unreadable:
+    """A collector of another kind. The weights of its workers cannot be read."""
+
+    processes = True
+
+    def __init__(self, collector: object) -> None:
+        self.description = type(collector).__name__
+        self.names = ["its workers"]
+
+    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
+        """See :class:`ExaminedWorkers`."""
+        return [Held({}, {})]
+
+    def roll_out(self) -> object:
+        """Do nothing: the weights could not be read after a rollout."""
+        return None
+
+
+def _copied(state_dict: Any) -> dict[str, Tensor]:
+    named = (state_dict or {}).items()
+    return {
+        uncompiled(name): value.detach().cpu().clone() for name, value in named if isinstance(value, Tensor)
+    }
+
+
+def _below(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    if not prefix:
+        return state_dict
+    return {k.removeprefix(prefix + "."): v for k, v in state_dict.items() if k.startswith(prefix + ".")}

@@ -1,0 +1,8 @@
+"""The WeightBoard: weights from one learner to the worker processes of one host."""
+
+from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardReader
+from rlsync.transport.board.watch import BoardWatch
+from rlsync.transport.board.writer import BoardWriter
+
+__all__ = ["BoardHandle", "BoardReader", "BoardWatch", "BoardWriter"]

@@ -1,0 +1,103 @@
+"""The bytes of a board, and how they are read: shared by the writer and the readers.
+
+::
+
+    page 0    header, never changed: magic, format, board id
+    control   head (newest version and its slot), slot count, closed, the question to the readers, generation
+    slots     one line for each slot: state, version, time, where its image and its layout are, generation
+    readers   one line for each reader: pid, adopted version, heartbeat, leased slot, sizes of its notes
+    notes     room for two notes for each reader, sparse: its leaves, and its answer to the learner
+    then      page-aligned layouts (JSON) and slot images, added when they are needed
+
+All words are 64 bits. ``head`` packs version and slot, so that one aligned read sees both.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from rlsync.transport.contract import Note
+from rlsync.transport.shared_file import PAGE_BYTES
+
+MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
+FORMAT = 4
+
+MAX_SLOTS = 1024
+MAX_READERS = 1022
+LINE_WORDS = 8
+
+_CONTROL = PAGE_BYTES // 8
+HEAD = _CONTROL
+SLOT_COUNT = _CONTROL + 1
+CLOSED = _CONTROL + 2
+ASKED = _CONTROL + 3  # how often the learner has asked
+ASKED_FROM = _CONTROL + 4  # the lowest version that an answer may be about
+GENERATION = _CONTROL + 5  # of the newest version; it never falls
+_SLOT_LINES = _CONTROL + LINE_WORDS
+_READER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
+CONTROL_BYTES = -(-(_READER_LINES + MAX_READERS * LINE_WORDS) * 8 // PAGE_BYTES) * PAGE_BYTES
+
+NOTE_BYTES = 1 << 20
+# These are offsets in the file. Pages that nobody writes to take no memory.
+DATA_AT = CONTROL_BYTES + 2 * MAX_READERS * NOTE_BYTES
+
+SLOT_STATE, SLOT_VERSION, SLOT_TIME_NS = range(3)
+SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES, SLOT_GENERATION = range(3, 8)
+READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE = range(4)
+_NOTE_WORD = {Note.LEAVES: 4, Note.ANSWER: 5}
+
+# Locks are at offsets far behind the data: a byte-range lock needs no bytes in the file.
+SLOT_LOCK = 1 << 40
+READER_LOCK = 1 << 41
+WRITER_LOCK = 1 << 42
+
+_SLOT_BITS = 10
+
+
+class SlotState(IntEnum):
+    """The state of a slot's image."""
+
+    EMPTY = 0
+    WRITING = 1
+    READY = 2
+    RETIRED = 3  # laid out for fewer leaves than are published now; never written again
+
+
+def pack_head(version: int, slot: int) -> int:
+    """The head word."""
+    return version << _SLOT_BITS | slot
+
+
+def unpack_head(head: int) -> tuple[int, int]:
+    """Version and slot of a head word; version 0 means that nothing was published.
+
+    Example:
+        >>> unpack_head(pack_head(7, 3))
+        (7, 3)
+    """
+    return head >> _SLOT_BITS, head & (1 << _SLOT_BITS) - 1
+
+
+def slot_line(slot: int) -> int:
+    """Index of the first word of a slot's line."""
+    return _SLOT_LINES + slot * LINE_WORDS
+
+
+def reader_line(reader: int) -> int:
+    """Index of the first word of a reader's line."""
+    return _READER_LINES + reader * LINE_WORDS
+
+
+def note_bytes(reader: int, kind: Note) -> int:
+    """Index of the word that holds the size of a reader's note."""
+    return reader_line(reader) + _NOTE_WORD[kind]
+
+
+def note_at(reader: int, kind: Note) -> int:
+    """Offset of a reader's note in the file."""
+    return CONTROL_BYTES + (2 * reader + (kind is Note.ANSWER)) * NOTE_BYTES
+
+
+def whole_pages(size_bytes: int) -> int:
+    """``size_bytes`` rounded up to whole pages, at least one."""
+    return max(1, -(-size_bytes // PAGE_BYTES)) * PAGE_BYTES

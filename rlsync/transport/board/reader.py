@@ -1,0 +1,225 @@
+"""The worker's end of a WeightBoard."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from dataclasses import dataclass
+
+import torch
+
+from rlsync.core.errors import ConfigError, PublishError
+from rlsync.core.ledger import NOTHING, Stamp
+from rlsync.tensors.layout import Layout
+from rlsync.transport.board import format as fmt
+from rlsync.transport.board.format import SlotState
+from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.contract import Apply, Note
+
+
+@dataclass(frozen=True, slots=True)
+class SlotImage:
+    """A slot as it is mapped here."""
+
+    at: int
+    pointer: int
+    image: torch.Tensor
+    views: list[torch.Tensor]
+
+    def still_at(self, at: int) -> bool:
+        """Whether this is the image at ``at``: a tensor that was pickled takes its storage elsewhere."""
+        return self.at == at and self.image.data_ptr() == self.pointer
+
+
+class BoardReader:
+    """Adopts versions from a board, in the caller's thread, without ever waiting for the learner.
+
+    One open file, one line on the board, both held for life: when the process dies the kernel frees
+    them, and the learner sees it.
+
+    Args:
+        handle: from :attr:`WeightBoard.handle`.
+        reader: this worker's number; ``None`` takes the first free one.
+        apply: writes a version into what acts. When it returns true the views stay leased until the next
+            adoption.
+
+    Raises:
+        BoardClosed: the learner has closed the board or died.
+        PublishError: a living process already holds this number.
+    """
+
+    def __init__(self, handle: BoardHandle, apply: Apply, reader: int | None = None) -> None:
+        self._file, self._words = handle.open()
+        self._apply = apply
+        self._head = 0
+        self._stamp = NOTHING
+        self._lease: int | None = None
+        self._layouts: dict[int, Layout] = {}
+        self._images: dict[int, SlotImage] = {}
+        self.reader = self._claim_line(reader)
+        self._line = fmt.reader_line(self.reader)
+        self._words[self._line + fmt.READER_ADOPTED] = 0
+        self._words[self._line + fmt.READER_LEASE] = 0
+        for kind in Note:
+            self._words[fmt.note_bytes(self.reader, kind)] = 0
+        self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
+        self._words[self._line + fmt.READER_PID] = os.getpid()
+
+    @property
+    def version(self) -> int:
+        """The version adopted last."""
+        return fmt.unpack_head(self._head)[0]
+
+    @property
+    def stamp(self) -> Stamp:
+        """Generation and version adopted last; what acts never falls behind it."""
+        return self._stamp
+
+    @property
+    def newest(self) -> int:
+        """The newest published version: one 8-byte read."""
+        return fmt.unpack_head(self._words[fmt.HEAD])[0]
+
+    @property
+    def asked(self) -> int:
+        """The number of the learner's last question; 0 when it is not about the version adopted last."""
+        return self._words[fmt.ASKED] if self.version >= max(1, self._words[fmt.ASKED_FROM]) else 0
+
+    @property
+    def closed_by_learner(self) -> bool:
+        """Whether the learner has closed the board or died."""
+        return bool(self._words[fmt.CLOSED]) or not self._file.is_locked(fmt.WRITER_LOCK)
+
+    @property
+    def closed(self) -> bool:
+        """Whether this reader was closed."""
+        return self._file.fd < 0
+
+    @property
+    def learner_died(self) -> bool:
+        """Whether the learner is gone and did not close the board."""
+        return not self._words[fmt.CLOSED] and not self._file.is_locked(fmt.WRITER_LOCK)
+
+    def adopt(self) -> int:
+        """Adopt the newest version; see :meth:`rlsync.transport.contract.Subscriber.adopt`.
+
+        Raises:
+            PublishError: the newest version is of a lower generation than the one adopted last.
+        """
+        self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
+        while (head := self._words[fmt.HEAD]) != self._head:
+            version, slot = fmt.unpack_head(head)
+            if self._lease_slot(version, slot):
+                self._take(head, version, slot)
+        return self.version
+
+    def leave_note(self, note: bytes, kind: Note = Note.LEAVES) -> None:
+        """Tell the learner something that it may read at any time; replaces an earlier note of this kind.
+
+        Raises:
+            PublishError: the note is larger than 1 MiB when compressed.
+        """
+        packed = zlib.compress(note)
+        if len(packed) > fmt.NOTE_BYTES:
+            raise PublishError(
+                f"a note of {len(packed)} bytes has no room on the board",
+                f"worker {self.reader}",
+                f"stay below {fmt.NOTE_BYTES} bytes, compressed",
+            )
+        size = fmt.note_bytes(self.reader, kind)
+        self._words[size] = 0
+        self._file.write(packed, fmt.note_at(self.reader, kind))
+        self._words[size] = len(packed)
+
+    def forget(self) -> None:
+        """Act as if nothing were adopted: the next :meth:`adopt` takes the newest version again."""
+        self._release(self._lease)
+        self._lease = None
+        self._head = 0
+        self._words[self._line + fmt.READER_LEASE] = 0
+
+    def close(self) -> None:
+        """Give the line and the lease back."""
+        if self._file.fd >= 0:
+            self._words[self._line + fmt.READER_PID] = 0
+            self._file.close()
+
+    def _lease_slot(self, version: int, slot: int) -> bool:
+        # head is only a hint. Under the shared lock the line cannot change, and only a line that is
+        # READY with the version that head named was published: any other is a reused slot.
+        if not self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=False):
+            return False
+        line = fmt.slot_line(slot)
+        ready = self._words[line + fmt.SLOT_STATE] == SlotState.READY
+        if ready and self._words[line + fmt.SLOT_VERSION] == version:
+            return True
+        self._file.unlock(fmt.SLOT_LOCK + slot)
+        return False
+
+    def _take(self, head: int, version: int, slot: int) -> None:
+        stamp = Stamp(self._words[fmt.slot_line(slot) + fmt.SLOT_GENERATION], version)
+        try:
+            self._refuse_older_generation(stamp)
+            layout, views = self._slot_views(slot)
+            keep = self._apply(stamp.version, layout, views)
+        except BaseException:
+            self._release(slot)
+            raise
+        previous, self._lease = self._lease, slot if keep else None
+        self._head, self._stamp = head, stamp
+        self._words[self._line + fmt.READER_LEASE] = slot + 1 if keep else 0
+        self._words[self._line + fmt.READER_ADOPTED] = stamp.version
+        self._release(previous)
+        if not keep:
+            self._release(slot)
+
+    def _refuse_older_generation(self, stamp: Stamp) -> None:
+        if stamp.generation < self._stamp.generation:
+            raise PublishError(
+                f"version {stamp.version} is of generation {stamp.generation}; "
+                f"this worker has acted with generation {self._stamp.generation}",
+                f"worker {self.reader}",
+                "end the older learner: only the one that was resumed last may publish",
+            )
+
+    def _release(self, slot: int | None) -> None:
+        if slot is not None:
+            self._file.unlock(fmt.SLOT_LOCK + slot)
+
+    def _slot_views(self, slot: int) -> tuple[Layout, list[torch.Tensor]]:
+        line = fmt.slot_line(slot)
+        layout_at = self._words[line + fmt.SLOT_LAYOUT_AT]
+        if layout_at not in self._layouts:
+            size = self._words[line + fmt.SLOT_LAYOUT_BYTES]
+            self._layouts = {layout_at: Layout.from_json(self._file.read(size, layout_at))}
+            # Slots of an older layout are retired and never come back.
+            self._images = {s: image for s, image in self._images.items() if s == self._lease}
+        layout = self._layouts[layout_at]
+        at = self._words[line + fmt.SLOT_IMAGE_AT]
+        if slot not in self._images or not self._images[slot].still_at(at):
+            size = self._words[line + fmt.SLOT_IMAGE_BYTES]
+            image = self._file.map(fmt.whole_pages(size), at, writable=False, populate=True)
+            self._images[slot] = SlotImage(at, image.data_ptr(), image, layout.views(image))
+        return layout, self._images[slot].views
+
+    def _claim_line(self, wanted: int | None) -> int:
+        if wanted is not None and not 0 <= wanted < fmt.MAX_READERS:
+            self._file.close()
+            raise ConfigError(
+                f"a board has no line for worker {wanted}",
+                f"pid {os.getpid()}",
+                f"number workers from 0 to {fmt.MAX_READERS - 1}",
+            )
+        candidates = range(fmt.MAX_READERS) if wanted is None else range(wanted, wanted + 1)
+        for reader in candidates:
+            if self._file.try_lock(fmt.READER_LOCK + reader, exclusive=True):
+                return reader
+        self._file.close()
+        raise PublishError(
+            "no free line for this worker on the board"
+            if wanted is None
+            else f"a living process already reads the board as worker {wanted}",
+            f"pid {os.getpid()}",
+            "give each worker its own number",
+        )

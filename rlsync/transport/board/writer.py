@@ -1,0 +1,305 @@
+"""BoardWriter: one learner writes, any number of worker processes on the host read.
+
+The protocol, and why no read is torn::
+
+    publish(v):   s = a slot other than the newest whose byte can be write-locked without waiting
+                  state[s] = WRITING; copy all leaves; version[s] = v; state[s] = READY; unlock; head = (v, s)
+    adopt():      h = head; if h is mine: return
+                  read-lock h's slot byte (no waiting), else re-read head
+                  if state is not READY or version[s] != h.version: unlock and retry
+                  alias: point parameters at the slot's views and keep the lease until the next adoption
+                  copy:  copy out, unlock
+
+A slot's data and its line change only under the exclusive lock and are read only under the shared lock. The
+kernel excludes the two and orders memory. ``head`` is only a hint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.ledger import Stamp
+from rlsync.tensors.layout import Layout
+from rlsync.transport.board import format as fmt
+from rlsync.transport.board.format import SlotState
+from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.slots import FIRST_SLOTS, BoardSlots
+from rlsync.transport.board.watch import BoardWatch
+from rlsync.transport.contract import Note, ReaderStatus
+from rlsync.transport.mark import Mark
+from rlsync.transport.rules import check_newer, completed, keyed
+from rlsync.transport.shared_file import SharedFile
+from rlsync.transport.untouched import Untouched
+
+
+class BoardWriter:
+    """The learner's end of a board; see :class:`rlsync.transport.contract.Transport`.
+
+    A publish costs one memory copy and never waits for a worker. Slots are added when they are needed:
+    three in steady state, one more for each worker that lags behind and still leases an older one.
+
+    Args:
+        max_slots: upper bound of slots in memory. When all are leased, a publish is coalesced. The default
+            never coalesces: a reader holds one slot, and for the moment of an adoption two, so
+            ``2 * readers + 2`` slots always suffice.
+
+    Raises:
+        ConfigError: ``max_slots`` is out of range.
+
+    Example:
+        >>> from rlsync.tensors.layout import LeafSpec
+        >>> from rlsync.transport.board.reader import BoardReader
+        >>> board = BoardWriter()
+        >>> spec = LeafSpec("w", "parameter", (2,), torch.float32)
+        >>> board.lay_out(Layout.build({"policy": [spec]}))
+        >>> board.publish([torch.ones(2)], stamp=Stamp(1, 1))
+        1
+        >>> got = []
+        >>> reader = BoardReader(board.handle, lambda version, layout, views: bool(got.extend(views)))
+        >>> reader.adopt(), got[0].tolist()
+        (1, [1.0, 1.0])
+        >>> reader.close(); board.close()
+    """
+
+    background = True
+
+    def __init__(self, max_slots: int = fmt.MAX_SLOTS) -> None:
+        if not FIRST_SLOTS <= max_slots <= fmt.MAX_SLOTS:
+            raise ConfigError(
+                f"max_slots is between {FIRST_SLOTS} and {fmt.MAX_SLOTS}, got {max_slots}",
+                f"WeightBoard(max_slots={max_slots})",
+                "leave it out, or allow 2 * workers + 2",
+            )
+        self._pid = os.getpid()
+        self._file = SharedFile.create("rlsync-board")
+        self._file.resize(fmt.DATA_AT)
+        self._words = self._file.words(fmt.CONTROL_BYTES, 0)
+        self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
+        self._file.try_lock(fmt.WRITER_LOCK, exclusive=True)
+        self._slots = BoardSlots(self._file, self._words, max_slots)
+        self._copier = ThreadPoolExecutor(1, "rlsync-publish")  # its thread starts when it is needed
+        self._copying: tuple[Future[None], Untouched] | None = None
+        self._watch = BoardWatch(self._file, self._words)
+
+    @property
+    def handle(self) -> BoardHandle:
+        """What a worker needs to attach; send it to as many as you like, at any time."""
+        return BoardHandle(self._file.address, self._mark.number, self._words[fmt.GENERATION])
+
+    @property
+    def layout(self) -> Layout | None:
+        """What the coming publishes carry; ``None`` before :meth:`lay_out`."""
+        return self._slots.layout
+
+    @property
+    def newest(self) -> int:
+        """The version that readers see; 0 before the first publish."""
+        return self._watch.version
+
+    @property
+    def newest_stamp(self) -> Stamp:
+        """The stamp that readers see."""
+        return self._watch.newest_stamp
+
+    @property
+    def slot_count(self) -> int:
+        """Slots in use for the present layout."""
+        return self._slots.count
+
+    def lay_out(self, layout: Layout) -> None:
+        """Say what the coming publishes carry; slots of an earlier layout are retired.
+
+        The first three slots are touched now, so that no publish pays for page faults.
+
+        Args:
+            layout: the leaves of all destinations.
+
+        Raises:
+            BoardClosed: the board was closed.
+        """
+        self._check_open()
+        self.join()
+        if layout != self.layout:
+            self._slots.lay_out(layout)
+
+    def publish(
+        self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
+    ) -> int | None:
+        """Publish one version; see :meth:`rlsync.transport.contract.Transport.publish`.
+
+        Args:
+            tensors: one for each entry of the layout that owns its bytes; ``None`` keeps the value of the
+                version before; other dtypes are cast.
+            later: numbers of those that a thread copies after this has returned. Nobody may write to them
+                before :meth:`join`; the version is visible when they are copied.
+            stamp: generation and number of this version.
+
+        Raises:
+            BoardClosed: the board was closed, or nothing is laid out yet.
+            LayoutMismatch: a tensor does not have the shape of its leaf.
+            PublishError: the stamp is not greater than the newest one, or a leaf has no value to keep.
+        """
+        self._check_open()
+        self.join()
+        if self.layout is None:
+            raise BoardClosed("nothing is laid out yet", "WeightBoard.publish", "call lay_out first")
+        whole = self._completed(tensors, self.layout)
+        self.layout.check(whole)
+        check_newer(stamp, self.newest_stamp)
+        slot = self._slots.take()
+        if slot is None:
+            return None
+        views = self._slots.leaves(slot)[1]
+        self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = SlotState.WRITING
+        if not later:
+            self._finish(slot, stamp, views, whole)
+            return stamp.version
+        now = [i for i in range(len(views)) if i not in later]
+        try:
+            _copy([views[i] for i in now], [whole[i] for i in now])
+        except BaseException:
+            self._file.unlock(fmt.SLOT_LOCK + slot)
+            raise
+        rest, into = [whole[i] for i in later], [views[i] for i in later]
+        untouched = Untouched.now(rest, stamp.version)
+        copying = self._copier.submit(self._finish, slot, stamp, into, rest, untouched)
+        self._copying = copying, untouched
+        return stamp.version
+
+    def join(self) -> None:
+        """Wait until a version that is still being copied is there.
+
+        Raises:
+            PublishError: a tensor was written to before this.
+        """
+        if self._copying is not None:
+            (copying, untouched), self._copying = self._copying, None
+            copying.result()
+            untouched.check()  # also what was being written to while the copy ended
+
+    def newest_leaves(self) -> tuple[Layout, list[Tensor]] | None:
+        """What the newest version carries, as this process sees it; read-only.
+
+        Returns:
+            Its layout, which is not the present one between :meth:`lay_out` and the next publish, and its
+            leaves, one for each entry that owns its bytes. ``None`` before the first publish.
+
+        Raises:
+            BoardClosed: the board was closed.
+        """
+        self._check_open()
+        return None if self._slots.newest < 0 else self._slots.leaves(self._slots.newest)
+
+    def status(self) -> list[ReaderStatus]:
+        """One entry for each reader that attached and did not leave by itself."""
+        return self._watch.status()
+
+    def ask(self, lowest: int) -> int:
+        """Ask all readers what they act with; see :meth:`rlsync.transport.contract.Transport.ask`.
+
+        Args:
+            lowest: the lowest version that an answer may be about.
+
+        Raises:
+            BoardClosed: the board was closed.
+        """
+        self._check_open()
+        self._words[fmt.ASKED_FROM] = lowest
+        self._words[fmt.ASKED] += 1
+        return self._words[fmt.ASKED]
+
+    def note(self, reader: int, kind: Note = Note.LEAVES) -> bytes | None:
+        """What a reader left with :meth:`BoardReader.leave_note`; ``None`` when there is nothing.
+
+        Args:
+            reader: its number.
+            kind: which of its notes.
+        """
+        size = self._words[fmt.note_bytes(reader, kind)]
+        if not size:
+            return None
+        try:
+            return zlib.decompress(self._file.read(size, fmt.note_at(reader, kind)))
+        except zlib.error:
+            return None  # it is being replaced at this moment
+
+    def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
+        """Wait until every reader has adopted ``version`` or a newer one.
+
+        Args:
+            version: the version to wait for.
+            timeout_s: give up after this many seconds.
+            readers: the worker numbers expected; by default those attached now, of which there must be one.
+
+        Raises:
+            WorkerLost: at once, when a reader is dead.
+            AdoptionTimeout: the deadline passed; names each missing worker, its pid and state.
+        """
+        self._watch.wait(version, timeout_s, readers)
+
+    def close(self) -> None:
+        """Close the board. Workers keep what they act with and see that it is closed."""
+        if self._file.fd >= 0 and os.getpid() == self._pid:
+            try:
+                self.join()
+            finally:
+                self._words[fmt.CLOSED] = 1
+                self._copier.shutdown()
+                self._file.close()
+        self._slots.forget()
+
+    def __del__(self, shutting_down: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While Python shuts down, modules are already taken apart; the kernel then closes the board.
+        if "_watch" in self.__dict__ and not shutting_down():
+            self.close()
+
+    def _check_open(self) -> None:
+        if self._file.fd < 0:
+            raise BoardClosed("this board was closed", f"process {os.getpid()}", "make a new one")
+
+    def _completed(self, tensors: Sequence[Tensor | None], layout: Layout) -> list[Tensor]:
+        """The tensors, with the value of the version before wherever there is ``None``."""
+        whole = [tensor for tensor in tensors if tensor is not None]
+        if len(whole) == len(tensors):
+            return whole
+        newest = self.newest_leaves()
+        return completed(tensors, layout, {} if newest is None else keyed(*newest))
+
+    def _finish(
+        self,
+        slot: int,
+        stamp: Stamp,
+        views: Sequence[Tensor],
+        tensors: Sequence[Tensor],
+        untouched: Untouched | None = None,
+    ) -> None:
+        """Copy what is left to copy and let readers see it, unless it was written to meanwhile."""
+        line, words = fmt.slot_line(slot), self._words
+        try:
+            _copy(views, tensors)
+            if untouched is not None:
+                untouched.check()
+            words[line + fmt.SLOT_VERSION] = stamp.version
+            words[line + fmt.SLOT_GENERATION] = stamp.generation
+            words[line + fmt.SLOT_TIME_NS] = time.monotonic_ns()
+            words[line + fmt.SLOT_STATE] = SlotState.READY
+        finally:
+            self._file.unlock(fmt.SLOT_LOCK + slot)
+        words[fmt.GENERATION] = stamp.generation
+        words[fmt.HEAD] = fmt.pack_head(stamp.version, slot)
+        self._slots.retire()
+
+
+@torch.no_grad()
+def _copy(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    if views:
+        torch._foreach_copy_(list(views), list(tensors))

@@ -1,0 +1,236 @@
+"""The contract of a transport: what a publisher calls on the learner's side, and an adopter on a worker's.
+
+Everything above this floor talks to transports through these two protocols. The suite in
+``tests/test_transport_contract.py`` holds every transport to the laws:
+
+1. **Whole.** A publish makes a new version visible as a whole, or raises (or is coalesced) and changes
+   nothing.
+2. **Numbered by the caller.** The caller gives the stamp (generation and version). A stamp that is not
+   greater than the newest one is refused. A transport never counts.
+3. **Monotonic.** An adoption takes the newest version. What a subscriber acts with never falls, and a
+   subscriber refuses a lower generation.
+4. **Exact.** What an adoption hands out is what was published under that stamp, leaf for leaf. An entry
+   given as ``None`` has the value that it had in the version before.
+5. **Nobody waits.** Neither side waits for the other, however the other ended.
+
+Who owns memory, and until when:
+
+- The tensors given to :meth:`Transport.publish` are the caller's again when it returns, except those named in
+  ``later``: these must not be written to before :meth:`Transport.join` returns.
+- The views given to ``apply`` are the transport's. They are read-only. They stay as they are until ``apply``
+  returns, or, if it returned true, until the subscriber's next adoption.
+- What :meth:`Transport.newest_leaves` returns is the transport's, read-only, and good until the next publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from torch import Tensor
+
+from rlsync.core.ledger import Stamp
+from rlsync.tensors.layout import Layout
+
+#: ``apply(version, layout, views)`` writes the views of one version, one for each entry of the layout, into
+#: what acts. It returns whether it goes on reading the views; then they stay as they are until the next
+#: adoption.
+Apply = Callable[[int, Layout, Sequence[Tensor]], bool]
+
+
+class Note(Enum):
+    """What a subscriber may leave for the learner to read at any time."""
+
+    LEAVES = "leaves"  #: which leaves each destination has in this worker
+    ANSWER = "answer"  #: what this worker acted with, when it was asked
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """What a transport knows of one reader.
+
+    Args:
+        reader: its number, a worker's index.
+        pid: its process.
+        alive: whether it still reads.
+        state: ``"running"``, ``"stopped"`` or ``"dead"``.
+        adopted_version: the version it acts with; 0 before its first adoption.
+        lag_versions: newest published version minus the adopted one.
+        heartbeat_age_s: seconds since it last began a rollout.
+    """
+
+    reader: int
+    pid: int
+    alive: bool
+    state: str
+    adopted_version: int
+    lag_versions: int
+    heartbeat_age_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.reader} (pid {self.pid}, {self.state}, acts with version "
+            f"{self.adopted_version}, {self.lag_versions} behind, last seen "
+            f"{self.heartbeat_age_s:.1f} s ago)"
+        )
+
+
+class Transport(Protocol):
+    """The learner's end; used from one thread."""
+
+    @property
+    def handle(self) -> Handle:
+        """What a worker needs to subscribe."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """What the coming publishes carry; ``None`` before :meth:`lay_out`."""
+
+    @property
+    def newest_stamp(self) -> Stamp:
+        """The stamp that readers see; :data:`rlsync.core.ledger.NOTHING` before the first publish."""
+
+    @property
+    def background(self) -> bool:
+        """Whether a thread copies the leaves named in ``later`` after :meth:`publish` has returned."""
+
+    def lay_out(self, layout: Layout) -> None:
+        """Say what the coming publishes carry. Readers go on with what they have."""
+
+    def publish(
+        self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
+    ) -> int | None:
+        """Publish one version.
+
+        Args:
+            tensors: one for each entry of the layout that owns its bytes, in order; ``None`` keeps the
+                value of the version before. Other dtypes are cast.
+            later: numbers of those that may be copied after this has returned. Nobody may write to them
+                before :meth:`join`.
+            stamp: generation and number of this version.
+
+        Returns:
+            The version; or ``None`` when the publish was coalesced: no room was free, nothing was written,
+            and the caller's next publish carries the weights.
+
+        Raises:
+            LayoutMismatch: a tensor does not have the shape of its leaf.
+            PublishError: the stamp is not greater than the newest one, or an entry without a version before
+                is ``None``.
+            BoardClosed: the transport was closed.
+        """
+
+    def join(self) -> None:
+        """Wait until the last version is visible.
+
+        Raises:
+            PublishError: a tensor named in ``later`` was written to; that version is not published.
+        """
+
+    def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
+        """The newest version: its layout and one tensor for each entry that owns its bytes.
+
+        Returns:
+            ``None`` when this transport keeps no copy of what it published. A publish through such a
+            transport needs not be complete: it changes the leaves that it brings.
+        """
+
+    def status(self) -> list[ReaderStatus]:
+        """One entry for each reader that attached and did not leave by itself."""
+
+    def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
+        """Wait until readers have adopted ``version`` or a newer one.
+
+        Args:
+            version: the version to wait for.
+            timeout_s: give up after this many seconds.
+            readers: their numbers; by default those attached now, of which there must be one.
+
+        Raises:
+            WorkerLost: at once, when a reader is dead.
+            AdoptionTimeout: the deadline passed.
+        """
+
+    def ask(self, lowest: int) -> int:
+        """Ask all readers what they act with.
+
+        Args:
+            lowest: readers answer when they have acted with this version or a newer one.
+
+        Returns:
+            The number of the question, which the answers carry.
+        """
+
+    def note(self, reader: int, kind: Note) -> bytes | None:
+        """What a reader left with :meth:`Subscriber.leave_note`; ``None`` when there is nothing."""
+
+    def close(self) -> None:
+        """Close. Readers keep what they act with. Closing twice does no harm."""
+
+
+class Subscriber(Protocol):
+    """A worker's end; used in the thread that acts.
+
+    A subscriber is made with an :data:`Apply`, by which it writes into what acts.
+    """
+
+    @property
+    def version(self) -> int:
+        """The version adopted last; 0 before the first."""
+
+    @property
+    def newest(self) -> int:
+        """The newest published version; costs no system call."""
+
+    @property
+    def asked(self) -> int:
+        """The number of the learner's last question; 0 when it is not about the version adopted last."""
+
+    def adopt(self) -> int:
+        """Adopt the newest version.
+
+        Returns:
+            The version that acts from now on; 0 when nothing was published yet.
+
+        Raises:
+            PublishError: the newest version is of a lower generation than the one adopted last.
+        """
+
+    @property
+    def closed_by_learner(self) -> bool:
+        """Whether the learner has closed the transport or died."""
+
+    @property
+    def learner_died(self) -> bool:
+        """Whether the learner is gone and did not close the transport."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether this subscriber was closed."""
+
+    def leave_note(self, note: bytes, kind: Note) -> None:
+        """Tell the learner something that it may read at any time; replaces an earlier note of this kind."""
+
+    def forget(self) -> None:
+        """Give back the views that are leased; the next :meth:`adopt` takes the newest version again."""
+
+    def close(self) -> None:
+        """Stop reading."""
+
+
+class Handle(Protocol):
+    """How a worker finds a transport; small, and picklable where workers are processes."""
+
+    def subscribe(self, apply: Apply, reader: int | None = None) -> Subscriber:
+        """Attach.
+
+        Args:
+            apply: writes a version into what acts.
+            reader: this worker's number; ``None`` takes the first free one.
+
+        Raises:
+            BoardClosed: the learner has closed the transport or died.
+            PublishError: a living worker has this number.
+        """

@@ -1,0 +1,1 @@
+"""The RolloutRing: rollouts from worker processes to one learner."""

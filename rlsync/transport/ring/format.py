@@ -1,0 +1,146 @@
+"""The bytes of a rollout ring, and how they are read: shared by the learner's end and the workers'.
+
+::
+
+    page 0    header, never changed: magic, format, ring id
+    control   what the learner tells the workers (closed, running, seed), and how long it has waited
+    slots     one line a slot: state, when it was filled, by whom
+    writers   one line a writer: pid, rollouts written, time waited, size of its last words
+    words     room for the last words of each writer, sparse: why it ended
+    then      page-aligned slot images
+
+All words are 64 bits. What a word says of a slot holds under the lock on the slot's byte; without it, it is
+a hint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from torch import Tensor
+
+from rlsync.tensors.layout import Layout
+from rlsync.transport.mark import Mark
+from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, SharedFile
+
+MAGIC = 0x474E_4952_4C52  # "RLRING"
+FORMAT = 1
+
+MAX_SLOTS = 256
+MAX_WRITERS = 1022
+LINE_WORDS = 8
+
+_CONTROL = PAGE_BYTES // 8
+CLOSED = _CONTROL
+RUNNING = _CONTROL + 1
+SEED = _CONTROL + 2
+SEEDED = _CONTROL + 3  # how often the learner has given a seed
+LEARNER_WAITED_NS = _CONTROL + 4
+TAKEN = _CONTROL + 5
+_SLOT_LINES = _CONTROL + LINE_WORDS
+_WRITER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
+CONTROL_BYTES = -(-(_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8 // PAGE_BYTES) * PAGE_BYTES
+
+LAST_WORDS_BYTES = 1 << 16
+# File offsets, not memory: untouched pages cost nothing.
+IMAGES_AT = CONTROL_BYTES + MAX_WRITERS * LAST_WORDS_BYTES
+
+SLOT_STATE, SLOT_FILLED_NS, SLOT_WRITER, SLOT_PID, SLOT_NUMBER = range(5)
+WRITER_PID, WRITER_WRITTEN, WRITER_WAITED_NS, WRITER_HEARTBEAT_NS = range(4)
+WRITER_READY, WRITER_LAST_WORDS = range(4, 6)
+
+# Lock offsets lie far behind the data: advisory locks need no bytes under them.
+SLOT_LOCK = 1 << 44
+WRITER_LOCK = 1 << 45
+LEARNER_LOCK = 1 << 46
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
+
+
+class RolloutState(IntEnum):
+    """What a slot line says of its image.
+
+    WRITING and READING are true only while the byte of the slot is locked: a slot that says WRITING and
+    is not locked was left by a writer that died, and is free.
+    """
+
+    FREE = 0
+    WRITING = 1
+    FULL = 2
+    READING = 3
+
+
+def slot_line(slot: int) -> int:
+    """Index of the first word of a slot's line."""
+    return _SLOT_LINES + slot * LINE_WORDS
+
+
+def writer_line(writer: int) -> int:
+    """Index of the first word of a writer's line."""
+    return _WRITER_LINES + writer * LINE_WORDS
+
+
+def last_words_at(writer: int) -> int:
+    """Offset of a writer's last words."""
+    return CONTROL_BYTES + writer * LAST_WORDS_BYTES
+
+
+def image_stride(layout: Layout) -> int:
+    """Bytes from one slot image to the next: whole pages."""
+    return max(1, -(-layout.image_bytes // PAGE_BYTES)) * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class RingHandle:
+    """How a worker, or a watcher, finds a ring: small, picklable, valid while the learner lives.
+
+    Args:
+        address: where the file is.
+        ring_id: which ring it must be.
+        layout: of one slot, as JSON.
+        slots: how many there are.
+        writers: how many writers there may be.
+    """
+
+    address: FileAddress
+    ring_id: int
+    layout: bytes
+    slots: int
+    writers: int
+
+    def open(self) -> tuple[SharedFile, memoryview]:
+        """Open the ring, with a descriptor and locks of one's own, and map its control words.
+
+        Raises:
+            BoardClosed: the learner has closed the ring or died.
+        """
+        return Mark(MAGIC, FORMAT, self.ring_id).open(self.address, CONTROL_BYTES, "rollout ring")
+
+
+class RolloutImages:
+    """The slots of a ring as this process sees them, mapped as they are needed.
+
+    Args:
+        file: the ring's.
+        layout: of one slot.
+    """
+
+    def __init__(self, file: SharedFile, layout: Layout) -> None:
+        self._file = file
+        self._layout = layout
+        self._stride = image_stride(layout)
+        self._views: dict[int, dict[str, Tensor]] = {}
+
+    def views(self, slot: int) -> dict[str, Tensor]:
+        """The arrays of a slot, by name."""
+        if slot not in self._views:
+            # Writable: a stray write in place would end the process, and spoils nothing but this rollout.
+            image = self._file.map(self._stride, IMAGES_AT + slot * self._stride, writable=True)
+            names = [entry.leaf.name for entry in self._layout.entries]
+            self._views[slot] = dict(zip(names, self._layout.views(image), strict=True))
+        return self._views[slot]
+
+    def forget(self) -> None:
+        """Let go of the mappings."""
+        self._views = {}

@@ -1,0 +1,229 @@
+"""RolloutRing: many workers fill shared slots with rollouts, one learner takes them; no bytes are pickled.
+
+The protocol, and why no rollout is torn, lost or held by the dead::
+
+    writer    s = a slot that says FREE or WRITING and whose byte can be locked without waiting
+              state[s] = WRITING; fill the image; state[s] = FULL; unlock
+    learner   s = the slot that says FULL and was filled first, if its byte can be locked
+              state[s] = READING; read; state[s] = FREE; unlock
+
+A slot changes hands only under the exclusive lock on its byte. The locks belong to open files: a process
+that dies, however it dies, holds nothing. What it left WRITING is free again; what it had completed is FULL
+and still good. When no slot is free a writer blocks: that is all the back-pressure there is, and it is
+counted. A completed rollout is never dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.tensors.layout import Layout
+from rlsync.transport.mark import Mark
+from rlsync.transport.ring import format as fmt
+from rlsync.transport.ring.format import RingHandle, RolloutImages, RolloutState
+from rlsync.transport.ring.watch import RingCounters, RingWatch, WriterStatus
+from rlsync.transport.ring.writer import RingWriter
+from rlsync.transport.shared_file import SharedFile
+
+__all__ = ["RingCounters", "RingHandle", "RingWriter", "RolloutRing", "TakenRollout", "WriterStatus"]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRollout:
+    """A full slot in the learner's hands, until it gives it back.
+
+    Args:
+        slot: which.
+        writer: who filled it.
+        number: which of that writer's rollouts it is, from 0.
+        views: its arrays by name; the ring's own memory: read them, and not after :meth:`give_back`.
+    """
+
+    slot: int
+    writer: int
+    number: int
+    views: dict[str, Tensor]
+
+
+class RolloutRing:
+    """The learner's end of a ring of rollout slots.
+
+    Args:
+        layout: the arrays of one slot. Pages that nobody writes to cost nothing: put what is large and
+            mostly empty last.
+        slots: how many rollouts there may be at once: being written, full, and being read.
+        writers: how many workers there may be.
+
+    Raises:
+        ConfigError: a number is out of range.
+
+    Example:
+        >>> import torch
+        >>> from rlsync.tensors.layout import LeafSpec
+        >>> layout = Layout.build({"rollout": [LeafSpec("reward", "buffer", (2,), torch.float32)]})
+        >>> ring = RolloutRing(layout, slots=2, writers=1)
+        >>> writer = RingWriter(ring.handle, 0)
+        >>> ring.run()
+        >>> _ = writer.take()["reward"].fill_(1.0)
+        >>> writer.commit()
+        >>> taken = ring.take(timeout_s=1.0)
+        >>> taken.views["reward"].tolist()
+        [1.0, 1.0]
+        >>> ring.give_back(taken)
+        >>> ring.take(timeout_s=0.0) is None
+        True
+        >>> writer.close(); ring.close()
+    """
+
+    def __init__(self, layout: Layout, slots: int, writers: int) -> None:
+        _check_range("slots", slots, fmt.MAX_SLOTS)
+        _check_range("writers", writers, fmt.MAX_WRITERS)
+        self._layout = layout
+        self._slot_count = slots
+        self._writer_count = writers
+        self._pid = os.getpid()
+        self._file = SharedFile.create("rlsync-rollouts")
+        self._file.resize(fmt.IMAGES_AT + slots * fmt.image_stride(layout))
+        self._words = self._file.words(fmt.CONTROL_BYTES, 0)
+        self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
+        self._file.try_lock(fmt.LEARNER_LOCK, exclusive=True)
+        self._images = RolloutImages(self._file, self._layout)
+        self._held: dict[int, TakenRollout] = {}  # by slot
+        self._watch = RingWatch(self._file, self._words, slots, writers)
+
+    @property
+    def handle(self) -> RingHandle:
+        """What a worker needs to attach."""
+        return RingHandle(
+            self._file.address,
+            self._mark.number,
+            self._layout.to_json(),
+            self._slot_count,
+            self._writer_count,
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether this ring was closed."""
+        return self._file.fd < 0
+
+    def run(self) -> None:
+        """Let writers take slots; before that, and after :meth:`pause`, they wait."""
+        self._check_open()
+        self._words[fmt.RUNNING] = 1
+
+    def pause(self) -> None:
+        """Let no writer take another slot; what is being written is completed."""
+        self._check_open()
+        self._words[fmt.RUNNING] = 0
+
+    def seed(self, seed: int) -> None:
+        """Give a seed to the writers; each sees it when it takes its next slot."""
+        self._check_open()
+        self._words[fmt.SEED] = seed & (1 << 63) - 1
+        self._words[fmt.SEEDED] += 1
+
+    def take(self, timeout_s: float) -> TakenRollout | None:
+        """The rollout that was completed first; several may be held at once.
+
+        Args:
+            timeout_s: how long to wait for one.
+
+        Returns:
+            It, or ``None`` when there was none in time.
+
+        Raises:
+            BoardClosed: the ring was closed.
+        """
+        self._check_open()
+        if (taken := self._try_take()) is not None:
+            return taken
+        started, pause_s = time.monotonic_ns(), fmt.FIRST_PAUSE_S
+        deadline = started + int(timeout_s * 1e9)
+        while (left_ns := deadline - time.monotonic_ns()) > 0:
+            time.sleep(min(pause_s, left_ns / 1e9))
+            pause_s = min(pause_s * 2, fmt.LONGEST_PAUSE_S)
+            if (taken := self._try_take()) is not None:
+                break
+        self._words[fmt.LEARNER_WAITED_NS] += time.monotonic_ns() - started
+        return taken
+
+    def give_back(self, taken: TakenRollout) -> None:
+        """Free the slot for writers; do not read the views after that. A second call does nothing.
+
+        That also holds if the slot was filled and taken again meanwhile: only the rollout that holds the slot
+        now can free it.
+
+        Args:
+            taken: what :meth:`take` returned.
+        """
+        if self._held.get(taken.slot) is taken and not self.closed:
+            del self._held[taken.slot]
+            self._words[fmt.slot_line(taken.slot) + fmt.SLOT_STATE] = RolloutState.FREE
+            self._file.unlock(fmt.SLOT_LOCK + taken.slot)
+
+    def counters(self) -> RingCounters:
+        """Slots by state, rollouts passed, seconds waited."""
+        self._check_open()
+        return self._watch.counters()
+
+    def expect(self, writer: int) -> None:
+        """Forget what the last writer of a number said: a new process is about to take its place."""
+        self._check_open()
+        self._words[fmt.writer_line(writer) + fmt.WRITER_READY] = 0
+        self._words[fmt.writer_line(writer) + fmt.WRITER_LAST_WORDS] = 0
+
+    def writer(self, writer: int) -> WriterStatus:
+        """What is known of one writer."""
+        self._check_open()
+        return self._watch.writer(writer)
+
+    def close(self) -> None:
+        """Close the ring; writers see it at their next step. What is held stays readable."""
+        if not self.closed and os.getpid() == self._pid:
+            self._words[fmt.CLOSED] = 1
+            self._file.close()
+            self._held.clear()
+        self._images.forget()
+
+    def __del__(self) -> None:
+        if "_watch" in self.__dict__ and os is not None:  # constructed, and Python is not shutting down
+            self.close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise BoardClosed("this rollout ring was closed", f"process {os.getpid()}", "make a new one")
+
+    def _try_take(self) -> TakenRollout | None:
+        for _, slot in sorted(self._full()):
+            if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+                line = fmt.slot_line(slot)
+                self._words[line + fmt.SLOT_STATE] = RolloutState.READING
+                self._words[fmt.TAKEN] += 1
+                writer, number = self._words[line + fmt.SLOT_WRITER], self._words[line + fmt.SLOT_NUMBER]
+                taken = self._held[slot] = TakenRollout(slot, writer, number, self._images.views(slot))
+                return taken
+        return None
+
+    def _full(self) -> list[tuple[int, int]]:
+        # Nobody but the learner takes a slot from FULL to something else, so no look under the lock.
+        lines = ((slot, fmt.slot_line(slot)) for slot in range(self._slot_count))
+        return [
+            (self._words[line + fmt.SLOT_FILLED_NS], slot)
+            for slot, line in lines
+            if self._words[line + fmt.SLOT_STATE] == RolloutState.FULL
+        ]
+
+
+def _check_range(what: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise ConfigError(
+            f"a rollout ring has between 1 and {most} {what}, got {value}",
+            f"RolloutRing({what}={value})",
+            "give as many slots as workers, and a few for the learner",
+        )

@@ -1,0 +1,175 @@
+"""The worker's end of a rollout ring."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from rlsync.core.errors import ConfigError, PublishError
+from rlsync.tensors.layout import Layout
+from rlsync.transport.ring import format as fmt
+from rlsync.transport.ring.format import RingHandle, RolloutImages, RolloutState
+
+
+class RingWriter:
+    """Fills slots of a ring, one at a time; blocks while none is free.
+
+    One open file, one line on the ring, both held for life: when the process dies the kernel frees them.
+
+    Args:
+        handle: from :attr:`RolloutRing.handle`.
+        writer: this worker's number.
+
+    Raises:
+        BoardClosed: the learner has closed the ring or died.
+        ConfigError: the ring has no such number.
+        PublishError: a living process already holds it.
+    """
+
+    def __init__(self, handle: RingHandle, writer: int) -> None:
+        if not 0 <= writer < handle.writers:
+            raise ConfigError(
+                f"the ring has no line for worker {writer}",
+                f"pid {os.getpid()}",
+                f"number workers from 0 to {handle.writers - 1}",
+            )
+        self._file, self._words = handle.open()
+        if not self._file.try_lock(fmt.WRITER_LOCK + writer, exclusive=True):
+            self._file.close()
+            raise PublishError(
+                f"a living process already writes to the ring as worker {writer}",
+                f"pid {os.getpid()}",
+                "give each worker its own number",
+            )
+        self._layout = Layout.from_json(handle.layout)
+        self._slots = range(handle.slots)
+        self._images = RolloutImages(self._file, self._layout)
+        self._taken: int | None = None
+        self._writer = writer
+        self._line = fmt.writer_line(writer)
+        self._seen_seeds = 0
+        self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
+        self._words[self._line + fmt.WRITER_PID] = os.getpid()
+
+    @property
+    def slot(self) -> int | None:
+        """The slot that is being filled."""
+        return self._taken
+
+    @property
+    def closing(self) -> bool:
+        """Whether the learner has closed the ring: one 8-byte read, for every step."""
+        return bool(self._words[fmt.CLOSED])
+
+    @property
+    def learner_gone(self) -> bool:
+        """Whether the learner has closed the ring or died."""
+        return self.closing or not self._file.is_locked(fmt.LEARNER_LOCK)
+
+    @property
+    def closed(self) -> bool:
+        """Whether this writer was closed."""
+        return self._file.fd < 0
+
+    def announce_ready(self) -> None:
+        """Tell the learner that this worker is ready to fill slots."""
+        self._words[self._line + fmt.WRITER_READY] = 1
+
+    def new_seed(self) -> int | None:
+        """The seed that the learner has given since this was asked last, if it has."""
+        count = self._words[fmt.SEEDED]
+        if count == self._seen_seeds:
+            return None
+        self._seen_seeds = count
+        return self._words[fmt.SEED]
+
+    def take(
+        self, timeout_s: float | None = None, stop: Callable[[], bool] | None = None
+    ) -> dict[str, Tensor] | None:
+        """Wait until the learner runs and a slot is free, and take it.
+
+        The seconds for which there was none free are counted on the writer's line, as they pass.
+
+        Args:
+            timeout_s: give up after this many seconds; ``None`` waits for as long as the learner lives.
+            stop: asked while waiting; true gives up.
+
+        Returns:
+            The arrays of the slot, by name, with what was left in them; ``None`` when the learner is gone,
+            or this gave up.
+        """
+        self.abandon()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s, waited_from = fmt.FIRST_PAUSE_S, time.monotonic_ns()
+        while not self._try_take():
+            if self.learner_gone or (stop is not None and stop()):
+                return None
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, fmt.LONGEST_PAUSE_S)
+            waited_from = self._count_wait(waited_from)
+        return None if self._taken is None else self._images.views(self._taken)
+
+    def commit(self) -> None:
+        """Let the learner have what was written."""
+        if self._taken is None:
+            raise PublishError("no slot was taken", f"worker {self._writer}", "take one first")
+        line = fmt.slot_line(self._taken)
+        self._words[line + fmt.SLOT_WRITER] = self._writer
+        self._words[line + fmt.SLOT_PID] = os.getpid()
+        self._words[line + fmt.SLOT_NUMBER] = self._words[self._line + fmt.WRITER_WRITTEN]
+        self._words[line + fmt.SLOT_FILLED_NS] = time.monotonic_ns()
+        self._words[line + fmt.SLOT_STATE] = RolloutState.FULL
+        self._file.unlock(fmt.SLOT_LOCK + self._taken)
+        self._words[self._line + fmt.WRITER_WRITTEN] += 1
+        self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
+        self._taken = None
+
+    def abandon(self) -> None:
+        """Give the slot back as it is; nobody reads it."""
+        if self._taken is not None:
+            self._words[fmt.slot_line(self._taken) + fmt.SLOT_STATE] = RolloutState.FREE
+            self._file.unlock(fmt.SLOT_LOCK + self._taken)
+            self._taken = None
+
+    def leave_last_words(self, text: str) -> None:
+        """Say why this worker ends; the beginning of a long text is kept."""
+        data = text.encode()[: fmt.LAST_WORDS_BYTES]
+        self._file.write(data, fmt.last_words_at(self._writer))
+        self._words[self._line + fmt.WRITER_LAST_WORDS] = len(data)
+
+    def close(self) -> None:
+        """Give the line, and a slot that is not complete, back."""
+        if self._file.fd >= 0:
+            self.abandon()
+            self._file.close()
+        self._images.forget()
+
+    def _try_take(self) -> bool:
+        if not self._words[fmt.RUNNING] or self.closing:
+            return False
+        for slot in self._slots:
+            state = fmt.slot_line(slot) + fmt.SLOT_STATE
+            if not self._is_open(state) or not self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+                continue
+            # Only under the lock the state holds: another writer may have filled the slot meanwhile.
+            if self._is_open(state):
+                self._words[state] = RolloutState.WRITING
+                self._taken = slot
+                return True
+            self._file.unlock(fmt.SLOT_LOCK + slot)
+        return False
+
+    def _is_open(self, state: int) -> bool:
+        return self._words[state] in (RolloutState.FREE, RolloutState.WRITING)
+
+    def _count_wait(self, since_ns: int) -> int:
+        now = time.monotonic_ns()
+        if self._words[fmt.RUNNING]:
+            self._words[self._line + fmt.WRITER_WAITED_NS] += now - since_ns
+        self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = now
+        return now

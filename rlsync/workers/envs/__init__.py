@@ -1,0 +1,1 @@
+"""Vectors of environments behind one interface, and films of them."""

@@ -1,0 +1,119 @@
+"""What kind of actions an environment takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+
+from rlsync.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteActions:
+    """An action is an int64 index, 0 to ``n - 1``.
+
+    Args:
+        n: how many actions there are to choose from.
+
+    Example:
+        >>> DiscreteActions(3).shape, DiscreteActions(3).dtype
+        ((), torch.int64)
+    """
+
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one action."""
+        return ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of an action."""
+        return torch.int64
+
+
+@dataclass(frozen=True, slots=True)
+class BoxActions:
+    """An action is a float32 vector. Environments clip what lies outside their bounds.
+
+    Args:
+        size: the numbers in one action.
+        low, high: the bounds of each number; empty where there are none.
+
+    Example:
+        >>> BoxActions(2, (-1.0, -1.0), (1.0, 1.0)).shape
+        (2,)
+    """
+
+    size: int
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one action."""
+        return (self.size,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of an action."""
+        return torch.float32
+
+
+ActionSpec = DiscreteActions | BoxActions
+
+
+def same_form(one: ActionSpec, other: ActionSpec) -> bool:
+    """Whether an action of one spec has the form of the other's. Bounds do not matter: they are clipped to.
+
+    Args:
+        one, other: the specs.
+
+    Example:
+        >>> same_form(BoxActions(1), BoxActions(1, (-2.0,), (2.0,)))
+        True
+        >>> same_form(DiscreteActions(2), DiscreteActions(3))
+        False
+    """
+    match one, other:
+        case DiscreteActions(n=n), DiscreteActions(n=m):
+            return n == m
+        case BoxActions(size=n), BoxActions(size=m):
+            return n == m
+    return False
+
+
+def actions_of(space: Space[Any], name: str) -> ActionSpec:
+    """The actions of a gymnasium space.
+
+    Args:
+        space: the space.
+        name: the environment's name in errors.
+
+    Raises:
+        ConfigError: the space is neither a choice nor a vector.
+
+    Example:
+        >>> actions_of(Discrete(3), "a game")
+        DiscreteActions(n=3)
+    """
+    match space:
+        case Discrete():
+            return DiscreteActions(int(space.n))
+        case Box(shape=(size,)):
+            low, high = (tuple(map(float, bound)) for bound in (space.low, space.high))
+            return BoxActions(int(size), low, high)
+    raise unusable_actions(space, repr(name))
+
+
+def unusable_actions(space: object, name: str) -> ConfigError:
+    """The error for actions that are neither a choice nor a vector."""
+    return ConfigError(
+        f"{name} takes actions of {space}",
+        "environment",
+        "wrap it so that an action is one of n, or a vector of numbers",
+    )

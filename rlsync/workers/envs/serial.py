@@ -1,0 +1,81 @@
+"""TorchRL environments behind the same interface as the others; this file imports torchrl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import Bounded, Categorical, OneHot
+from torchrl.envs import EnvBase, SerialEnv
+
+from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions, unusable_actions
+from rlsync.workers.envs.base import Envs, EnvStep
+
+
+class SerialEnvs(Envs):
+    """TorchRL environments that step one after the other in this process.
+
+    Args:
+        make: makes one.
+        num_envs: how many.
+        observation: the key of what the player sees.
+
+    Raises:
+        ConfigError: the actions are neither a choice nor a vector.
+    """
+
+    def __init__(self, make: Callable[[], EnvBase], num_envs: int, observation: str) -> None:
+        self.envs = SerialEnv(num_envs, make)
+        seen = self.envs.observation_spec[observation]
+        dtype = torch.uint8 if seen.dtype is torch.uint8 else torch.float32
+        actions = _actions_of(self.envs.action_spec_unbatched)
+        super().__init__(num_envs, actions, tuple(seen.shape[1:]), dtype)
+        self._key = observation
+        self._actions = self.envs.action_spec
+        self._one_hot = isinstance(self._actions, OneHot)
+        self._now: TensorDictBase = TensorDict()
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        if seed is not None:
+            self.envs.set_seed(seed)
+        self._now = self.envs.reset()
+        return self._now.get(self._key)
+
+    def send(self, action: Tensor) -> None:
+        if self._one_hot:
+            action = F.one_hot(action, self._actions.shape[-1])
+        elif action.dtype.is_floating_point:
+            action = self._actions.project(action)
+        self._now.set("action", action.to(self._actions.dtype))
+
+    def recv(self) -> EnvStep:
+        stepped, self._now = self.envs.step_and_maybe_reset(self._now)
+        answer = stepped.get("next")
+        done = answer.get("done").view(-1)
+        terminated = answer.get("terminated").view(-1)
+        truncated = done & ~terminated
+        last = answer.get(self._key)
+        return EnvStep(
+            self._now.get(self._key),
+            answer.get("reward").view(-1),
+            terminated,
+            truncated,
+            [(env, last[env]) for env in truncated.nonzero().view(-1).tolist()],
+        )
+
+    def close(self) -> None:
+        self.envs.close(raise_if_closed=False)  # TorchRL opens them at the first reset
+
+
+def _actions_of(spec: Any) -> ActionSpec:
+    if isinstance(spec, (OneHot, Categorical)):
+        return DiscreteActions(int(spec.space.n))
+    if spec.dtype.is_floating_point and len(spec.shape) == 1:
+        if isinstance(spec, Bounded):
+            return BoxActions(spec.shape[0], tuple(spec.space.low.tolist()), tuple(spec.space.high.tolist()))
+        return BoxActions(spec.shape[0])
+    raise unusable_actions(spec, "the TorchRL environment")

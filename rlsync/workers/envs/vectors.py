@@ -1,0 +1,133 @@
+"""Vectors of environments behind one interface: gymnasium's and ale-py's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch import Tensor
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.workers.envs.actions import actions_of
+from rlsync.workers.envs.base import Envs, EnvStep
+
+
+class VectorEnvs(Envs):
+    """A gymnasium vector environment that resets in the step that ends an episode.
+
+    Args:
+        envs: the vector environment.
+        name: its name in errors.
+
+    Raises:
+        ConfigError: it resets in another step, or workers cannot store its observations or actions.
+    """
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], name: str) -> None:
+        mode = envs.metadata.get("autoreset_mode")
+        space = envs.single_observation_space
+        if mode is not AutoresetMode.SAME_STEP:
+            envs.close()
+            raise ConfigError(
+                f"{name!r} does not reset in the step that ends an episode: its mode is {mode}",
+                "environment",
+                "leave vectorized=False, so that gymnasium steps one environment after the other",
+            )
+        if not isinstance(space, Box):
+            envs.close()
+            raise ConfigError(
+                f"{name!r} gives observations of {space}",
+                "environment",
+                "wrap it so that they are arrays (gymnasium.wrappers.FlattenObservation)",
+            )
+        # Most environments give pixels as [H, W, C]; those that stack frames give [C, H, W].
+        self._channels_behind = (
+            space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] <= min(4, space.shape[0])
+        )
+        shape = (space.shape[-1], *space.shape[:-1]) if self._channels_behind else space.shape
+        dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
+        super().__init__(envs.num_envs, actions_of(envs.single_action_space, name), shape, dtype)
+        self.envs = envs
+        self._actions = envs.single_action_space
+        self._sent: Any = None
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        return self._observed(self.envs.reset(seed=seed)[0])
+
+    def send(self, action: Tensor) -> None:
+        self._sent = self._translated(action)
+
+    def recv(self) -> EnvStep:
+        return self._answer(*self.envs.step(self._sent))
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def _translated(self, action: Tensor) -> Any:
+        taken = action.numpy()
+        if isinstance(self._actions, Discrete):
+            return taken + self._actions.start if self._actions.start else taken
+        # Only the environment gets the clipped action: the loss needs what the policy has drawn.
+        return np.clip(taken, self._actions.low, self._actions.high)  # type: ignore[attr-defined]
+
+    def _observed(self, array: Any) -> Tensor:
+        seen = torch.from_numpy(array)
+        return seen.movedim(-1, -3) if self._channels_behind else seen
+
+    def _answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> EnvStep:
+        hidden = np.flatnonzero(truncated & ~terminated) if truncated.any() else ()
+        return EnvStep(
+            self._observed(observation),
+            torch.from_numpy(reward),
+            torch.from_numpy(terminated),
+            torch.from_numpy(truncated),
+            [(int(env), self._observed(info["final_obs"][env])) for env in hidden],
+        )
+
+
+class AleEnvs(VectorEnvs):
+    """A game on ale-py's vector environment, whose threads step while the caller does something else.
+
+    Args:
+        game: the rom's name.
+        num_envs: how many copies.
+        options: of ``ale_py.vector_env.AtariVectorEnv``.
+
+    Raises:
+        ConfigError: ale-py is not installed, or has no such game.
+    """
+
+    def __init__(self, game: str, num_envs: int, options: Mapping[str, Any]) -> None:
+        try:
+            from ale_py import roms, vector_env
+        except ImportError as error:
+            raise ConfigError(
+                "ale-py is not installed", f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'"
+            ) from error
+        games = roms.get_all_rom_ids()
+        if game not in games:
+            near = nearest_name(game, games)
+            raise ConfigError(
+                f"ale-py has no game {game!r}",
+                "AtariEnvs(game=...)",
+                did_you_mean(near) + "write it in snake_case: space_invaders",
+            )
+        self.ale = vector_env.AtariVectorEnv(
+            game, num_envs, **options, autoreset_mode=AutoresetMode.SAME_STEP
+        )
+        super().__init__(self.ale, game)
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        # ale-py takes 32-bit seeds, for the last environment too.
+        return super().reset(None if seed is None else seed % (2**31 - self.num_envs))
+
+    def send(self, action: Tensor) -> None:
+        self.ale.send(self._translated(action))
+
+    def recv(self) -> EnvStep:
+        return self._answer(*self.ale.recv())

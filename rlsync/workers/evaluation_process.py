@@ -1,0 +1,117 @@
+"""The process that evaluates one version after the other, while training goes on. Loads no torchrl."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rlsync.core.errors import BoardClosed
+from rlsync.sync.adopter import Adopt
+from rlsync.transport.board.format import MAX_READERS
+from rlsync.transport.board.handle import BoardHandle
+from rlsync.workers.envs.specs import EnvSpec, make_venv
+from rlsync.workers.evaluation import Episode, Score, at_once, play
+from rlsync.workers.player import Player, check_fits
+from rlsync.workers.worker import adopting, prepare_process
+
+#: The evaluator's line on the board: the last one, which no worker has.
+READER = MAX_READERS - 1
+
+_LOOK_EVERY_S = 0.2
+_NICE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Score):
+    """The score of one version.
+
+    Args:
+        version: the one that acted in every step of every episode.
+        seconds: how long the evaluation took.
+    """
+
+    version: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationJob:
+    """What the process is told; small and picklable.
+
+    Args:
+        board: where versions come from.
+        player: what acts.
+        env: what it acts in.
+        episodes: how many make one evaluation.
+        every_versions: at least so many versions lie between two evaluations.
+        file: a CSV file; each evaluation adds a line.
+        seed: of environments and actions, the same for every evaluation.
+        adopt: whether parameters are pointed at the board, or copied out of it.
+    """
+
+    board: BoardHandle
+    player: Player
+    env: EnvSpec
+    episodes: int
+    every_versions: int
+    file: Path
+    seed: int
+    adopt: Adopt = "alias"
+
+
+def run_evaluator(job: EvaluationJob) -> None:
+    """What the process runs: adopt, play, write, until the learner is gone.
+
+    Args:
+        job: what to do; its player is without memory.
+    """
+    prepare_process()
+    os.nice(_NICE)
+    try:
+        adopter = adopting(job.board, READER, job.player, job.adopt)
+    except BoardClosed:
+        return
+    envs = make_venv(job.env, at_once(job.episodes))
+    check_fits(job.player, envs, str(job.env))
+    evaluated = -job.every_versions
+    while not adopter.learner_gone:
+        if adopter.newest - evaluated < job.every_versions:
+            time.sleep(_LOOK_EVERY_S)
+            continue
+        evaluated, started = adopter.adopt(), time.monotonic()
+        played: list[Episode] = []
+        for ended in play(job.player, envs, job.episodes, job.seed):
+            played += ended
+            if adopter.learner_gone:
+                return
+        seconds = round(time.monotonic() - started, 3)
+        _write(job.file, Evaluated(**asdict(Score.of(played)), version=evaluated, seconds=seconds))
+
+
+def _write(file: Path, evaluated: Evaluated) -> None:
+    with file.open("a", newline="") as opened:
+        writer = csv.writer(opened)
+        if not opened.tell():
+            writer.writerow([field.name for field in fields(Evaluated)])
+        writer.writerow(asdict(evaluated).values())
+
+
+def read_evaluations(file: Path) -> list[Evaluated]:
+    """The evaluations that the process has written so far, oldest first.
+
+    Args:
+        file: :attr:`EvaluationJob.file`; it need not exist yet.
+    """
+    if not file.exists():
+        return []
+    with file.open(newline="") as opened:
+        return [Evaluated(**_numbers(row)) for row in csv.DictReader(opened)]
+
+
+def _numbers(row: dict[str, str]) -> dict[str, Any]:
+    counted = ("episodes", "version")
+    return {name: int(text) if name in counted else float(text) for name, text in row.items()}

@@ -1,0 +1,243 @@
+"""The contract for the batch that workers make and the learner reads.
+
+A batch is a flat TensorDict of batch size [], time first: B unrolls of T steps, and the observation after
+the last step, so that one contiguous tensor holds all that a network sees in one pass::
+
+    key                 shape               what
+    observation         [T+1, B, *obs]      o[0] .. o[T]; uint8 pixels [C, H, W] or float vectors
+    is_init             [T+1, B] bool       o[t] is the first of its episode
+    action              [T, B, *action]     the action taken at o[t]: int64 index, or float vector
+    reward              [T, B]              its reward, not clipped
+    terminated          [T, B] bool         the step ended the episode: nothing comes after it
+    truncated           [T, B] bool         a limit ended the episode: the value of what comes after counts
+    policy_version      [T, B] int64        version of the weights that acted; no loss reads it
+    replayed            [B] bool            the unroll comes from replay; for entropy_on="online" only
+    final_observation   [K, *obs]           the last observations of truncated episodes; absent without any
+    final_index         [K, 2] int64        (t, b) of the truncated step that each one followed
+
+The player adds what it records (:class:`rlsync.workers.player.Record`). These names have a fixed meaning::
+
+    behaviour_log_prob  [T, B]              log-probability of the action under the policy that took it
+    behaviour_params    [T, B, P]           outputs of that policy; for a trust region only
+    recurrent_state     [B, *state]         before o[0], as step() returned it; for an LSTM only
+    last_action         [B, *action]        the action that led to o[0]; where the network takes it
+    last_reward         [B]                 and its reward
+
+After a step that ended an episode the environment is reset at once, and o[t+1] is the first observation of
+the next episode: ``is_init[1:] == terminated | truncated``. There is no separate bootstrap observation: o[T]
+is it, unless the last step was truncated; then the final observation is. o[T] is also o[0] of the next
+unroll. A step that is both terminated and truncated counts as terminated, and needs no final observation.
+
+Strides are free: pixels that lie in memory as [T+1, B, H, W, C] and are permuted to the shape above save a
+channels-last network the reordering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from rlsync.core.errors import ConfigError
+from rlsync.core.path import nearest_name
+from rlsync.workers.player import Playable, Player, Record, player_of
+
+if TYPE_CHECKING:  # workers need the names below, and tensordict takes seconds to import
+    from tensordict import TensorDict, TensorDictBase
+
+OBSERVATION = "observation"
+IS_INIT = "is_init"
+ACTION = "action"
+REWARD = "reward"
+TERMINATED = "terminated"
+TRUNCATED = "truncated"
+BEHAVIOUR_LOG_PROB = "behaviour_log_prob"
+BEHAVIOUR_PARAMS = "behaviour_params"
+POLICY_VERSION = "policy_version"
+RECURRENT_STATE = "recurrent_state"
+LAST_ACTION = "last_action"
+LAST_REWARD = "last_reward"
+REPLAYED = "replayed"
+FINAL_OBSERVATION = "final_observation"
+FINAL_INDEX = "final_index"
+
+#: In every batch.
+REQUIRED = (OBSERVATION, IS_INIT, ACTION, REWARD, TERMINATED, TRUNCATED)
+#: One entry for each step: time first, unrolls second.
+TIMED = (*REQUIRED, BEHAVIOUR_LOG_PROB, BEHAVIOUR_PARAMS, POLICY_VERSION)
+#: One entry for each unroll.
+PER_UNROLL = (RECURRENT_STATE, LAST_ACTION, LAST_REWARD, REPLAYED)
+#: One entry for each truncated step.
+FINAL = (FINAL_OBSERVATION, FINAL_INDEX)
+KEYS = (*TIMED, *PER_UNROLL, *FINAL)
+
+
+def check_batch(batch: TensorDictBase, network: Player | Playable, optional: Sequence[str] = ()) -> None:
+    """Refuse a batch that is not what this module's table says, for this player.
+
+    It looks at values, too, which waits for an accelerator: call it on the first batch of a run.
+
+    Args:
+        batch: the batch.
+        network: the network that learns from it and knows its player, or the player that made it.
+        optional: more keys of the table that are needed.
+
+    Raises:
+        ConfigError: a key is missing or misspelt, a shape or dtype does not fit, an episode's end and the
+            next one's beginning do not agree, or a truncation lacks its final observation.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> from rlsync.recipes.impala import Categorical, ImpalaNet
+        >>> check_batch(TensorDict({"observations": torch.zeros(3, 1, 4)}), ImpalaNet((4,), Categorical(2)))
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.ConfigError: the batch has no 'observation'
+          where  batch; it has: observations
+          cure   rename 'observations'; rlsync.workers.frames lists the keys
+    """
+    needed = [*REQUIRED, *recorded_keys(network), *optional]
+    for key in needed:
+        if key not in batch:
+            near = nearest_name(key, sorted(map(str, batch.keys())))
+            hint = f"rename {near!r}" if near and near not in KEYS else f"write {key!r}"
+            raise _bad_batch(f"the batch has no {key!r}", batch, hint)
+    has_params = not isinstance(network, Player) and BEHAVIOUR_PARAMS in batch
+    for key, shape, dtype in _expected(batch, player_of(network, store_params=has_params)):
+        tensor = batch.get(key, None)
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape or (dtype is not None and tensor.dtype != dtype):
+            wants = f"{list(shape)}" + (f" of {dtype}" if dtype is not None else "")
+            has = f"{list(tensor.shape)} of {tensor.dtype}"
+            raise _bad_batch(f"{key!r} is {has}, not {wants}", batch, "lay it out as listed")
+    _check_ends(batch)
+
+
+def recorded_keys(acting: Player | Playable) -> list[str]:
+    """The keys that a player adds to the required ones, without what it records beside.
+
+    Args:
+        acting: the player, or a network that knows its player.
+    """
+    return [record.name for record in player_of(acting).records if not record.beside]
+
+
+def known_keys(records: Sequence[Record] = ()) -> tuple[str, ...]:
+    """All keys that a batch may have, without what lies beside.
+
+    Args:
+        records: what the player records; names with a fixed meaning need not be among them.
+    """
+    return tuple(dict.fromkeys([*KEYS, *(record.name for record in records if not record.beside)]))
+
+
+def timed_keys(records: Sequence[Record] = ()) -> set[str]:
+    """The keys whose entries are time first, unrolls second; those of others are unrolls first.
+
+    Args:
+        records: what the player records.
+    """
+    return {*TIMED, *(record.name for record in records if record.per == "step")}
+
+
+def concatenate(batches: Sequence[TensorDictBase], records: Sequence[Record] = ()) -> TensorDict:
+    """Put the unrolls of several batches into one, for example new and replayed ones.
+
+    Args:
+        batches: with the same T and the same keys; final observations may be missing in some.
+        records: what the player records under names that the table does not have.
+
+    Raises:
+        ConfigError: keys differ, or a key is not in the table.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> one = TensorDict({"reward": torch.zeros(5, 1), "replayed": torch.tensor([True])})
+        >>> concatenate([one, one])["reward"].shape
+        torch.Size([5, 2])
+    """
+    from tensordict import TensorDict
+
+    keys = sorted({str(key) for batch in batches for key in batch.keys()})  # noqa: SIM118 - not a dict
+    out = {}
+    known, timed = known_keys(records), timed_keys(records)
+    for key in keys:
+        if key not in known:
+            near = nearest_name(key, known)
+            raise _bad_batch(
+                f"no batch has {key!r}", batches[0], f"did you mean {near!r}?" if near else "drop it"
+            )
+        if key in FINAL:
+            continue
+        parts = [batch.get(key, None) for batch in batches]
+        lacking = [number for number, part in enumerate(parts) if part is None]
+        if lacking:
+            raise _bad_batch(f"batch {lacking[0]} has no {key!r}, others have", batches[lacking[0]], "add it")
+        out[key] = torch.cat(parts, 1 if key in timed else 0)
+    finals = [batch.get(FINAL_OBSERVATION) for batch in batches if FINAL_INDEX in batch]
+    if finals:
+        out[FINAL_OBSERVATION] = torch.cat(finals)
+        out[FINAL_INDEX] = torch.cat(list(_shifted_indices(batches)))
+    return TensorDict(out)
+
+
+def _shifted_indices(batches: Sequence[TensorDictBase]) -> Iterator[Tensor]:
+    before = 0
+    for batch in batches:
+        if FINAL_INDEX in batch:
+            index = batch.get(FINAL_INDEX)
+            yield index + index.new_tensor([0, before])
+        before += batch.get(REWARD).shape[1]
+
+
+def _expected(
+    batch: TensorDictBase, player: Player
+) -> Iterator[tuple[str, tuple[int, ...], torch.dtype | None]]:
+    """Key, shape and dtype; a dtype of None stands for any."""
+    steps = tuple(batch.get(REWARD).shape[:2])
+    if len(steps) != 2 or 0 in steps:
+        raise _bad_batch(
+            f"'reward' is {list(batch.get(REWARD).shape)}, not [T, B]", batch, "lay it out as listed"
+        )
+    seen, (_, envs), observation = (steps[0] + 1, steps[1]), steps, player.observation_shape
+    yield OBSERVATION, (*seen, *observation), None
+    yield IS_INIT, seen, torch.bool
+    yield ACTION, (*steps, *player.actions.shape), player.actions.dtype
+    yield REWARD, steps, None
+    yield TERMINATED, steps, torch.bool
+    yield TRUNCATED, steps, torch.bool
+    for record in player.records:
+        if not record.beside:
+            lead = steps if record.per == "step" else (envs,)
+            any_float = record.dtype.is_floating_point
+            yield record.name, (*lead, *record.shape), None if any_float else record.dtype
+    yield REPLAYED, (envs,), torch.bool
+    finals = batch.get(FINAL_INDEX).shape[:1] if FINAL_INDEX in batch else (0,)
+    yield FINAL_OBSERVATION, (*finals, *observation), None
+    yield FINAL_INDEX, (*finals, 2), torch.int64
+
+
+def _check_ends(batch: TensorDictBase) -> None:
+    terminated, truncated = batch.get(TERMINATED), batch.get(TRUNCATED)
+    odd = (batch.get(IS_INIT)[1:] != (terminated | truncated)).nonzero()
+    if len(odd):
+        t, b = odd[0].tolist()
+        cure = "write is_init[t+1] = terminated[t] | truncated[t], and reset at once after an episode"
+        raise _bad_batch(f"step {t} of unroll {b} and 'is_init' of what follows do not agree", batch, cure)
+    given = torch.zeros_like(truncated)
+    if FINAL_INDEX in batch:
+        index = batch.get(FINAL_INDEX)
+        given[index[:, 0], index[:, 1]] = True
+    lacking = (truncated & ~terminated & ~given).nonzero()
+    if len(lacking):
+        t, b = lacking[0].tolist()
+        cure = "keep the last observation of an episode that is truncated, in 'final_observation'"
+        raise _bad_batch(f"the truncated step {t} of unroll {b} has no final observation", batch, cure)
+
+
+def _bad_batch(what: str, batch: TensorDictBase, cure: str) -> ConfigError:
+    has = ", ".join(sorted(map(str, batch.keys()))) or "nothing"
+    return ConfigError(what, f"batch; it has: {has}", f"{cure}; rlsync.workers.frames lists the keys")

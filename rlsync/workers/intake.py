@@ -1,0 +1,89 @@
+"""Batches out of the ring; while it waits for them, it looks after the workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tensordict import TensorDict
+
+from rlsync.transport.ring.reader import RolloutRing, TakenRollout
+from rlsync.workers.player import Record
+from rlsync.workers.supervision import LOOK_EVERY_S, Supervisor
+from rlsync.workers.unrolls import batch_of
+
+
+class Intake:
+    """Takes rollouts in the order in which they were completed, and makes batches of them.
+
+    Args:
+        ring: where rollouts come from.
+        workers: the worker processes; looked at whenever a rollout is awaited.
+        rollouts: how many make a batch. A single one is not copied; several are, and given back at once.
+        records: what the player recorded.
+        silent_timeout_s: how long to wait for a rollout while no worker is killed or started, seconds.
+    """
+
+    def __init__(
+        self,
+        ring: RolloutRing,
+        workers: Supervisor,
+        rollouts: int,
+        records: Sequence[Record],
+        silent_timeout_s: float,
+    ) -> None:
+        self._ring = ring
+        self._workers = workers
+        self._rollouts = rollouts
+        self._records = records
+        self._silent_timeout_s = silent_timeout_s
+        self._held: list[TakenRollout] = []
+        self._running = False
+        self.writers: tuple[int, ...] = ()
+
+    def batch(self) -> TensorDict:
+        """Wait for the next batch. The slot of the batch before is given back.
+
+        Raises:
+            WorkerLost: a worker ended too often, or none is left.
+            AdoptionTimeout: all workers are silent, or no rollout comes although they are not.
+        """
+        self.release()
+        if not self._running:
+            self._running = True
+            self._ring.run()
+        for _ in range(self._rollouts):
+            self._held.append(self._wait())
+        self.writers = tuple(taken.writer for taken in self._held)
+        batch = batch_of([taken.views for taken in self._held], self._records)
+        if self._rollouts > 1:
+            self.release()
+        return batch
+
+    def release(self) -> None:
+        """Give back the slots that are held."""
+        for taken in self._held:
+            self._ring.give_back(taken)
+        self._held = []
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Workers begin no further rollout inside the block."""
+        self._ring.pause()
+        try:
+            yield
+        finally:
+            if self._running and not self._ring.closed:
+                self._ring.run()
+
+    def _wait(self) -> TakenRollout:
+        deadline = time.monotonic() + self._silent_timeout_s
+        while True:
+            if self._workers.look():
+                deadline = time.monotonic() + self._silent_timeout_s
+            taken = self._ring.take(LOOK_EVERY_S)
+            if taken is not None:
+                return taken
+            if time.monotonic() >= deadline:
+                raise self._workers.silent()

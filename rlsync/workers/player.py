@@ -1,0 +1,249 @@
+"""The player: what a worker acts with. Algorithms bring their own; workers know only this protocol."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from rlsync.core.errors import ConfigError
+from rlsync.tensors.target import materialise
+from rlsync.workers.envs.actions import ActionSpec, same_form
+from rlsync.workers.envs.base import Envs
+
+#: What a player remembers of N environments: tensors [N, ...] by name.
+State = dict[str, Tensor]
+
+#: The destination of a player that has one network.
+POLICY = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One array that a player adds to the frames.
+
+    Args:
+        name: its key in the batch.
+        shape: of one environment's entry, without time and environments.
+        dtype: how it is stored.
+        per: ``"step"``: :meth:`Player.act` returns it at every step. ``"unroll"``: it is the entry ``name``
+            of the state before the unroll's first step. The worker itself knows ``last_reward``: it is not
+            taken from the state.
+        beside: True stores it under ``"collector"`` in the batch: something to look at, which no loss reads
+            and no replay keeps.
+
+    Example:
+        >>> Record("behaviour_log_prob", (), torch.float32).per
+        'step'
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    per: Literal["step", "unroll"] = "step"
+    beside: bool = False
+
+
+class Acted(NamedTuple):
+    """What a player did in one step of N environments.
+
+    Args:
+        action: ``[N, *action]``, in the form of :attr:`Player.actions`.
+        records: [N, ...] for each record per step, by its name.
+        state: what to pass to the next :meth:`Player.act`.
+    """
+
+    action: Tensor
+    records: Mapping[str, Tensor]
+    state: State
+
+
+class Player(ABC):
+    """Chooses actions in N environments, step after step. The learner makes one; each worker gets a copy.
+
+    The laws that players and workers keep:
+
+    - **Weights.** All tensors that a publish changes are in :attr:`modules`. A publish brings all modules as
+      one version, and a worker adopts it between two rollouts: one version makes all steps of a rollout. A
+      worker's copy arrives without memory (parameters and buffers on the meta device); the worker allocates
+      it and adopts. So a player must be picklable, hold no tensor outside its modules and read weights from
+      the modules at every call: parameters are re-pointed at shared, read-only memory.
+    - **Memory between steps** is in the state alone, not in the player: one player may act in several groups
+      of environments in turn. The worker passes each state back once. The player may reuse its tensors.
+    - **Episodes.** Where ``is_init`` is true, nothing that the state or the reward say of earlier steps may
+      influence the action.
+    - **Arguments** of :meth:`act` are the worker's memory, valid until it returns: read them, do not write to
+      them, keep no reference. What :meth:`act` returns is not written to by the worker.
+    - **Randomness** comes from the generator that is passed in: the same seed, weights and observations give
+      the same actions.
+    - **Calls** come from one thread, under ``torch.inference_mode()``.
+
+    Example:
+        >>> from rlsync.workers.envs.actions import DiscreteActions
+        >>> from rlsync.workers.players.uniform import UniformPlayer
+        >>> player: Player = UniformPlayer(DiscreteActions(3), observation_shape=(4,))
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> state = player.begin(5, generator)
+        >>> is_init, reward = torch.ones(5, dtype=torch.bool), torch.zeros(5)
+        >>> player.act(torch.zeros(5, 4), is_init, reward, state, generator).action.shape
+        torch.Size([5])
+    """
+
+    @property
+    @abstractmethod
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The modules that act, by destination.
+
+        Empty for a player without weights: nothing is published, and its frames carry version 0.
+        """
+
+    @property
+    @abstractmethod
+    def actions(self) -> ActionSpec:
+        """What actions it chooses; bounds are not looked at."""
+
+    @property
+    @abstractmethod
+    def observation_shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+
+    @property
+    @abstractmethod
+    def observation_dtype(self) -> torch.dtype:
+        """The dtype in which observations are stored, and passed to :meth:`act`."""
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """What is stored besides observations, actions, rewards, ends and versions."""
+        return ()
+
+    @abstractmethod
+    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+        """The state before the first step of N environments, which were just reset.
+
+        Args:
+            num_envs: N.
+            generator: seeded for this worker.
+            worker: the number of the worker, from 0.
+            num_workers: how many there are. An evaluation is worker 0 of 1.
+        """
+
+    @abstractmethod
+    def act(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+    ) -> Acted:
+        """Choose the next action of every environment.
+
+        Args:
+            observation: ``[N, *obs]``.
+            is_init: [N] bool, whether it is the first observation of an episode.
+            reward: [N], what the action before has brought; 0 before the first one.
+            state: what :meth:`begin` or the last call returned.
+            generator: the source of all random numbers.
+        """
+
+
+@runtime_checkable
+class Playable(Protocol):
+    """A network that knows its player, such as ``rlsync.recipes.impala.ImpalaNet``."""
+
+    def player(self, *, store_params: bool = False, store_value: bool = False) -> Player:
+        """A player that acts with this network.
+
+        Args:
+            store_params: record the outputs of the policy.
+            store_value: record the value.
+        """
+
+
+def player_of(acting: Player | Playable, *, store_params: bool = False, store_value: bool = False) -> Player:
+    """The player itself, or the one of a network.
+
+    Args:
+        acting: a player, or a network that knows its player.
+        store_params, store_value: passed to the network.
+
+    Raises:
+        ConfigError: a player is given with one of these options: it says itself what it records.
+    """
+    if not isinstance(acting, Player):
+        return acting.player(store_params=store_params, store_value=store_value)
+    if store_params or store_value:
+        raise ConfigError(
+            "a player says itself what it records",
+            f"store_params={store_params}, store_value={store_value}",
+            "leave them out, and make the player so that it records this",
+        )
+    return acting
+
+
+def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
+    """A copy of a player, with its own memory.
+
+    Args:
+        player: which is not changed.
+        dtype: of the copy's floating weights; ``None`` keeps theirs.
+    """
+    made = copy.deepcopy(player)
+    if dtype is not None:
+        for module in made.modules.values():
+            module.to(dtype=dtype)
+    return made
+
+
+def without_memory(player: Player) -> Player:
+    """A copy of a player whose modules are on the meta device: small to pickle. See :func:`materialised`.
+
+    Args:
+        player: which is not changed.
+    """
+    blank = copy.deepcopy(player)
+    for module in blank.modules.values():
+        module.to("meta")
+    return blank
+
+
+def materialised(player: Player) -> Player:
+    """Give the modules of a player memory, with arbitrary values, and let them need no gradient.
+
+    Args:
+        player: changed in place.
+
+    Returns:
+        The same player.
+    """
+    for module in player.modules.values():
+        materialise(module.requires_grad_(False))
+    return player
+
+
+def check_fits(player: Player, envs: Envs, where: str) -> None:
+    """Refuse a player whose observations or actions are not those of the environments.
+
+    Args:
+        player: which is to act.
+        envs: in which it is to act.
+        where: how the error names the environments.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    takes = f"{list(player.observation_shape)} of {player.observation_dtype}"
+    gives = f"{list(envs.observation_shape)} of {envs.observation_dtype}"
+    if takes != gives:
+        raise ConfigError(
+            f"the player takes observations {takes}, the environment gives {gives}",
+            where,
+            "build the network with the observation shape of the environment",
+        )
+    if not same_form(player.actions, envs.actions):
+        raise ConfigError(
+            f"the player chooses from {player.actions}, the environment takes {envs.actions}",
+            where,
+            "build the network with the actions of the environment",
+        )

@@ -1,0 +1,68 @@
+"""A TorchRL policy as a player, for evaluations; this file imports torchrl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torch import Generator, Tensor, nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.player import POLICY, Acted, Player, State
+
+
+class PolicyPlayer(Player):
+    """Acts with a TorchRL policy that reads ``observation`` and writes a one-hot ``action``.
+
+    TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these.
+
+    Args:
+        policy: the policy.
+        actions: n.
+        observation_shape: of one observation.
+        deterministic: take the likeliest action; otherwise draw one, if the policy draws at all.
+    """
+
+    def __init__(
+        self,
+        policy: TensorDictModuleBase,
+        actions: DiscreteActions,
+        observation_shape: tuple[int, ...],
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        self._policy = policy
+        self._actions = actions
+        self._observation_shape = tuple(observation_shape)
+        self._exploration = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {POLICY: self._policy}
+
+    @property
+    def actions(self) -> DiscreteActions:
+        return self._actions
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        return self._observation_shape
+
+    @property
+    def observation_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+        torch.manual_seed(generator.initial_seed())
+        return {}
+
+    def act(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+    ) -> Acted:
+        seen = TensorDict({"observation": observation}, [len(observation)])
+        with set_exploration_type(self._exploration):
+            action: Tensor = self._policy(seen).get("action")
+        return Acted(action.to(torch.int64).argmax(-1), {}, state)

@@ -1,0 +1,96 @@
+"""A player without weights: every action is equally likely."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+
+from rlsync.core.errors import ConfigError
+from rlsync.workers import frames as keys
+from rlsync.workers.envs.actions import ActionSpec, BoxActions
+from rlsync.workers.player import Acted, Player, Record, State
+
+
+class UniformPlayer(Player):
+    """Draws each action uniformly: from n, or from a bounded box. It records ``behaviour_log_prob``.
+
+    Use it as a baseline, and to fill a replay before training begins. It has no weights, so its frames carry
+    version 0.
+
+    Args:
+        actions: what it draws from.
+        observation_shape, observation_dtype: of the environment; it does not look at observations.
+
+    Raises:
+        ConfigError: a box has no finite bounds.
+
+    Example:
+        >>> from rlsync.workers.envs.actions import DiscreteActions
+        >>> player = UniformPlayer(DiscreteActions(4), (3,))
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> acted = player.act(
+        ...     torch.zeros(2, 3), torch.ones(2, dtype=torch.bool), torch.zeros(2), {}, generator
+        ... )
+        >>> acted.records["behaviour_log_prob"].exp()
+        tensor([0.2500, 0.2500])
+    """
+
+    def __init__(
+        self,
+        actions: ActionSpec,
+        observation_shape: tuple[int, ...],
+        observation_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._actions = actions
+        self._observation = tuple(observation_shape), observation_dtype
+        self._log_prob = _log_density(actions)
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {}
+
+    @property
+    def actions(self) -> ActionSpec:
+        return self._actions
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        return self._observation[0]
+
+    @property
+    def observation_dtype(self) -> torch.dtype:
+        return self._observation[1]
+
+    @property
+    def records(self) -> Sequence[Record]:
+        return (Record(keys.BEHAVIOUR_LOG_PROB, (), torch.float32),)
+
+    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+        return {}
+
+    def act(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+    ) -> Acted:
+        count, actions = len(observation), self._actions
+        if isinstance(actions, BoxActions):
+            low, high = torch.tensor(actions.low), torch.tensor(actions.high)
+            action = low + (high - low) * torch.rand(count, actions.size, generator=generator)
+        else:
+            action = torch.randint(actions.n, (count,), generator=generator)
+        return Acted(action, {keys.BEHAVIOUR_LOG_PROB: torch.full((count,), self._log_prob)}, state)
+
+
+def _log_density(actions: ActionSpec) -> float:
+    if not isinstance(actions, BoxActions):
+        return -math.log(actions.n)
+    widths = [high - low for low, high in zip(actions.low, actions.high, strict=True)]
+    if not widths or not all(0 < width < math.inf for width in widths):
+        raise ConfigError(
+            f"nothing can be drawn uniformly from {actions}",
+            "UniformPlayer(actions=...)",
+            "give actions with finite bounds, for example BoxActions(1, (-1.0,), (1.0,))",
+        )
+    return -sum(map(math.log, widths))

@@ -1,0 +1,1 @@
+"""Replayed experience: rows, unrolls, mixing."""

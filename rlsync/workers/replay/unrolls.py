@@ -1,0 +1,251 @@
+"""LASER's replay: whole unrolls as the workers recorded them, drawn uniformly, in memory or on disk."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from rlsync.core.errors import ConfigError
+from rlsync.workers import frames as keys
+from rlsync.workers.player import Record
+from rlsync.workers.replay.rows import TIME, Form, Ring, form_of, must_fit, to_rows
+
+# Columns of a stored unroll in addition to those of the contract.
+_AGENT, _FINAL_FIRST, _FINAL_COUNT = "_agent", "_final_first", "_final_count"
+_STATE_KEYS = ("contents", "agent", "generator")
+
+
+class Drawn(NamedTuple):
+    """What was drawn.
+
+    Args:
+        batch: n unrolls, as :mod:`rlsync.workers.frames` says.
+        agent: [n] int64, the number of the agent that made each one.
+
+    Example:
+        >>> Drawn(TensorDict({"reward": torch.ones(5, 2)}), torch.tensor([0, 1])).agent
+        tensor([0, 1])
+    """
+
+    batch: TensorDict
+    agent: Tensor
+
+
+class UnrollReplay:
+    """Holds the newest unrolls, whole, and draws from them uniformly, with replacement.
+
+    What comes out is what went in, bit by bit: every key of :mod:`rlsync.workers.frames`, so also the
+    log-probabilities of the policy that acted, the recurrent state and the final observations. Only
+    ``replayed`` is set, to True. All unrolls have the same length and keys as the first batch. When the
+    replay is full, the oldest unrolls are dropped one by one. Most unrolls have no final observations, so
+    these have a store of their own; when that is full, the oldest unrolls are dropped together with theirs.
+
+    Several agents may share one replay, from several threads of one process: each gives its number.
+
+    Args:
+        capacity_steps: how many steps are held at most. Only whole unrolls are held, so it may be less by up
+            to one unroll.
+        path: a folder in which a new folder for the files is made; it is deleted with the replay. None holds
+            the unrolls in memory.
+        final_capacity: how many final observations are held; by default one for each unroll, and at least
+            as many as an unroll has steps.
+        seed: of the draws.
+        records: what the player records under names that :mod:`rlsync.workers.frames` does not list:
+            ``player.records``.
+
+    Raises:
+        ConfigError: the capacity is less than one unroll, or a batch does not fit what is held.
+
+    Source: LASER, arXiv 1909.11583; torchrl.data.LazyTensorStorage and LazyMemmapStorage hold the tensors.
+
+    Example:
+        >>> no = torch.zeros(5, 3, dtype=torch.bool)
+        >>> batch = TensorDict({
+        ...     "observation": torch.randn(6, 3, 4), "is_init": torch.zeros(6, 3, dtype=torch.bool),
+        ...     "action": torch.zeros(5, 3, dtype=torch.int64), "reward": torch.ones(5, 3),
+        ...     "behaviour_log_prob": torch.zeros(5, 3), "terminated": no, "truncated": no,
+        ... })
+        >>> replay = UnrollReplay(capacity_steps=1000)
+        >>> replay.extend(batch)
+        >>> len(replay), replay.steps, replay.sample(2)["observation"].shape
+        (3, 15, torch.Size([6, 2, 4]))
+    """
+
+    def __init__(
+        self,
+        capacity_steps: int,
+        *,
+        path: str | Path | None = None,
+        final_capacity: int | None = None,
+        seed: int = 0,
+        records: Sequence[Record] = (),
+    ) -> None:
+        self.capacity_steps = capacity_steps
+        self.records = tuple(records)
+        self.generator = torch.Generator().manual_seed(seed)
+        self._final_capacity = final_capacity
+        self._folder = None if path is None else _own_folder(self, Path(path))
+        self._form: Form = {}
+        self._unrolls = self._finals = Ring(0, None)
+        self._first = 0  # the number of the oldest unroll
+        self._full = False
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many unrolls are held."""
+        return self._unrolls.written - self._first
+
+    @property
+    def steps(self) -> int:
+        """How many steps are held."""
+        return len(self) * self._length
+
+    @property
+    def full(self) -> bool:
+        """Whether unrolls were dropped already because the replay was full."""
+        return self._full
+
+    @property
+    def _length(self) -> int:
+        return self._form[keys.REWARD][0][0] if self._form else 0
+
+    def extend(self, batch: TensorDictBase, agent: int | Tensor = 0) -> None:
+        """Add the unrolls of a batch; the last one is the newest.
+
+        Args:
+            batch: as :mod:`rlsync.workers.frames` says, on any device.
+            agent: the number of the agent that made it, or [B] of them.
+
+        Raises:
+            ConfigError: keys, shapes or dtypes are not those of what is held, or unrolls are replayed ones.
+        """
+        rows, finals = to_rows(batch, self.records)
+        form, count = form_of(rows), finals.counts
+        with self._lock:
+            if not self._form:
+                self._begin(form)
+            must_fit(form, self._form)
+            rows.set(_AGENT, torch.zeros_like(count) + agent)
+            rows.set(_FINAL_COUNT, count)
+            rows.set(_FINAL_FIRST, self._finals.written + count.cumsum(0) - count)
+            self._finals.put(finals.rows)
+            self._unrolls.put(rows)
+            self._evict()
+
+    def sample(self, unrolls: int) -> TensorDict:
+        """A batch of this many unrolls, all ``replayed``. :meth:`draw` also says which agent made them.
+
+        Args:
+            unrolls: how many, one or more.
+
+        Raises:
+            ConfigError: the replay is empty, or ``unrolls`` is below one.
+        """
+        return self.draw(unrolls).batch
+
+    def draw(self, unrolls: int) -> Drawn:
+        """Draw this many unrolls, each uniformly from all that are held.
+
+        Args:
+            unrolls: how many, one or more.
+
+        Raises:
+            ConfigError: the replay is empty, or ``unrolls`` is below one.
+        """
+        with self._lock:
+            if not len(self) or unrolls < 1:
+                raise ConfigError(
+                    f"{unrolls} unrolls cannot be drawn from {len(self)}",
+                    "UnrollReplay.draw",
+                    "extend the replay first, and ask for one or more",
+                )
+            return self._read(torch.randint(len(self), (unrolls,), generator=self.generator))
+
+    def state_dict(self, contents: bool = True) -> dict[str, Any]:
+        """The unrolls from old to new, the agents that made them, and the state of the random draws.
+
+        Args:
+            contents: False leaves the unrolls out: a replay that loads this begins empty. True copies all of
+                them into memory, also those of a replay on disk.
+        """
+        with self._lock:
+            state: dict[str, Any] = {"generator": self.generator.get_state()}
+            if contents and len(self):
+                state["contents"], state["agent"] = self._read(torch.arange(len(self)))
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned; drop what is held now. A smaller replay keeps the newest.
+
+        Call it before the first draw: other threads must not use the replay at the same time.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: it is not the state of a replay.
+        """
+        unknown = sorted(set(state_dict) - set(_STATE_KEYS))
+        if unknown or "generator" not in state_dict:
+            raise ConfigError(
+                f"this is not the state of a replay: {', '.join(unknown) or 'it has no generator'}",
+                "UnrollReplay.load_state_dict",
+                "give what state_dict() returned",
+            )
+        self._first, self._full = self._unrolls.written, False
+        if "contents" in state_dict:
+            self.extend(state_dict["contents"].exclude(keys.REPLAYED), state_dict["agent"])
+        self.generator.set_state(state_dict["generator"])
+
+    def _begin(self, form: Form) -> None:
+        length = form[keys.REWARD][0][0]
+        capacity = self.capacity_steps // length
+        if capacity < 1:
+            raise ConfigError(
+                f"a replay of {self.capacity_steps} steps has no room for an unroll of {length}",
+                "UnrollReplay(capacity_steps=...)",
+                f"give {length} or more",
+            )
+        final_capacity = capacity if self._final_capacity is None else self._final_capacity
+        self._form = form
+        self._unrolls = Ring(capacity, self._folder and self._folder / "unrolls")
+        self._finals = Ring(max(final_capacity, length), self._folder and self._folder / "finals")
+
+    def _evict(self) -> None:
+        before, self._first = self._first, max(self._first, self._unrolls.written - self._unrolls.capacity)
+        oldest_final = self._finals.written - self._finals.capacity
+        while oldest_final > 0 and len(self):
+            if int(self._unrolls.take(torch.tensor([self._first]))[_FINAL_FIRST]) >= oldest_final:
+                break
+            self._first += 1
+        self._full = self._full or self._first > before
+
+    def _read(self, positions: Tensor) -> Drawn:
+        """Read the unrolls at these positions; 0 is the oldest."""
+        rows, timed = self._unrolls.take(self._first + positions), keys.timed_keys(self.records)
+        out = {key: rows[key].transpose(0, 1) if key in timed else rows[key] for key in self._form}
+        out[keys.REPLAYED] = torch.ones(len(positions), dtype=torch.bool)
+        count = rows[_FINAL_COUNT]
+        if count.any():
+            unroll = torch.arange(len(positions)).repeat_interleave(count)
+            before = (count.cumsum(0) - count)[unroll]
+            finals = self._finals.take(rows[_FINAL_FIRST][unroll] + torch.arange(len(unroll)) - before)
+            out[keys.FINAL_OBSERVATION] = finals[keys.FINAL_OBSERVATION]
+            out[keys.FINAL_INDEX] = torch.stack([finals[TIME], unroll], -1)
+        return Drawn(TensorDict(out), rows[_AGENT])
+
+
+def _own_folder(owner: UnrollReplay, path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="replay-", dir=path))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return folder

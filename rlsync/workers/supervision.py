@@ -1,0 +1,231 @@
+"""The worker processes, and what happens when one ends: it is started again, or the run ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+
+from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
+from rlsync.sync.processes import await_ready, ending
+from rlsync.sync.silence import Silence
+from rlsync.transport.ring.reader import RolloutRing
+
+_log = logging.getLogger(__name__)
+
+#: How long the learner waits at a stretch; it looks at the workers in between.
+LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """How often, and how soon, a worker that ended is started again.
+
+    Args:
+        at_most: restarts of one worker within ``window_s``; if it ends once more, the run ends.
+        window_s: seconds after which a restart no longer counts.
+        first_pause_s: seconds before the first restart; each further pause is twice as long.
+        longest_pause_s: upper limit of a pause, seconds.
+
+    Raises:
+        ConfigError: a number is out of range.
+
+    Example:
+        >>> [Restarts().pause_s(already) for already in range(4)]
+        [0.5, 1.0, 2.0, 4.0]
+    """
+
+    at_most: int = 5
+    window_s: float = 600.0
+    first_pause_s: float = 0.5
+    longest_pause_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.at_most < 0 or min(self.window_s, self.first_pause_s, self.longest_pause_s) < 0:
+            raise ConfigError("a number is below zero", str(self), "at_most=0 never starts a worker again")
+
+    def pause_s(self, already: int) -> float:
+        """Seconds to wait before the next restart.
+
+        Args:
+            already: restarts of this worker within the window so far.
+        """
+        return float(min(self.longest_pause_s, self.first_pause_s * 2.0**already))
+
+
+class Supervisor:
+    """Starts worker processes and keeps them running.
+
+    A worker that ends by an error, or is killed, is started again after a pause. It adopts the newest
+    version; the other workers go on meanwhile. If one worker is silent for too long and others are not, it is
+    killed and started again. The run ends when one worker ends too often, when all were killed, or when all
+    are silent.
+
+    A worker that waits for a free slot is not silent. Silence counts only while :meth:`look` is called.
+
+    Args:
+        start: ``start(worker, life)`` starts the process of a worker; life 0 is its first start.
+        count: the number of workers.
+        ring: where workers write rollouts, signs of life, and why they ended.
+        restarts: how often a worker is started again.
+        silent_timeout_s: how long a worker may give no sign of life, seconds.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[int, int], BaseProcess],
+        count: int,
+        ring: RolloutRing,
+        restarts: Restarts,
+        silent_timeout_s: float,
+    ) -> None:
+        self._start = start
+        self._ring = ring
+        self._restarts = restarts
+        self._silence = Silence(silent_timeout_s)
+        self._silenced: set[int] = set()
+        self._lives = [0] * count
+        self._ended: list[list[float]] = [[] for _ in range(count)]
+        self._due: dict[int, float] = {}
+        self.procs: list[BaseProcess] = []
+        for worker in range(count):
+            ring.expect(worker)
+            self.procs.append(start(worker, 0))
+
+    @property
+    def restarts(self) -> int:
+        """How many restarts there were."""
+        return sum(self._lives)
+
+    def await_start(self, timeout_s: float) -> None:
+        """Wait until all workers are ready; see :func:`await_ready`.
+
+        A worker that ends here is not started again: its job has never worked yet.
+
+        Args:
+            timeout_s: for all of them together, seconds.
+
+        Raises:
+            WorkerLost: one has ended.
+            AdoptionTimeout: one is not ready in time.
+        """
+        await_ready(self.procs, self._ready, timeout_s, self._headline)
+
+    def _ready(self, worker: int, seconds: float) -> bool:
+        if not self._ring.writer(worker).ready:
+            time.sleep(min(seconds, LOOK_EVERY_S / 10))
+        return self._ring.writer(worker).ready
+
+    def look(self) -> bool:
+        """Note which workers have ended, kill silent ones, and start those again whose pause is over.
+
+        Returns:
+            Whether a worker was killed or started: its slot is free again, so rollouts may arrive now.
+
+        Raises:
+            WorkerLost: one ended too often, or none is left.
+            AdoptionTimeout: all are silent.
+        """
+        for worker, process in enumerate(self.procs):
+            if worker not in self._due and process.exitcode is not None:
+                self._note_end(worker)
+        if self._due:
+            self._require_one_left()
+        silent = self._end_silent()
+        due = [worker for worker, at in self._due.items() if time.monotonic() >= at]
+        for worker in due:
+            self._start_again(worker)
+        return bool(silent or due)
+
+    def _end_silent(self) -> list[int]:
+        looked_at = [worker for worker in range(len(self.procs)) if worker not in self._due]
+        silent = self._silence.look({w: self._ring.writer(w).heartbeat_age_s for w in looked_at})
+        if len(silent) == len(self.procs):
+            raise self.silent()
+        for worker in silent:
+            self._silenced.add(worker)
+            self.procs[worker].kill()
+        return silent
+
+    def _start_again(self, worker: int) -> None:
+        del self._due[worker]
+        self._silenced.discard(worker)
+        self._lives[worker] += 1
+        self.procs[worker].close()
+        self._ring.expect(worker)
+        self.procs[worker] = self._start(worker, self._lives[worker])
+        _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
+
+    def _note_end(self, worker: int) -> None:
+        now, kept = time.monotonic(), self._restarts
+        recent = [at for at in self._ended[worker] if now - at < kept.window_s]
+        if len(recent) >= kept.at_most:
+            often = f", {len(recent) + 1} times within {kept.window_s:g} s" if recent else ""
+            raise WorkerLost(self._told(worker, often), "collecting rollouts", _CURE)
+        pause_s = kept.pause_s(len(recent))
+        _, _, words = self._ring.writer(worker).last_words.partition("\n")
+        told = self._told(worker)
+        _log.warning("%s; it is started again in %g s%s", told, pause_s, f"\n{words}" if words else "")
+        self._ended[worker] = [*recent, now]
+        self._due[worker] = now + pause_s
+
+    def _require_one_left(self) -> None:
+        if len(self._due) < len(self.procs):
+            return
+        codes = [process.exitcode for process in self.procs]
+        if all(code is not None and code < 0 for code in codes):
+            told = "; ".join(self._told(worker) for worker in range(len(self.procs)))
+            raise WorkerLost(f"no worker is left: {told}", "collecting rollouts", _CURE)
+
+    def _told(self, worker: int, when: str = "") -> str:
+        process, words = self.procs[worker], self._headline(worker)
+        why = f" after {self._silence.timeout_s:g} s of silence" if worker in self._silenced else ""
+        told = f"worker {worker} (pid {process.pid}) {ending(process.exitcode or 0)}{why}{when}"
+        return f"{told}: {words}" if words else told
+
+    def _headline(self, worker: int) -> str:
+        return self._ring.writer(worker).last_words.partition("\n")[0]
+
+    def silent(self) -> AdoptionTimeout:
+        """The error to raise when no worker has completed a rollout within the timeout."""
+        lines = [self._ring.writer(worker) for worker in range(len(self.procs))]
+        told = ", ".join(
+            f"worker {line.writer} (pid {line.pid}, {'alive' if line.alive else 'dead'}, last seen "
+            f"{line.heartbeat_age_s:.1f} s ago)"
+            for line in lines
+        )
+        return AdoptionTimeout(
+            f"no rollout was completed for {self._silence.timeout_s:g} s by {told}",
+            "collecting rollouts",
+            "look what stopped them, or where they hang (py-spy dump --pid PID); if a rollout takes that "
+            "long, give a longer silent_timeout_s",
+        )
+
+    def end(self, timeout_s: float) -> None:
+        """Wait until all workers have left; end those that have not.
+
+        Args:
+            timeout_s: how long to wait before SIGTERM, seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        for process in self.procs:
+            process.join(max(0.0, deadline - time.monotonic()))
+        _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.terminate)
+        _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.kill)
+        for process in self.procs:
+            process.close()
+        self.procs = []
+
+
+def _end_each(processes: Sequence[BaseProcess], how: Callable[[BaseProcess], None]) -> None:
+    for process in processes:
+        how(process)
+    for process in processes:
+        process.join(2.0)
+
+
+_CURE = (
+    "look at the worker's own error above, or in the kernel's log if memory was short; then resume the run"
+)
