@@ -160,9 +160,9 @@ def test_an_environment_that_cannot_serve_is_refused_before_a_worker_starts(env_
 
 
 def test_a_recipe_that_is_given_the_settings_of_another_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not a PPO recipe"):
+    with pytest.raises(ConfigError, match="takes the settings PPOConfig, got DQNConfig"):
         ppo.build(Config(recipe=DQNConfig()))
-    with pytest.raises(ConfigError, match="not a DQN recipe"):
+    with pytest.raises(ConfigError, match="takes the settings DQNConfig, got PPOConfig"):
         dqn.build(Config(recipe=PPOConfig()))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, bound_errors, fraction, not_below_zero, one_of, refuse
@@ -23,6 +23,9 @@ from rlsync.recipes.sync_config import (
     trigger,
     trigger_errors,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "Config",
@@ -89,6 +92,28 @@ class RecipeConfig:
     batch_size: int = above_zero(128)
     clip_norm: float = above_zero(0.5)
     _recipe_: str | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The recipe's settings in a config.
+
+        Args:
+            config: of a run.
+
+        Raises:
+            ConfigError: they are those of another recipe.
+
+        Example:
+            >>> PPOConfig.of(Config(recipe=PPOConfig(lr=0.1))).lr
+            0.1
+        """
+        if not isinstance(config.recipe, cls):
+            raise ConfigError(
+                f"this recipe takes the settings {cls.__name__}, got {type(config.recipe).__name__}",
+                "recipe",
+                f"give recipe={cls().name}",
+            )
+        return config.recipe
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """What is wrong with these settings beyond their bounds; ``config`` is the whole run's."""

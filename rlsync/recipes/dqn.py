@@ -16,7 +16,6 @@ from torchrl.objectives import DQNLoss, HardUpdate
 from torchrl.trainers import LRSchedulerHook
 from torchrl.trainers.algorithms import DQNTrainer
 
-from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, DQNConfig, check
@@ -37,7 +36,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> DQNTrainer:
         ConfigError: a value, the environment or the kind of recipe does not fit.
         SyncMapError: the sync map cannot be carried out.
     """
-    recipe = _settings(config)
+    recipe = DQNConfig.of(config)
     if spaces is None:
         check(config)
         spaces = parts.probe(config.env)
@@ -84,14 +83,8 @@ def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, E
 
 def player(config: Config, spaces: parts.Spaces, deterministic: bool) -> CheckpointPlayer:
     """The Q network of a run's config, for ``rlsync eval``: greedy either way, since it draws nothing."""
-    actor, _ = make_policy(_settings(config), spaces)
+    actor, _ = make_policy(DQNConfig.of(config), spaces)
     return parts.policy_player(config, actor, spaces, deterministic=deterministic)
-
-
-def _settings(config: Config) -> DQNConfig:
-    if not isinstance(config.recipe, DQNConfig):
-        raise ConfigError(f"not a DQN recipe: {config.recipe}", "recipe", "give recipe=dqn")
-    return config.recipe
 
 
 RECIPE = Recipe("dqn", DQNConfig, parts.probe, build, player)

@@ -13,7 +13,6 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers.algorithms import PPOTrainer
 
-from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, PPOConfig, check
@@ -36,7 +35,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
         >>> trainer = build(Config(seed=1))  # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP
     """
-    recipe = _settings(config)
+    recipe = PPOConfig.of(config)
     if spaces is None:
         check(config)
         spaces = parts.probe(config.env)
@@ -93,14 +92,8 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces) -> ClipPPOLoss:
 
 def player(config: Config, spaces: parts.Spaces, deterministic: bool) -> CheckpointPlayer:
     """The actor of a run's config, for ``rlsync eval``."""
-    actor = make_loss(_settings(config), spaces).actor_network
+    actor = make_loss(PPOConfig.of(config), spaces).actor_network
     return parts.policy_player(config, actor, spaces, deterministic=deterministic)
-
-
-def _settings(config: Config) -> PPOConfig:
-    if not isinstance(config.recipe, PPOConfig):
-        raise ConfigError(f"not a PPO recipe: {config.recipe}", "recipe", "give recipe=ppo")
-    return config.recipe
 
 
 RECIPE = Recipe("ppo", PPOConfig, parts.probe, build, player)

@@ -157,9 +157,7 @@ def settings_of(config: Config) -> ImpalaConfig:
     Raises:
         ConfigError: the recipe is another one, or there is an evaluation and no run folder to write it to.
     """
-    recipe = config.recipe
-    if not isinstance(recipe, ImpalaConfig):
-        raise ConfigError(f"not an IMPALA recipe: {recipe}", "recipe", "give recipe=impala or recipe=laser")
+    recipe = ImpalaConfig.of(config)
     if recipe.evaluation.every_frames and config.run_dir is None:
         raise ConfigError(
             "an evaluation needs a run folder to write to",
