@@ -14,6 +14,7 @@ from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.path import parse
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
+from rlsync.sync.program_end import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
 from rlsync.torchrl_plugin.link import BoardLink
@@ -161,6 +162,7 @@ class BoardScheme(compat.WeightSyncScheme):
                 "SyncWeights alone does it",
             )
         parse(model_id)
+        end_with_program(context)
         self.model_id = model_id
         self.context = context
         publisher = self.publisher

@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.sync.adopter import Adopt
+from rlsync.sync.program_end import end_with_program
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.intake import Intake
@@ -128,6 +129,7 @@ class UnrollCollector(PolicyOnBoard):
         self._frames = self._batches = 0
         self._closed = False
         self._pid = os.getpid()
+        end_with_program(self)
         shape = RolloutShape(steps, envs_per_worker)
         self._ring = RolloutRing(shape.layout(acting), slots, num_workers)
         seed = int(torch.randint(2**30, ())) if seed is None else seed

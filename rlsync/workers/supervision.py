@@ -18,6 +18,10 @@ _log = logging.getLogger(__name__)
 #: How long the learner waits at a stretch; it looks at the workers in between.
 LOOK_EVERY_S = 0.1
 
+#: How long workers may take to end, all together. SIGTERM does not end a stopped one.
+_AFTER_SIGTERM_S = 1.0
+_AFTER_SIGKILL_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
@@ -212,18 +216,19 @@ class Supervisor:
         deadline = time.monotonic() + timeout_s
         for process in self.procs:
             process.join(max(0.0, deadline - time.monotonic()))
-        _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.terminate)
-        _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.kill)
+        _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.terminate, _AFTER_SIGTERM_S)
+        _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.kill, _AFTER_SIGKILL_S)
         for process in self.procs:
             process.close()
         self.procs = []
 
 
-def _end_each(processes: Sequence[BaseProcess], how: Callable[[BaseProcess], None]) -> None:
+def _end_each(processes: Sequence[BaseProcess], how: Callable[[BaseProcess], None], timeout_s: float) -> None:
     for process in processes:
         how(process)
+    deadline = time.monotonic() + timeout_s
     for process in processes:
-        process.join(2.0)
+        process.join(max(0.0, deadline - time.monotonic()))
 
 
 _CURE = (

@@ -37,6 +37,12 @@ def descendant_pids(pid: int | None = None) -> set[int]:
     return found.union(*(descendant_pids(child) for child in found))
 
 
+def session_pids(session: int) -> set[int]:
+    """Living processes of a session, whoever their parents are."""
+    pids = {int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()}
+    return {pid for pid in pids if _session(pid) == session and is_alive(pid)}
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
     return _stat(pid)[1] not in ("", "Z")
@@ -100,6 +106,13 @@ def _stat(pid: int) -> tuple[int, str]:
     except (FileNotFoundError, ProcessLookupError):
         return 0, ""
     return int(fields[1]), fields[0]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _is_helper(pid: int, parent: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlsync.core.errors import ConfigError
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.program_end import end_with_program
 from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
@@ -34,4 +35,6 @@ def endpoint_of(collector: object) -> Endpoint:
         return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()})
     if isinstance(collector, compat.Collector) and not schemes:
         return InProcessEndpoint(collector)
+    if isinstance(collector, compat.MultiCollector):
+        end_with_program(collector)  # one on a board says so itself
     return ForeignEndpoint(collector, list(schemes))

@@ -1,0 +1,62 @@
+"""Worker processes end with the program, also when nobody shuts their collector down.
+
+Python waits at its exit for every process that it started. A collector that a traceback or a global name
+holds is not deleted before that, and its workers wait for their learner. So a program that ends by an
+exception would hang. Here the workers are ended first.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from weakref import WeakSet
+
+from rlsync.sync.workers_publisher import WorkerProcesses
+
+#: How long the workers of all collectors together may take to leave by themselves; then they are killed.
+LEAVE_WITHIN_S = 2.5
+
+#: Above the priorities of multiprocessing's own exit functions (at most 15): workers may need what they end.
+_FIRST = 100
+
+_open: dict[int, WeakSet[WorkerProcesses]] = {}
+
+
+def end_with_program(collector: WorkerProcesses) -> None:
+    """End the workers of ``collector`` when this process exits, unless they have ended by then.
+
+    It changes nothing before: the collector is deleted or shut down as ever, and an error that the program
+    handles, or that leaves an interactive interpreter running, ends no worker. A second call does nothing.
+
+    Args:
+        collector: may be under construction; its workers need not be started yet.
+    """
+    pid = os.getpid()  # a forked child inherits the set, but its parent's workers are not its own
+    if pid not in _open:
+        _open[pid] = WeakSet()
+        # Not atexit: processes of multiprocessing run only these functions at their exit.
+        Finalize(None, _end_all, args=(_open[pid],), exitpriority=_FIRST)
+    _open[pid].add(collector)
+
+
+def _end_all(collectors: Iterable[WorkerProcesses]) -> None:
+    left = list(collectors)
+    processes = [process for collector in left for process in _processes_of(collector)]
+    deadline = time.monotonic() + LEAVE_WITHIN_S
+    while left:
+        share_s = max(0.0, deadline - time.monotonic()) / len(left)
+        left.pop().shutdown(timeout=share_s, raise_on_error=False)
+    for process in processes:
+        with suppress(ValueError):  # closed: it has ended
+            process.kill()
+
+
+def _processes_of(collector: WorkerProcesses) -> list[BaseProcess]:
+    try:
+        return list(collector.procs)
+    except AttributeError:  # its constructor raised before it started any
+        return []
