@@ -7,6 +7,8 @@ from typing import Any
 from torchrl.modules import EGreedyModule
 from torchrl.trainers import Trainer, TrainerHookBase
 
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
+
 
 class EpsilonDecay(TrainerHookBase):
     """Lowers the exploration rate of an EGreedyModule as frames are collected.
@@ -15,6 +17,9 @@ class EpsilonDecay(TrainerHookBase):
 
     Args:
         greedy: the module, which checkpoints carry as ``trainer.greedy_module``.
+
+    Raises:
+        ConfigError: when it is called before :meth:`register`, or with arguments.
     """
 
     def __init__(self, greedy: EGreedyModule) -> None:
@@ -22,8 +27,11 @@ class EpsilonDecay(TrainerHookBase):
         self._frames = 0
         self._trainer: Trainer | None = None
 
-    def __call__(self) -> None:
-        if self._trainer is not None and self._trainer.collected_frames > self._frames:
+    def __call__(self, *given: object) -> None:
+        if self._trainer is None:
+            raise no_trainer(self)
+        refuse_arguments(self, given)
+        if self._trainer.collected_frames > self._frames:
             self.greedy.step(self._trainer.collected_frames - self._frames)
             self._frames = self._trainer.collected_frames
 

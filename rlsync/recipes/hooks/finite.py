@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn, optim
-from torchrl.trainers import Trainer, TrainerHookBase
+from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 
 #: TorchRL's steppers write the norm of the gradient under a key that begins so, before they step.
 _NORM = "grad_norm"
 
 
-class StopIfNotFinite(TrainerHookBase):
+class StopIfNotFinite(RegistersItself):
     """Raises before an optimizer step whose loss or gradient is infinite or not a number.
 
     The weights are then still those of before. If they are finite and the trainer has a checkpoint file, it

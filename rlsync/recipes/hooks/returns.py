@@ -8,6 +8,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.workers import frames as keys
 from rlsync.workers.unrolls import COLLECTOR, EPISODE_RETURN
 
@@ -20,6 +21,9 @@ class EpisodeReturns(TrainerHookBase):
     Args:
         target: stop when the mean reaches this return; None never stops.
         episodes: the number of newest episodes that make the mean, all of which must be there.
+
+    Raises:
+        ConfigError: when it is called before :meth:`register`.
     """
 
     def __init__(self, target: float | None = None, episodes: int = 20) -> None:
@@ -35,7 +39,9 @@ class EpisodeReturns(TrainerHookBase):
         return sum(self.newest) / len(self.newest) if self.newest else float("nan")
 
     def __call__(self, batch: TensorDictBase | None) -> dict[str, Any] | None:
-        if batch is None or self._trainer is None:
+        if self._trainer is None:
+            raise no_trainer(self)
+        if batch is None:
             return None
         ended = self.ended(batch)
         self.newest.extend(ended)

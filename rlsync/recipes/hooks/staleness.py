@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync import SyncWeights
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 
 #: The hook's name in checkpoints. It counts staleness and not lag, but older checkpoints have this name, and
 #: TorchRL refuses a checkpoint that lacks a registered name.
@@ -24,14 +25,21 @@ class StalenessHistogram(TrainerHookBase):
         sync: the hook that publishes.
         file: a CSV file, ``staleness_versions,steps``; rewritten at each checkpoint and at the end. None
             writes nothing.
+
+    Raises:
+        ConfigError: when it is called before :meth:`register`. At :meth:`register`: ``sync`` is bound to no
+            trainer, or its frames carry no stamps.
     """
 
     def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
         self.sync = sync
         self.counts: Counter[int] = Counter()
         self._file = file
+        self._registered = False
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        if not self._registered:  # nobody would write the file
+            raise no_trainer(self)
         ages, counts = self.sync.staleness(batch).versions.unique(return_counts=True)
         self.counts.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
         return batch
@@ -39,6 +47,7 @@ class StalenessHistogram(TrainerHookBase):
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end."""
         self.sync.require_stamps("StalenessHistogram")
+        self._registered = True
         trainer.register_op("process_optim_batch", self)
         trainer.register_op("shutdown", self.write)
         trainer.register_module(name, self)

@@ -15,22 +15,27 @@ class SyncMetrics(TrainerHookBase):
 
     Args:
         sync: the hook whose receipts are read.
+
+    Raises:
+        ConfigError: ``sync`` is bound to no trainer, or, at :meth:`register`, to another one.
     """
 
     def __init__(self, sync: SyncWeights) -> None:
         self.sync = sync
 
     def __call__(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
+        version = self.sync.version
         if not self.sync.receipts:
             return None
         return {
-            "sync/version": self.sync.version,
+            "sync/version": version,
             "sync/lag_versions": self.sync.lag_versions(),
             "sync/publish_ms": self.sync.receipts[-1].duration_s * 1e3,
         }
 
     def register(self, trainer: Trainer, name: str = "sync_metrics") -> None:
         """Log after every batch of this trainer."""
+        self.sync.require_trainer(trainer, "SyncMetrics.register")
         trainer.register_op("post_steps_log", self)
         trainer.register_module(name, self)
 

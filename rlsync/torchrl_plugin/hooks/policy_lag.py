@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.trainers import TrainerHookBase
 
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.torchrl_plugin.hooks.sync_weights import UNKNOWN, SyncWeights
 
 
-class LogPolicyLag(TrainerHookBase):
+class LogPolicyLag(RegistersItself):
     """Log the staleness of consumed frames and the workers' policy lag through the trainer's logger.
 
     A frame is consumed when it is part of a batch that an optimizer step is about to use. A frame that is

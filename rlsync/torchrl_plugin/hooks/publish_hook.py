@@ -16,6 +16,7 @@ from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.hooks.misuse import refuse_arguments
 
 
 class PublishHook(TrainerHookBase):
@@ -58,6 +59,9 @@ class PublishHook(TrainerHookBase):
     def _publish(self, reason: str, now: Counters) -> Receipt:
         raise NotImplementedError
 
+    def _require_bound(self) -> None:
+        """Raise if the hook would publish nothing, because it has no trainer."""
+
     def join(self) -> None:
         """Wait until what was published is visible; needed only where a publish goes on after it returned."""
 
@@ -71,8 +75,14 @@ class PublishHook(TrainerHookBase):
             seconds=self._seconds_before + time.monotonic() - self._started,
         )
 
-    def __call__(self) -> None:
-        """Publish if it is due; registered at a stage of the trainer that passes no arguments."""
+    def __call__(self, *given: object) -> None:
+        """Publish if it is due; registered at a stage of the trainer that passes no arguments.
+
+        Raises:
+            ConfigError: the hook has no trainer, or the stage passes arguments.
+        """
+        self._require_bound()
+        refuse_arguments(self, given)
         now = self.counters()
         if self._owed is not None:
             self._settle()

@@ -7,16 +7,16 @@ from typing import Any, Literal, get_args
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import ConfigError, StalenessExceeded
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["drop", "wait", "raise"]
 
 
-class BoundStaleness(TrainerHookBase):
+class BoundStaleness(RegistersItself):
     """Keep the staleness of every consumed frame at or below a bound, in versions.
 
     ``"drop"`` removes frames that are too old from the batch that an optimizer step is about to use. In a

@@ -20,6 +20,7 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 
 #: The age in optimizer steps of a frame whose version the ledger does not know.
@@ -64,8 +65,9 @@ class SyncWeights(PublishHook):
 
     Raises:
         SyncMapError: the map cannot be carried out.
-        ConfigError: an argument is wrong, the trainer already has such a hook, or the hook is asked for what
-            only a trainer can tell and has none yet.
+        ConfigError: an argument is wrong, or the trainer already has such a hook. In ``trainer.train()``: the
+            hook has no trainer, because it was given to ``register_op`` without ``trainer=``, or its stage
+            passes arguments.
 
     Source: torchrl.trainers.UpdateWeights, which it replaces.
 
@@ -146,12 +148,11 @@ class SyncWeights(PublishHook):
     @property
     def _bound(self) -> BoundMap:
         if self._bound_map is None:
-            raise ConfigError(
-                "this hook has no trainer yet",
-                "SyncWeights",
-                "call hook.register(trainer), or pass trainer=",
-            )
+            raise no_trainer(self, "pass trainer=trainer to SyncWeights, or ")
         return self._bound_map
+
+    def _require_bound(self) -> None:
+        _ = self._bound
 
     @property
     def plan(self) -> SyncPlan:

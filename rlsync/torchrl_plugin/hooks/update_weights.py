@@ -120,11 +120,15 @@ class UpdateWeights(PublishHook):
         if self.interval_unit == "optim_steps":  # else its own calls are the batches
             trainer.register_op("post_steps", self._count_batch)
 
-    def __call__(self) -> None:
-        """Count one batch, when batches are counted, and publish if it is due."""
+    def __call__(self, *given: object) -> None:
+        """Count one batch, when batches are counted, and publish if it is due.
+
+        Raises:
+            ConfigError: the stage passes arguments.
+        """
         if self.interval_unit == "batches":
             self._count_batch()
-        super().__call__()
+        super().__call__(*given)
 
     @property
     def ledger(self) -> Ledger:

@@ -12,6 +12,7 @@ from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.verification import Deviation, Found, Verification
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["raise", "log"]
@@ -116,10 +117,15 @@ class VerifySync(TrainerHookBase):
         trainer.register_op("post_steps_log", self._report)
         trainer.register_module(name, self)
 
-    def __call__(self) -> None:
-        """Read the answers that have arrived, and ask again if the trigger is due."""
+    def __call__(self, *given: object) -> None:
+        """Read the answers that have arrived, and ask again if the trigger is due.
+
+        Raises:
+            ConfigError: the hook was not registered, or the stage passes arguments.
+        """
         if self._verification is None:
-            raise ConfigError("this hook has no trainer yet", "VerifySync", "call hook.register(trainer)")
+            raise no_trainer(self)
+        refuse_arguments(self, given)
         if self._open:
             self._hear(self._verification)
         now = self.sync.counters()

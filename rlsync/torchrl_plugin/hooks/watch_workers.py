@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torchrl.trainers import TrainerHookBase
-
 from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
 from rlsync.sync.silence import Silence
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint, lost_workers
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.transport.contract import ReaderStatus
 
 #: The learner waits this long at a time, and looks at the workers in between.
@@ -29,7 +28,7 @@ END_WITHIN_S = 5.0
 _DEAD_WITHIN_S = 1.0
 
 
-class WatchWorkers(TrainerHookBase):
+class WatchWorkers(RegistersItself):
     """Raise in the learner, instead of waiting for ever, when a worker is dead, stopped or hangs.
 
     The hook watches the workers of a process collector with a board, wherever the trainer waits for them:
