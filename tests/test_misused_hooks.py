@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,12 +13,17 @@ from torchrl.trainers import Trainer, TrainerHookBase
 from rlsync import (
     BoundStaleness,
     ConfigError,
+    Every,
     LogPolicyLag,
+    NothingPublished,
+    RlsyncWarning,
+    StepsAhead,
     SyncWeights,
     UpdateWeights,
     VerifySync,
     WatchWorkers,
 )
+from rlsync.core.trigger import Trigger
 from rlsync.recipes.hooks import (
     EpisodeReturns,
     EpsilonDecay,
@@ -25,7 +31,7 @@ from rlsync.recipes.hooks import (
     StopIfNotFinite,
     SyncMetrics,
 )
-from tests.parts import make_collector, make_policy, make_ppo_trainer
+from tests.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer
 from tests.parts.envs import make_counting_env
 
 MAP = {"policy": "loss_module.actor_network"}
@@ -122,3 +128,68 @@ def test_update_weights_without_a_trainer_still_publishes() -> None:
     trainer.register_op("post_steps", hook)
     trainer.train()
     assert [receipt.version for receipt in hook.receipts] == [1, 2]
+
+
+# ----------------------------------------------------------- bound, and not called by that trainer
+
+
+def about_us(run: Callable[[], object]) -> list[RlsyncWarning]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", RlsyncWarning)
+        run()
+    return [warning.message for warning in told if isinstance(warning.message, RlsyncWarning)]
+
+
+def make_trainer(batches: int = 12) -> Trainer:
+    actor = make_policy()
+    return make_ppo_trainer(
+        make_collector(copy.deepcopy(actor)), actor, total_frames=batches * FRAMES_PER_BATCH
+    )
+
+
+@pytest.mark.parametrize("kind", ["SyncWeights", "UpdateWeights"])
+@pytest.mark.parametrize("stage", [None, "setup", "post_steps", "post_optim", "post_epoch"])
+def test_a_bound_hook_that_its_trainer_does_not_call_is_told_of_once(kind: str, stage: str | None) -> None:
+    trainer = make_trainer()
+    hook = bound(kind, trainer)
+    if stage is not None:
+        trainer.register_op(stage, hook)
+    told = about_us(trainer.train)
+    if stage in (None, "setup"):
+        (warning,) = told
+        assert isinstance(warning, NothingPublished)
+        assert warning.what == f"this {kind} is bound to the trainer, which does not call it"
+        assert "trainer.register_op('post_steps', hook)" in warning.cure
+    else:
+        assert told == []
+
+
+def test_publishing_by_hand_is_no_mistake() -> None:
+    trainer = make_trainer()
+    hook = SyncWeights(MAP, trainer=trainer)
+    trainer.register_op("post_steps", lambda: hook.publish() and None)
+    assert about_us(trainer.train) == []
+
+
+def test_batches_without_optimizer_steps_are_no_mistake() -> None:
+    trainer = make_trainer()
+    trainer.collector.init_random_frames = 100 * FRAMES_PER_BATCH
+    SyncWeights(MAP, when=Every(1, "optim_steps")).register(trainer)
+    assert about_us(trainer.train) == []
+
+
+@pytest.mark.parametrize("when", [Every(1, "batches"), StepsAhead(1), Every(0.001, "seconds")], ids=str)
+def test_a_hook_that_another_trainer_calls_is_told_of_once(when: Trigger) -> None:
+    bound_to, calls = make_trainer(), make_trainer()
+    hook = SyncWeights(MAP, when, trainer=bound_to)
+    calls.register_op("post_steps", hook)
+    told = about_us(calls.train)
+    bound_to.collector.shutdown()
+    if "seconds" in when.units():
+        assert told == []
+        assert len(hook.receipts) > 1
+    else:
+        (warning,) = told
+        assert isinstance(warning, NothingPublished)
+        assert warning.what == "this SyncWeights is called, but not by the trainer to which it is bound"
+        assert "hook.publish()" in warning.cure

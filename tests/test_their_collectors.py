@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -10,17 +11,30 @@ from tensordict import TensorDict, TensorDictBase
 from torch import nn
 from torchrl.collectors import MultiSyncCollector
 from torchrl.trainers import Trainer
-from torchrl.weight_update import SharedMemWeightSyncScheme
+from torchrl.weight_update import SharedMemWeightSyncScheme, WeightSyncScheme
 
-from rlsync import DestinationNotFound, LayoutMismatch, UpdateWeights, resolve
+from rlsync import (
+    BoardScheme,
+    DestinationNotFound,
+    LayoutMismatch,
+    NoBoard,
+    RlsyncWarning,
+    SyncWeights,
+    UpdateWeights,
+    resolve,
+)
 from tests.faults.running import acted, running
 from tests.parts import (
     CanaryPolicy,
     make_collector,
+    make_counting_env,
     make_dqn_trainer,
     make_small_canary,
     make_workers,
 )
+
+#: What a process collector without a board has to be given.
+BOARD_LINE = r"pass weight_sync_schemes=\{'policy': rlsync\.BoardScheme\(\)\} to the collector"
 
 
 class TheirCollector:
@@ -133,7 +147,8 @@ def test_a_process_collector_with_torchrls_own_scheme_gets_checked_weights() -> 
         make_workers(MultiSyncCollector, make_small_canary(), schemes=schemes, workers=1)
     ) as collector:
         trainer, policy = _with_canary(collector)
-        hook = UpdateWeights(collector, 1, weight_update_map={"policy": "canary"}, trainer=trainer)
+        with pytest.warns(NoBoard, match=BOARD_LINE):
+            hook = UpdateWeights(collector, 1, weight_update_map={"policy": "canary"}, trainer=trainer)
         policy.fill(2)
         with torch.no_grad():
             hook()
@@ -143,3 +158,41 @@ def test_a_process_collector_with_torchrls_own_scheme_gets_checked_weights() -> 
         trainer.canary = CanaryPolicy(4, 11)
         with pytest.raises(LayoutMismatch, match="11"):
             hook()
+
+
+@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.parametrize(
+    "schemes",
+    [{}, {"policy": SharedMemWeightSyncScheme}, {"policy": BoardScheme}],
+    ids=["none", "theirs", "ours"],
+)
+@pytest.mark.parametrize("stamped", [True, False])
+def test_a_forgotten_board_is_told_once_at_register_and_in_the_plan(
+    schemes: dict[str, type[WeightSyncScheme]], stamped: bool
+) -> None:
+    made = {name: scheme() for name, scheme in schemes.items()}
+    collector = MultiSyncCollector(
+        [make_counting_env],
+        make_small_canary(),
+        frames_per_batch=20,
+        total_frames=-1,
+        track_policy_version=stamped,
+        weight_sync_schemes=made or None,
+    )
+    with running(collector):
+        trainer, _ = _with_canary(collector)
+        hook = SyncWeights({"policy": "canary"})
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", RlsyncWarning)
+            hook.register(trainer)
+        about_us = [warning for warning in told if issubclass(warning.category, RlsyncWarning)]
+        if schemes == {"policy": BoardScheme}:
+            assert (about_us, hook.plan.notes) == ([], ())
+            return
+        (warning,) = about_us
+        assert warning.category is NoBoard
+        assert warning.filename == __file__, "at the line that registers"
+        for said in (str(warning.message), hook.plan.summary()):
+            assert "weight_sync_schemes={'policy': rlsync.BoardScheme()}" in said
+            assert ("frames carry no policy_version" in said) is not stamped
+            assert ("stamps may be wrong" in said) is stamped

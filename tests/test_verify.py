@@ -13,7 +13,7 @@ from torch import nn
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.modules import OneHotCategorical, ProbabilisticActor
 
-from rlsync import BoardScheme, ConfigError, Every, PublishError, Source, SyncWeights, WeightBoard
+from rlsync import BoardScheme, ConfigError, Every, NoBoard, PublishError, Source, SyncWeights, WeightBoard
 from rlsync.core.trigger import Counters
 from rlsync.sync.verification import Found, Prints, Verification
 from rlsync.tensors.target import Target
@@ -399,7 +399,8 @@ def test_a_collector_with_torchrls_own_schemes_is_refused() -> None:
     actor = make_policy()
     with running(make_workers(MultiSyncCollector, actor, workers=1)) as collector:
         trainer = make_trained(collector, actor)
-        sync = SyncWeights(MAP, trainer=trainer)
+        with pytest.warns(NoBoard):
+            sync = SyncWeights(MAP, trainer=trainer)
         with pytest.raises(ConfigError, match="cannot be asked") as refusal:
             VerifySync(sync).register(trainer)
         assert in_three_lines(refusal.value)

@@ -14,12 +14,20 @@
     │   └── BoardClosed              the learner closed the board or died
     ├── StalenessExceeded        a frame was older than the bound
     ├── NotFinite                a loss or a gradient is infinite or not a number; found before the step
-    └── ConfigError              a configuration or an argument is wrong (also a ValueError)
+    ├── ConfigError              a configuration or an argument is wrong (also a ValueError)
+    └── RlsyncWarning            probably a mistake; shown as a Python warning (also a UserWarning)
+        ├── NoBoard                  worker processes get their weights without rlsync's promises
+        ├── NothingPublished         a hook publishes nothing, because its trainer does not call it
+        └── NothingChanged           the same weights were published again and again
 
-Every error prints three lines: what is wrong, where, and the cure.
+Every error and every warning prints three lines: what is wrong, where, and the cure.
 """
 
 from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
 
 
 class RlsyncError(Exception):
@@ -106,6 +114,31 @@ class NotFinite(RlsyncError):
 
 class ConfigError(RlsyncError, ValueError):
     """A configuration or an argument is wrong."""
+
+
+class RlsyncWarning(RlsyncError, UserWarning):
+    """Something that is probably a mistake. Python's ``warnings`` shows it, and filters it by its class."""
+
+
+class NoBoard(RlsyncWarning):
+    """Worker processes get their weights through TorchRL's own scheme, without rlsync's promises."""
+
+
+class NothingPublished(RlsyncWarning):
+    """A hook publishes nothing, because the trainer that it is bound to does not call it."""
+
+
+class NothingChanged(RlsyncWarning):
+    """The same weights were published again and again, although the optimizers made steps."""
+
+
+def warn(warning: RlsyncWarning) -> None:
+    """Show a warning, at the line outside of rlsync that led to it."""
+    frame: FrameType | None = sys._getframe()
+    depth = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rlsync":
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(warning, stacklevel=depth)
 
 
 def first_line(error: BaseException) -> str:

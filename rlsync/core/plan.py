@@ -190,11 +190,10 @@ class SyncPlan:
             lines.append(f"{'':<{len(head)}}<- {row.source}")
         lines.append("")
         lines.append(self.summary())
-        lines.extend(f"note       {note}" for note in self.notes)
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Transport, trigger and totals, one line each."""
+        """Transport, trigger, totals and notes, one line each."""
         tally = Counter(str(row.verdict) for row in self.rows)
         leaves = ", ".join(f"{n} {verdict}" for verdict, n in sorted(tally.items()))
         lines = [f"route      {route}" for route in self.routes]
@@ -202,6 +201,7 @@ class SyncPlan:
         if self.trigger:
             lines.append(f"trigger    {self.trigger}")
         lines.append(f"leaves     {leaves}, {self.payload_bytes:,} bytes a publish")
+        lines.extend(f"note       {note}" for note in self.notes)
         return "\n".join(lines)
 
     def __str__(self) -> str:

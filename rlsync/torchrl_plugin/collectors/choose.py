@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, NoBoard, warn
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.program_end import end_with_program
 from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
-from rlsync.torchrl_plugin.collectors.foreign import ForeignEndpoint
+from rlsync.torchrl_plugin.collectors.foreign import WITH_A_BOARD, ForeignEndpoint
 from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
 from rlsync.torchrl_plugin.scheme import BoardScheme
 
@@ -38,3 +38,20 @@ def endpoint_of(collector: object) -> Endpoint:
     if isinstance(collector, compat.MultiCollector):
         end_with_program(collector)  # one on a board says so itself
     return ForeignEndpoint(collector, list(schemes))
+
+
+def warn_without_board(endpoint: Endpoint, who: str) -> None:
+    """Warn if the destinations are in worker processes that could be on a board, and are not.
+
+    Args:
+        endpoint: where the destinations are.
+        who: who publishes to them, for the warning.
+    """
+    if isinstance(endpoint, ForeignEndpoint) and isinstance(endpoint.collector, compat.MultiCollector):
+        warn(
+            NoBoard(
+                f"{endpoint.description}, {endpoint.unkept}",
+                f"{who}; the collector is a {type(endpoint.collector).__name__} without a BoardScheme",
+                f"pass {WITH_A_BOARD} to the collector",
+            )
+        )

@@ -20,6 +20,9 @@ from rlsync.torchrl_plugin import compat
 from rlsync.transport.contract import Note, ReaderStatus
 from rlsync.transport.rules import Key, check_newer
 
+#: The argument of a process collector that puts its workers on a board.
+WITH_A_BOARD = "weight_sync_schemes={'policy': rlsync.BoardScheme()}"
+
 
 class ForeignEndpoint:
     """Any other collector: its own ``update_policy_weights_`` carries weights that were checked.
@@ -30,10 +33,6 @@ class ForeignEndpoint:
     """
 
     num_workers = 0
-    notes = (
-        "this transport makes none of rlsync's promises: reads may be torn and stamps may be wrong; "
-        "weight_sync_schemes={'policy': rlsync.BoardScheme()} makes them",
-    )
 
     def __init__(self, collector: object, destinations: list[str]) -> None:
         self.collector = collector
@@ -43,6 +42,16 @@ class ForeignEndpoint:
     @property
     def description(self) -> str:
         return f"{type(self.collector).__name__}.update_policy_weights_, as TorchRL does it"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"this transport {self.unkept}; {WITH_A_BOARD} keeps them",)
+
+    @property
+    def unkept(self) -> str:
+        """Which of rlsync's promises this transport does not keep, in words."""
+        stamps = "stamps may be wrong" if self.stamped else "frames carry no policy_version"
+        return f"keeps none of rlsync's promises: reads may be torn and {stamps}"
 
     @property
     def stamped(self) -> bool:
@@ -90,7 +99,7 @@ class ForeignEndpoint:
         raise ConfigError(
             f"the workers of this {type(self.collector).__name__} cannot be asked what they act with",
             "VerifySync.register",
-            "weight_sync_schemes={'policy': rlsync.BoardScheme()} lets them answer",
+            f"{WITH_A_BOARD} lets them answer",
         )
 
 

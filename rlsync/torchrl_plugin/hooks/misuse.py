@@ -1,10 +1,14 @@
-"""The errors of hooks that are registered in a way in which they could do nothing."""
+"""Errors and warnings of hooks that are registered in a way in which they could do nothing."""
 
 from __future__ import annotations
 
 from torchrl.trainers import TrainerHookBase
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, NothingPublished, warn
+from rlsync.core.trigger import Counters
+
+#: So many batches without a call, or calls without progress, raise a warning.
+_PATIENCE = 10
 
 
 def no_trainer(hook: object, or_else: str = "") -> ConfigError:
@@ -56,3 +60,70 @@ class RegistersItself(TrainerHookBase):
             f"trainer.register_op(stage, {name}(...))",
             "call hook.register(trainer) instead: it registers what is needed at each stage",
         )
+
+
+class Calls:
+    """Notices that the trainer to which a publishing hook is bound does not call it.
+
+    The hook may be registered at no stage, or only at one that runs once, or with another trainer than the
+    one that it counts for. Each is told once.
+
+    Args:
+        hook: the hook's name.
+    """
+
+    def __init__(self, hook: str) -> None:
+        self._hook = hook
+        self._batches = 0  # since the last call, with optimizer steps
+        self._calls = 0  # since the last progress
+        self._steps = 0
+        self._seen = Counters()
+
+    def batch_done(self, optim_steps: int) -> None:
+        """A batch of the hook's trainer is done.
+
+        Args:
+            optim_steps: how many steps the trainer has made.
+        """
+        if optim_steps == self._steps:
+            return  # nothing was learned from it: a warm-up
+        self._steps = optim_steps
+        self._batches += 1
+        if self._batches == _PATIENCE:
+            warn(
+                NothingPublished(
+                    f"this {self._hook} is bound to the trainer, which does not call it",
+                    f"the last {_PATIENCE} batches, {optim_steps} optimizer steps",
+                    "trainer.register_op('post_steps', hook), or call hook.register(trainer)",
+                )
+            )
+
+    def published(self) -> None:
+        """The hook published, whoever asked it to."""
+        self._batches = 0
+
+    def called(self, now: Counters, units: frozenset[str]) -> None:
+        """The hook was called.
+
+        Args:
+            now: the counters of the hook's trainer.
+            units: those that the hook's trigger reads.
+        """
+        self._batches = 0
+        if "seconds" in units:
+            return  # time goes on without a trainer
+        stands_still = (now.batches, now.frames, now.optim_steps) == (
+            self._seen.batches,
+            self._seen.frames,
+            self._seen.optim_steps,
+        )
+        self._seen = now
+        self._calls = self._calls + 1 if stands_still else 0
+        if self._calls == _PATIENCE:
+            warn(
+                NothingPublished(
+                    f"this {self._hook} is called, but not by the trainer to which it is bound",
+                    f"the last {_PATIENCE} calls, after {now.batches} batches of that trainer",
+                    "bind the hook to the trainer that calls it; in a loop of your own, call hook.publish()",
+                )
+            )

@@ -16,7 +16,7 @@ from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.hooks.misuse import refuse_arguments
+from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments
 
 
 class PublishHook(TrainerHookBase):
@@ -45,6 +45,7 @@ class PublishHook(TrainerHookBase):
         self._last = Counters()
         self._owed: str | None = None
         self._gates: list[Callable[[], bool]] = []
+        self._calls = Calls(type(self).__name__)
 
     @property
     def ledger(self) -> Ledger:
@@ -84,6 +85,7 @@ class PublishHook(TrainerHookBase):
         self._require_bound()
         refuse_arguments(self, given)
         now = self.counters()
+        self._calls.called(now, self.when.units())
         if self._owed is not None:
             self._settle()
         elif self.when.due(self._last, now):
@@ -105,6 +107,7 @@ class PublishHook(TrainerHookBase):
 
     def _record(self, reason: str, now: Counters) -> Receipt:
         receipt = self._publish(reason, now)
+        self._calls.published()
         if not receipt.coalesced and reason in ("trigger", "call"):
             self._last = now
         self.receipts.append(receipt)
@@ -126,6 +129,13 @@ class PublishHook(TrainerHookBase):
 
     def _count_batch(self) -> None:
         self._batches += 1
+
+    def _batch_done(self) -> None:
+        self._calls.batch_done(self._optim_steps)
+
+    def _count_batch_done(self) -> None:
+        self._count_batch()
+        self._batch_done()
 
     def _count_optim_step(self) -> None:
         self._optim_steps += 1

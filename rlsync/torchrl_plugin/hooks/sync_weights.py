@@ -19,7 +19,7 @@ from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 
@@ -135,8 +135,9 @@ class SyncWeights(PublishHook):
             self._bound_map = None
             raise
         endpoint.connect(self.publish)
+        warn_without_board(endpoint, "SyncWeights.register")
         trainer.register_op("post_optim", self._count_optim_step)
-        trainer.register_op("post_steps", self._count_batch)
+        trainer.register_op("post_steps", self._count_batch_done)
         if self.background and not endpoint.in_flight:
             # Workers that wait for the learner act with what was published for their rollout.
             trainer.register_op("post_steps_log", self._join_before_rollout)

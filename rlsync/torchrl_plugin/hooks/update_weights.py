@@ -18,7 +18,7 @@ from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
 from rlsync.tensors.fit import Fit
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 
 
@@ -98,6 +98,8 @@ class UpdateWeights(PublishHook):
             self._endpoint.locate(parse("policy"), "UpdateWeights(policy_weights_getter=...)")
         if self._endpoint is not None and (self._bound_map or policy_weights_getter):
             self._endpoint.connect(self.publish)
+        if self._endpoint is not None:
+            warn_without_board(self._endpoint, "UpdateWeights")
         if trainer is not None:
             self._bind(trainer, "update_weights")
 
@@ -117,8 +119,10 @@ class UpdateWeights(PublishHook):
     def _bind(self, trainer: compat.Trainer, name: str) -> None:
         self._enrol(trainer, name)
         trainer.register_op("post_optim", self._count_optim_step)
-        if self.interval_unit == "optim_steps":  # else its own calls are the batches
-            trainer.register_op("post_steps", self._count_batch)
+        own_calls_are_the_batches = self.interval_unit == "batches"
+        trainer.register_op(
+            "post_steps", self._batch_done if own_calls_are_the_batches else self._count_batch_done
+        )
 
     def __call__(self, *given: object) -> None:
         """Count one batch, when batches are counted, and publish if it is due.
