@@ -8,21 +8,18 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli.compose import overrides, schema
-from rlsync.cli.compose.own_recipes import KEY, look_beside
+from rlsync.cli.compose.written import typed, written
 from rlsync.cli.resume import checkpoint_at
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
-from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.errors import ConfigError
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.config import Config
 from rlsync.recipes.evaluate_checkpoint import Trained, load
 from rlsync.recipes.parts import making
-from rlsync.recipes.registry import recipe_named
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED, video_file
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.filmed import FilmedEnvs, filmed
@@ -136,21 +133,7 @@ def config_of(run: Path) -> Config:
         ConfigError: the folder is not a run's, its recipe is unknown, or its configuration is unreadable.
     """
     file = RunFolder(run).path / RESOLVED
-    try:
-        written = OmegaConf.load(file)
-        own, at = (OmegaConf.select(written, key) for key in ("config_dir", f"recipe.{KEY}"))
-        if own is not None and at is not None:
-            look_beside(Path(own))
-        name = str(OmegaConf.select(written, "recipe.name"))
-        recipe = recipe_named(name, f"{file}, recipe.name", at)
-        merged = OmegaConf.merge(schema.writable(Config(recipe=recipe.settings())), written)
-        assert isinstance(merged, DictConfig)
-        config = overrides.typed(merged)
-    except (OmegaConfBaseException, OSError) as error:
-        first = first_line(error)
-        raise ConfigError(
-            f"cannot read the run's configuration: {first}", str(file), "use the rlsync that wrote it"
-        ) from error
+    config = typed(written(file), file)
     # Only the values: the run has trained, and newer rules about collectors do not concern an evaluation.
     refuse(bound_errors(config))
     return config

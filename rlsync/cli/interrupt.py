@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one ends the run after the current iteration, the second one ends it at once."""
+"""Ctrl-C and SIGTERM: the first one ends the run after the current iteration, the second one at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,24 @@ from types import TracebackType
 
 from torchrl.trainers import Trainer
 
-EXIT_INTERRUPTED = 128 + signal.SIGINT
+#: The signals that end a run in good order.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def status_after(number: int) -> int:
+    """The exit status of a program that a signal has ended.
+
+    Example:
+        >>> status_after(signal.SIGTERM)
+        143
+    """
+    return 128 + number
 
 
 class Interrupts:
-    """Inside this context, SIGINT asks the attached trainer to stop. A second SIGINT kills every process.
+    """Inside this context, SIGINT and SIGTERM ask the attached trainer to stop. A second one kills all.
 
-    A separate thread watches for the signal. So it works even while the main thread waits for a worker in
+    A separate thread watches for the signals. So it works even while the main thread waits for a worker in
     a call that Python cannot interrupt.
 
     Example:
@@ -32,8 +43,9 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.signal: signal.Signals | None = None  #: the first one
         self._trainer: Trainer | None = None
-        self._before: object = None
+        self._before: dict[signal.Signals, object] = {}
         self._fd_before = -1
         self._read_fd, self._write_fd = -1, -1
         self._thread: threading.Thread | None = None
@@ -44,7 +56,7 @@ class Interrupts:
         self._thread = threading.Thread(target=self._watch, name="rlsync-ctrl-c", daemon=True)
         self._thread.start()
         self._fd_before = signal.set_wakeup_fd(self._write_fd)
-        self._before = signal.signal(signal.SIGINT, lambda number, frame: None)
+        self._before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -53,7 +65,8 @@ class Interrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+        for number, before in self._before.items():
+            signal.signal(number, before)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._fd_before)
         os.close(self._write_fd)  # ends the thread
         if self._thread is not None:
@@ -62,20 +75,26 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Processes started inside never receive SIGINT, because they inherit this thread's blocked signals.
+        """Processes started inside never receive these signals, because they inherit what this thread blocks.
 
-        Ignoring SIGINT would protect them too, but a Ctrl-C during that time would be lost for this process.
-        The watching thread does not block SIGINT, so it receives this Ctrl-C.
+        A terminal sends Ctrl-C to all processes of a run, and so does a job scheduler with SIGTERM. Workers
+        that die of it would take the last iteration with them. Ignoring the signals would protect workers,
+        too, but one that comes during that time would be lost for this process. The watching thread does not
+        block them, so it receives it.
         """
-        resource_tracker.ensure_running()  # start it first: its start unblocks SIGINT
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        resource_tracker.ensure_running()  # start it first: its start unblocks both
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def exit_status(self) -> int:
+        """0, or that of the first signal."""
+        return 0 if self.signal is None else status_after(self.signal)
 
     def attach(self, trainer: Trainer) -> None:
-        """After this call, the first SIGINT stops this trainer at the end of its current iteration."""
+        """After this call, the first signal stops this trainer at the end of its current iteration."""
         self._trainer = trainer
         if self.count:
             trainer.request_stop("interrupted")
@@ -83,23 +102,26 @@ class Interrupts:
     def _watch(self) -> None:
         """Read signals from the pipe. Python's C handler writes the number of every signal to it."""
         while numbers := os.read(self._read_fd, 64):
-            for _ in range(numbers.count(signal.SIGINT)):
-                self._on_interrupt()
+            for number in numbers:
+                if number in SIGNALS:
+                    self._on_signal(signal.Signals(number))
 
-    def _on_interrupt(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         self.count += 1
         if self.count > 1:
-            kill_everything()
-        os.write(2, b"\nstopping after this iteration; Ctrl-C again to kill\n")
+            kill_everything(status_after(number))
+        self.signal = number
+        again = "Ctrl-C again" if number == signal.SIGINT else f"{number.name} again"
+        os.write(2, f"\nstopping after this iteration; {again} to kill\n".encode())
         if self._trainer is not None:
             self._trainer.request_stop("interrupted")
 
 
-def kill_everything() -> None:
-    """Kill all processes that this process started, and end it."""
+def kill_everything(status: int) -> None:
+    """Kill all processes that this process started, and end it with this exit status."""
     children = multiprocessing.active_children()
     for child in children:
         child.kill()
     for child in children:
         child.join(timeout=1.0)
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(status)

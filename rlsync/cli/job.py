@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from torchrl.trainers import Trainer
 
-from rlsync.cli.resume import checkpoint_in
+from rlsync.cli.compose.written import typed, written
+from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, config_beside, require_fit
 from rlsync.core.errors import RlsyncError
 from rlsync.recipes import config as recipe_config
 from rlsync.recipes.bounds import refuse
@@ -28,12 +29,14 @@ class Job:
         recipe: that it names.
         spaces: what the recipe's probe found the environment to be.
         checkpoint: to resume from; None starts anew.
+        changes: what the config has changed since the run that is resumed; None if that run's is not known.
     """
 
     config: Config
     recipe: Recipe
     spaces: Any
     checkpoint: Path | None
+    changes: list[Change] | None = None
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
@@ -63,14 +66,30 @@ def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
             return None
 
     recipe = tried(lambda: recipe_of(config))
-    spaces, checkpoint = None, None
+    spaces, checkpoint, before = None, None, None
     if recipe is not None and config.env.id:
         spaces = tried(lambda: recipe.probe(config.env))
     if config.resume is not None:
-        checkpoint = tried(lambda: checkpoint_in(str(config.resume), config))
+        checkpoint = tried(lambda: checkpoint_in(str(config.resume)))
+        before = tried(lambda: config_before(Path(str(config.resume))))
+        if before is not None:
+            errors += change_errors(before, config)
     if recipe is None or errors:
         return None, errors
-    return Job(config, recipe, spaces, checkpoint), []
+    changed = None if before is None else changes(before, config)
+    if checkpoint is not None:
+        tried(lambda: require_fit(recipe, config, spaces, checkpoint, changed or []))
+    return (None if errors else Job(config, recipe, spaces, checkpoint, changed)), errors
+
+
+def config_before(folder: Path) -> Config | None:
+    """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere.
+
+    Raises:
+        ConfigError: it is unreadable.
+    """
+    file = config_beside(folder)
+    return None if file is None else typed(written(file), file)
 
 
 def checked(config: Config) -> Job:

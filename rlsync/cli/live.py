@@ -12,13 +12,18 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights
-from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, SyncMetrics
+from rlsync.torchrl_plugin import compat
 
 PLAIN_EVERY_S = 2.0
 
 
 class LiveLine:
-    """Prints frames, return, version, policy lag and publish time.
+    """Prints frames, return, version, policy lag, staleness, publish time, speed and the time left.
+
+    The policy lag is taken when a batch arrives, before the next publish; the staleness is the mean over the
+    steps that were learned from since. The time left is that for all frames: a target return may end the run
+    before.
 
     On a terminal the line is updated after every batch. Elsewhere a new line is printed every few seconds.
 
@@ -33,6 +38,9 @@ class LiveLine:
         self, trainer: Trainer, sync: SyncWeights, returns: EpisodeReturns, console: Console
     ) -> None:
         self.trainer, self.sync, self.returns, self.console = trainer, sync, returns, console
+        hooks = compat.registered_modules(trainer)
+        self._metrics = [hook for hook in hooks if isinstance(hook, SyncMetrics)]
+        self._staleness = [hook for hook in hooks if isinstance(hook, StalenessHistogram)]
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._started = time.monotonic()
         self._first_frame = trainer.collected_frames
@@ -59,16 +67,20 @@ class LiveLine:
 
     def text(self) -> str:
         """The line."""
-        frames = self.trainer.collected_frames
+        frames, total = self.trainer.collected_frames, self.trainer.total_frames
         publish_ms = self.sync.receipts[-1].duration_s * 1e3 if self.sync.receipts else float("nan")
-        parts = (
-            f"frames {frames:,}",
+        per_second = (frames - self._first_frame) / max(self.seconds(), 1e-9)
+        parts = [
+            f"frames {frames:,} / {total:,}",
             f"return {self.returns.mean:.1f}",
             f"version {self.sync.version}",
-            f"lag {self.sync.lag_versions()}",
+            *(f"lag {hook.lag_versions}" for hook in self._metrics),
+            *(f"staleness {hook.mean:.1f}" for hook in self._staleness),
             f"publish {publish_ms:.2f} ms",
-            f"{(frames - self._first_frame) / max(self.seconds(), 1e-9):,.0f} frames/s",
-        )
+            f"{per_second:,.0f} frames/s",
+        ]
+        if per_second > 0:
+            parts.append(f"left {duration((total - frames) / per_second)}")
         return "  ".join(parts)
 
     def _on_batch(self, batch: TensorDictBase | None = None) -> None:
@@ -78,3 +90,17 @@ class LiveLine:
         elif now >= self._next_plain:
             self._next_plain = now + PLAIN_EVERY_S
             print(self.text(), flush=True)
+
+
+def duration(seconds: float) -> str:
+    """A duration in the two largest units that it has.
+
+    Example:
+        >>> duration(7), duration(250), duration(8000), duration(200_000)
+        ('7 s', '4 min 10 s', '2 h 13 min', '2 d 7 h')
+    """
+    whole = max(0, round(seconds))
+    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {below}"
+    return f"{whole} s"

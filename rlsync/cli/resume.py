@@ -1,33 +1,70 @@
-"""Resume from a checkpoint."""
+"""Resume from a checkpoint: what may change, and what TorchRL's checkpoints do not restore."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
-from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, first_line
+from rlsync.cli.settings_of_checkpoint import Settings
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.config import Config
+from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
+
+#: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
+_POLICY, _PROGRESS = "policy", "trainer_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key that a resumed run has another value of than the run before it.
+
+    Example:
+        >>> print(Change("recipe.lr", 0.002, 0.001))
+        recipe.lr 0.002 -> 0.001
+    """
+
+    key: str
+    before: Any
+    now: Any
+    kept: str = ""  #: why it cannot change; empty if it can
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.before} -> {self.now}"
 
 
 def checkpoint_at(folder: Path) -> Path | None:
-    """The checkpoint that a folder is, or that lies in it as in a run's; None if there is none."""
-    return next((at for at in (folder, folder / CHECKPOINT) if Checkpoint.is_checkpoint(at)), None)
+    """The checkpoint that a folder is, or that lies in it as in a run's; None if there is none.
+
+    A process that is killed while TorchRL replaces a checkpoint may leave only the one before, under a name
+    that begins with a dot.
+    """
+    interrupted = sorted(folder.glob(f".{CHECKPOINT}.backup-*"))
+    places = (folder, folder / CHECKPOINT, *interrupted)
+    return next((at for at in places if Checkpoint.is_checkpoint(at)), None)
 
 
-def checkpoint_in(path: str, config: Config) -> Path:
+def config_beside(folder: Path) -> Path | None:
+    """The config of the run whose checkpoint lies in ``folder``; None if either is missing."""
+    found = checkpoint_at(folder)
+    file = None if found is None else found.parent / RESOLVED
+    return file if file is not None and file.is_file() else None
+
+
+def checkpoint_in(path: str) -> Path:
     """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder.
 
     Raises:
-        ConfigError: there is none, or the run it belongs to had another recipe.
+        ConfigError: there is none.
     """
     folder = Path(path)
     found = checkpoint_at(folder)
     if found is not None:
-        _same_recipe(found.parent / RESOLVED, config)
         return found
     said = "holds no checkpoint" if folder.is_dir() else "does not exist"
     raise ConfigError(
@@ -37,30 +74,110 @@ def checkpoint_in(path: str, config: Config) -> Path:
     )
 
 
-def _same_recipe(resolved: Path, config: Config) -> None:
-    if not resolved.is_file():
+def changes(before: Config, now: Config) -> list[Change]:
+    """The keys that differ, besides those that belong to one run alone."""
+    own = ("resume", "run_dir", "config_dir")
+    return [change for change in _differences(before, now) if change.key not in own]
+
+
+def _differences(before: Any, now: Any, prefix: str = "") -> Iterator[Change]:
+    for spec in fields(now):
+        key, old, new = prefix + spec.name, getattr(before, spec.name), getattr(now, spec.name)
+        if is_dataclass(new) and type(old) is type(new):
+            yield from _differences(old, new, key + ".")
+        elif old != new:
+            yield Change(key, old, new, spec.metadata.get("kept", ""))
+
+
+def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
+    """What a run cannot resume with: another recipe, or another value of what the checkpoint holds."""
+    old, new = before.recipe.variant(), now.recipe.variant()
+    if old != new:
+        yield ConfigError(
+            f"cannot resume a run of {old!r} with the recipe {new!r}",
+            f"resume={now.resume}",
+            f"add recipe={old}, or start anew without resume",
+        )
         return
-    before = OmegaConf.select(OmegaConf.load(resolved), "recipe.name")
-    if before not in (None, config.recipe.name):
+    for change in changes(before, now):
+        if change.kept:
+            yield ConfigError(
+                f"a resumed run keeps {change.key} = {change.before}, it cannot be {change.now}",
+                f"resume={now.resume}: its checkpoint fits no other value, {change.kept}",
+                f"leave {change.key} out, or start anew without resume",
+            )
+
+
+def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]) -> None:
+    """Refuse, before a worker starts, a checkpoint that does not fit, or that is at its end.
+
+    Args:
+        recipe: of the run.
+        config: of the run.
+        spaces: what the recipe's probe found.
+        checkpoint: to resume from.
+        changed: what differs from the run before.
+
+    Raises:
+        ConfigError: the policy has other shapes, or all frames have been collected.
+    """
+    held = Checkpoint.manifest(checkpoint)["components"]
+    progress = _Progress()
+    wanted = {_POLICY: recipe.player(config, spaces, False).weights, _PROGRESS: progress}
+    try:
+        Checkpoint(**{name: part for name, part in wanted.items() if name in held}).load(
+            checkpoint, map_location="cpu"
+        )
+    except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
+        raise _misfit(error, checkpoint, changed) from error
+    frames, total = progress.frames, config.recipe.total_frames
+    if frames >= total:
         raise ConfigError(
-            f"cannot resume a run of {before!r} with the recipe {config.recipe.name!r}",
+            f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}",
             f"resume={config.resume}",
-            f"add recipe={before}",
+            f"give more, for example recipe.total_frames={2 * frames}",
         )
 
 
-def load(trainer: Trainer, checkpoint: Path) -> None:
-    """Load a checkpoint into the trainer.
+class _Progress:
+    """Receives the counters of a checkpoint."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"collected_frames": self.frames}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.frames = int(state_dict["collected_frames"])
+
+
+def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> ConfigError:
+    lines = str(error).strip().splitlines()
+    what = " ".join(line.strip() for line in lines[:2])  # torch names the tensor in the second line
+    cure = f"repeat the overrides of the first run; its {RESOLVED} has them all"
+    if changed:
+        cure = f"leave out what the run before did not have: {', '.join(map(str, changed))}"
+    return ConfigError(f"the checkpoint does not fit this configuration: {what}", str(checkpoint), cure)
+
+
+def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None) -> None:
+    """Load a checkpoint into the trainer, and put in again what the config sets and the checkpoint does not.
+
+    Args:
+        trainer: as it was built from the config.
+        checkpoint: the folder.
+        changed: what differs from the run before; None if its config is not known.
 
     Raises:
         ConfigError: the checkpoint does not fit the trainer.
     """
+    settings = Settings(trainer)
+    logger, trainer.logger = trainer.logger, None  # it keeps file names, and another kind may be asked for
     try:
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
-        first = first_line(error)
-        raise ConfigError(
-            f"the checkpoint does not fit this configuration: {first}",
-            str(checkpoint),
-            f"repeat the overrides of the first run; its {RESOLVED} has them all",
-        ) from error
+        raise _misfit(error, checkpoint, changed or []) from error
+    finally:
+        trainer.logger = logger
+    settings.put_back(None if changed is None else [(change.before, change.now) for change in changed])

@@ -1,4 +1,4 @@
-"""``rlsync status``: which version each worker of a running training acts with, asked from outside.
+"""``rlsync status``: which version each worker of a running training acts with, or how the run has ended.
 
 Loads torch for the board's memory file, and nothing of TorchRL: it answers while a machine is busy.
 """
@@ -7,60 +7,143 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from rlsync.core.errors import ConfigError
-from rlsync.recipes.run_files import BOARD
+from rlsync.cli.ended import Ended, at, ended
+from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.recipes.run_files import BOARD, CHECKPOINT, METRICS, RECEIPTS, RESOLVED
 from rlsync.transport.board.handle import BoardHandle
-from rlsync.transport.board.watch import BoardWatch
+from rlsync.transport.board.watch import BoardWatch, process_state
+from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.shared_file import FileAddress
 
 _EXAMPLES = """examples:
   rlsync status runs/2026-11-20/18-00-00-000000
   rlsync status --json runs/2026-11-20/18-00-00-000000
 
-exit status: 0 all workers live, 1 one is dead or the run has ended, 2 not a run folder
+exit status: 0 all workers live, 1 one is dead or the run has ended or has not begun, 2 not a run folder
 """
+
+#: What a run is doing; the first word of what is printed says the same.
+RUNNING, ENDED, KILLED, NO_BOARD = "running", "ended", "killed", "no board"
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What can be told of a run from outside.
+
+    Args:
+        state: one of the four words above.
+        told: for people, in lines.
+        version: newest published version; None if it cannot be known.
+        workers: one entry for each worker of a running training.
+        ended: how the run ended, if it did so by itself.
+    """
+
+    state: str
+    told: str
+    version: int | None = None
+    workers: tuple[ReaderStatus, ...] = ()
+    ended: Ended | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the run goes on and all its workers live."""
+        return bool(self.workers) and all(worker.alive for worker in self.workers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "state": self.state,
+            "version": self.version,
+            "workers": [asdict(worker) for worker in self.workers],
+            "ended": None if self.ended is None else asdict(self.ended),
+        }
 
 
 def main(arguments: list[str]) -> int:
-    """Print one line a worker, or JSON.
+    """Print one line a worker, or how the run ended; or JSON.
 
     Raises:
-        ConfigError: the folder is not that of a run with a board.
-        BoardClosed: the run has ended.
+        ConfigError: the folder is not that of a run.
     """
     parser = argparse.ArgumentParser(
         prog="rlsync status",
-        description="Tell which version each worker of a running training acts with, and whether it lives.",
+        description="Tell which version each worker of a running training acts with, and whether it lives. "
+        "Of a run that has ended, tell when and how.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given = parser.parse_args(arguments)
-    watch = BoardWatch(*handle_in(given.run).open())
-    workers = watch.status()
-    if given.json:
-        print(json.dumps({"version": watch.version, "workers": [asdict(w) for w in workers]}, indent=2))
-    else:
-        print(f"newest version {watch.version}")
-        for worker in workers:
-            print(worker)
-    return 0 if workers and all(worker.alive for worker in workers) else 1
+    found = status_of(given.run)
+    print(json.dumps(found.to_dict(), indent=2) if given.json else found.told)
+    return 0 if found.healthy else 1
 
 
-def handle_in(run: Path) -> BoardHandle:
-    """The address of the board that a run left in its folder.
+def status_of(run: Path) -> RunStatus:
+    """What can be told of the run in a folder.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it is not the folder of a run.
     """
-    file = run / BOARD
-    if not file.is_file():
+    handle = handle_in(run)
+    found = _watched(handle) if handle is not None and ended(run) is None else None
+    if found is not None:
+        return found
+    end = ended(run)  # only now: a run that ends closes its board before it writes this
+    if end is not None:
+        return RunStatus(ENDED, str(end), end.version, ended=end)
+    if handle is not None:
+        if process_state(handle.address.pid) not in (None, "dead"):
+            return RunStatus(RUNNING, "the board is closed: the run is ending")
+        return RunStatus(KILLED, _killed(run))
+    if not (run / RESOLVED).is_file():
         raise ConfigError(
-            f"no {BOARD} in {run}", "rlsync status", "name the folder that rlsync train printed as 'run'"
+            f"no run in {run}: it has neither {RESOLVED} nor {BOARD}",
+            "rlsync status",
+            "name the folder that rlsync train printed as 'run'",
         )
-    found = json.loads(file.read_text())
+    since = at((run / RESOLVED).stat().st_mtime)
+    return RunStatus(
+        NO_BOARD,
+        f"no board, since {since}: the run is starting, was killed while it started, or has no workers on a "
+        "board",
+    )
+
+
+def handle_in(run: Path) -> BoardHandle | None:
+    """The address of the board that a run left in its folder; None if there is none."""
+    try:
+        found = json.loads((run / BOARD).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     return BoardHandle(FileAddress(**found["address"]), found["board_id"])
+
+
+def _watched(handle: BoardHandle) -> RunStatus | None:
+    try:
+        watch = BoardWatch(*handle.open())
+        workers = tuple(watch.status())
+    except BoardClosed:
+        return None
+    told = "\n".join([f"newest version {watch.version}", *map(str, workers)])
+    return RunStatus(RUNNING, told, watch.version, workers)
+
+
+def _killed(run: Path) -> str:
+    """The run has not written how it ended: it had no time to."""
+    lines = [f"killed, or the machine stopped; the run last wrote something {at(_last_sign(run))}"]
+    checkpoint = run / CHECKPOINT
+    lines += [f"checkpoint {checkpoint}"] if checkpoint.is_dir() else ["it had written no checkpoint"]
+    return "\n".join(lines)
+
+
+def _last_sign(run: Path) -> float:
+    """When the run last wrote to its folder, as a timestamp."""
+    folders = [run / METRICS, run / CHECKPOINT]
+    files = [run / BOARD, run / RECEIPTS, *(file for folder in folders for file in folder.rglob("*"))]
+    return max(file.stat().st_mtime for file in files if file.exists())

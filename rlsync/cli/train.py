@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -21,12 +22,14 @@ from torchrl.trainers import Trainer
 from rlsync import SyncWeights
 from rlsync.cli.compose import overrides, running, schema
 from rlsync.cli.compose.overrides import CommandLine
-from rlsync.cli.interrupt import EXIT_INTERRUPTED, Interrupts
+from rlsync.cli.ending import Ending
+from rlsync.cli.interrupt import Interrupts
 from rlsync.cli.job import Job, checked
 from rlsync.cli.live import LiveLine
 from rlsync.cli.main import exit_status
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
+from rlsync.recipes.collector_state import CollectorState
 from rlsync.recipes.config import Config
 from rlsync.recipes.hooks import EpisodeReturns, InSummary
 from rlsync.recipes.run_files import BOARD, RESOLVED
@@ -71,7 +74,8 @@ def help_text() -> str:
         "  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint\n"
         "  rlsync train --hydra-help            prints Hydra's own options\n"
         "  rlsync check ...                     lists all that is wrong with the same words, runs nothing\n\n"
-        "exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config, 130 after Ctrl-C"
+        "exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config,\n"
+        "130 after Ctrl-C, 143 after SIGTERM"
     )
 
 
@@ -101,35 +105,50 @@ def train(config: Config) -> int:
 
 
 def train_job(job: Job) -> int:
-    """Build, resume if asked, train, and say how it went.
+    """Build, resume if asked, train, and say how it went; ``rlsync status`` reads it from the run's folder.
 
     Returns:
-        0, or 130 after Ctrl-C.
+        0; 130 after Ctrl-C, 143 after SIGTERM.
     """
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
     print(f"run {run_dir}", flush=True)
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, Ending(run_dir) as ending:
         with interrupts.held():
             trainer = job.build()
         with shut_down(trainer):
+            CollectorState.of(trainer)
             if job.checkpoint is not None:
-                load(trainer, job.checkpoint)
+                load(trainer, job.checkpoint, job.changes)
+                print(told_of_resume(trainer, job), flush=True)
             interrupts.attach(trainer)
-            if interrupts.count:
-                print("stopped: interrupted before the first frame", flush=True)
-                return EXIT_INTERRUPTED
             sync, returns = find_hooks(trainer)
-            leave_address(trainer, run_dir)
-            with LiveLine(trainer, sync, returns, Console()) as live, told_as_lost(sync):
-                trainer.train()
-            print(summary(trainer, sync, returns, interrupts, live.seconds()), flush=True)
-            for part in compat.registered_modules(trainer):
-                if isinstance(part, InSummary):
-                    print(part.summary_line(), flush=True)
-        return EXIT_INTERRUPTED if interrupts.count else 0
+            ending.watch(trainer, sync)
+            if interrupts.signal is not None:
+                print("stopped: interrupted before the first frame", flush=True)
+            else:
+                leave_address(trainer, run_dir)
+                live_line = LiveLine(trainer, sync, returns, Console())
+                with ending.saving(), live_line as live, told_as_lost(sync):
+                    trainer.train()
+                print(summary(trainer, sync, returns, interrupts, live.seconds()), flush=True)
+                for part in compat.registered_modules(trainer):
+                    if isinstance(part, InSummary):
+                        print(part.summary_line(), flush=True)
+        return ending.reached(reason(returns, interrupts), interrupts.exit_status())
+
+
+def told_of_resume(trainer: Trainer, job: Job) -> str:
+    """What is resumed, and with what changed."""
+    told = f"resumed from {job.checkpoint}  frames {trainer.collected_frames:,}"
+    if job.changes is None:
+        return (
+            f"{told}\nno {RESOLVED} lies beside this checkpoint: keys that this command line does not give "
+            "have their defaults, so repeat the overrides of the first run"
+        )
+    return "\n".join([told, *(f"changed {change}" for change in job.changes)])
 
 
 def prepare_process() -> None:
@@ -165,7 +184,7 @@ def told_as_lost(sync: SyncWeights) -> Iterator[None]:
         raise WorkerLost(
             str(error).partition(". ")[0],
             f"after {sync.counters().frames:,} frames, version {sync.version}",
-            "the worker's own error is printed above; resume=RUN goes on from the last checkpoint",
+            "the worker's own error is printed above; resume=RUN goes on from the checkpoint of this moment",
         ) from error
 
 
@@ -195,6 +214,13 @@ def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
     return syncs[0], returns[0]
 
 
+def reason(returns: EpisodeReturns, interrupts: Interrupts) -> str:
+    """Why the run ended."""
+    if interrupts.signal is not None:
+        return "interrupted" if interrupts.signal == signal.SIGINT else "terminated"
+    return "target return reached" if returns.reached else "total_frames collected"
+
+
 def summary(
     trainer: Trainer,
     sync: SyncWeights,
@@ -203,15 +229,9 @@ def summary(
     seconds: float,
 ) -> str:
     """Why the run ended, and with what."""
-    if interrupts.count:
-        reason = "interrupted"
-    elif returns.reached:
-        reason = "target return reached"
-    else:
-        reason = "total_frames collected"
     mean = "none" if math.isnan(returns.mean) else f"{returns.mean:.1f}"
     return (
-        f"stopped: {reason}  frames {trainer.collected_frames:,}  "
+        f"stopped: {reason(returns, interrupts)}  frames {trainer.collected_frames:,}  "
         f"mean return of the last {len(returns.newest)} episodes {mean}  "
         f"version {sync.version}  {seconds:.1f} s"
     )

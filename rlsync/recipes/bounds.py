@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -65,6 +65,17 @@ def fraction(default: Any) -> Any:
 def one_of(default: str, *others: str) -> Any:
     """A field that accepts these names; the first is its default."""
     return field(default=default, metadata={"bound": Bound(choices=(default, *others))})
+
+
+def kept(default: Any, why: str) -> Any:
+    """A field that a resumed run cannot change.
+
+    Args:
+        default: its default, or one of the fields above.
+        why: what the checkpoint has that would not fit another value.
+    """
+    spec = default if isinstance(default, Field) else field(default=default)
+    return field(default=spec.default, metadata={**spec.metadata, "kept": why})
 
 
 def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:

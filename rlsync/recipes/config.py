@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, bound_errors, fraction, not_below_zero, one_of, refuse
+from rlsync.recipes.bounds import above_zero, bound_errors, fraction, kept, not_below_zero, one_of, refuse
 from rlsync.recipes.sync_config import (
     RouteConfig,
     SyncConfig,
@@ -45,6 +45,11 @@ __all__ = [
 ]
 
 
+#: Why a resumed run cannot change a field.
+SCHEDULE = "it has a schedule of the learning rate, or has none"
+EXPLORATION = "it has the exploration rate and its schedule"
+
+
 @dataclass
 class EnvConfig:
     """The environments of every worker: an id of gymnasium's, and arguments for ``gymnasium.make``."""
@@ -60,7 +65,7 @@ class CollectorConfig:
 
     kind: str = one_of("sync", "async")
     num_workers: int = above_zero(2)
-    frames_per_batch: int = above_zero(2048)
+    frames_per_batch: int = kept(above_zero(2048), "its schedules count batches of that size")
     adopt: str = one_of("alias", "copy")
     silent_timeout_s: float | None = above_zero(300.0)
 
@@ -87,7 +92,7 @@ class RecipeConfig:
     target_return: float | None = 475.0
     target_episodes: int = above_zero(20)
     lr: float = above_zero(2e-3)
-    anneal_lr: bool = True
+    anneal_lr: bool = kept(True, SCHEDULE)
     gamma: float = fraction(0.99)
     batch_size: int = above_zero(128)
     clip_norm: float = above_zero(0.5)
@@ -119,6 +124,10 @@ class RecipeConfig:
         """What is wrong with these settings beyond their bounds; ``config`` is the whole run's."""
         yield from ()
 
+    def variant(self) -> str:
+        """What a run and the run that resumes it have in common: the name, unless one recipe has several."""
+        return self.name
+
 
 @dataclass
 class PPOConfig(RecipeConfig):
@@ -147,11 +156,11 @@ class DQNConfig(RecipeConfig):
     batch_size: int = above_zero(256)
     clip_norm: float = above_zero(10.0)
     optim_steps_per_batch: int = above_zero(32)
-    buffer_frames: int = above_zero(50_000)
+    buffer_frames: int = kept(above_zero(50_000), "it has a replay buffer of that size")
     target_update_steps: int = above_zero(100)
-    epsilon_start: float = fraction(1.0)
-    epsilon_end: float = fraction(0.02)
-    epsilon_frames: int = above_zero(10_000)
+    epsilon_start: float = kept(fraction(1.0), EXPLORATION)
+    epsilon_end: float = kept(fraction(0.02), EXPLORATION)
+    epsilon_frames: int = kept(above_zero(10_000), EXPLORATION)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""

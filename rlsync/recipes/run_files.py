@@ -16,8 +16,10 @@ CHECKPOINT = "checkpoint"
 METRICS = "metrics"
 #: The folder that TorchRL's CSVLogger makes inside METRICS.
 SCALARS = "scalars"
-#: The address of the run's board, for ``rlsync status``.
+#: The address of the run's board, for ``rlsync status``. It goes when the run ends.
 BOARD = "board.json"
+#: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
+ENDED = "ended.json"
 #: The picture that ``rlsync plot`` draws.
 PLOT = "plot.png"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import signal
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -70,6 +71,7 @@ def run_evaluator(job: EvaluationJob) -> None:
         job: what to do; its player is without memory.
     """
     prepare_process()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the learner ends this process with it
     os.nice(_NICE)
     try:
         adopter = adopting(job.board, READER, job.player, job.adopt)

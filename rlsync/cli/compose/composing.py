@@ -126,7 +126,8 @@ def _composed(config_name: str, job: list[str]) -> DictConfig:
     chosen = [o for o in overrides if _key(o) in known_groups]
     for override in chosen:
         _check_option(override, known_groups)
-    lines = [*own, *(str(o.input_line) for o in chosen)]
+    base = [*chosen, *(o for o in overrides if _key(o) == "resume")]  # what decides which keys there are
+    lines = [*own, *(str(o.input_line) for o in base)]
     known_keys = list(keys(_tried(config_name, lines)))
     for override in overrides:
         if override not in chosen and not override.is_hydra_override():

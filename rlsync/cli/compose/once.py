@@ -1,13 +1,18 @@
-"""Hydra's loader of configs, which does not compose the same config twice."""
+"""Hydra's loader of configs, which composes no config twice, and knows what a resumed run goes on from."""
 
 from __future__ import annotations
 
 import copy
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
+
+from rlsync.cli.compose.resumed import resumed
 
 
 class ComposeOnce(ConfigLoaderImpl):
@@ -16,6 +21,9 @@ class ComposeOnce(ConfigLoaderImpl):
     rlsync checks the config of every job before the first one starts. Hydra then sets the jobs up and asks
     for the same configs again: it gets what was checked.
 
+    A config with ``resume=`` is composed on top of that of the run before; see :func:`resumed`. Whatever
+    shows or records it (``--cfg job``, Hydra's own files) shows what the run does.
+
     Args:
         config_search_path: where the files are looked for.
     """
@@ -23,6 +31,7 @@ class ComposeOnce(ConfigLoaderImpl):
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path=config_search_path)
         self._composed: dict[tuple[str | None, tuple[str, ...], RunMode], DictConfig] = {}
+        self._overrides: list[str] = []
 
     def load_configuration(
         self,
@@ -35,7 +44,14 @@ class ComposeOnce(ConfigLoaderImpl):
         """See Hydra's ConfigLoader; ``from_shell`` only changes the words of its errors."""
         key = (config_name, tuple(overrides), run_mode)
         if key not in self._composed:
+            self._overrides = overrides
             self._composed[key] = super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
         return copy.deepcopy(self._composed[key])
+
+    def _compose_config_from_defaults_list(
+        self, defaults: list[ResultDefault], repo: IConfigRepository
+    ) -> DictConfig:
+        composed = super()._compose_config_from_defaults_list(defaults, repo)
+        return resumed(composed, OverridesParser.create().parse_overrides(self._overrides))

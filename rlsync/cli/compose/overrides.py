@@ -179,11 +179,11 @@ def examined(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
     found: list[Job] = []
     errors: list[RlsyncError] = list(line.errors)
     for words in line.jobs:
-        config, faults = composed(line.config_name, list(words))
-        errors += faults
-        if config is None:
-            continue
         try:
+            config, faults = composed(line.config_name, list(words))
+            errors += faults
+            if config is None:
+                continue
             job, wrong = checking.examined(typed(config))
         except ConfigError as missing:
             errors.append(missing)

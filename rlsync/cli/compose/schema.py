@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hydra import version
 from hydra._internal.hydra import Hydra
@@ -13,11 +12,11 @@ from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
-from omegaconf import Container, DictConfig, OmegaConf
 
 from rlsync.cli.compose.config_dir import config_dir
 from rlsync.cli.compose.once import ComposeOnce
 from rlsync.cli.compose.own_recipes import look_beside, named_in
+from rlsync.cli.compose.written import writable
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import config as recipe_config
 from rlsync.recipes import registry
@@ -67,29 +66,6 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
             group = f"{SCHEMA}/recipe"
             store.store(group=group, name=name, node=writable(settings), provider=_PROVIDER)
     return failed
-
-
-def writable(settings: Any) -> DictConfig:
-    """A structured config whose keys may be overridden, also those of frozen dataclasses.
-
-    OmegaConf makes the node of a frozen dataclass read-only. A config that is being composed must not be; the
-    dataclass that comes out of it in the end is frozen all the same.
-
-    Args:
-        settings: a dataclass, or an instance of one.
-    """
-    node = OmegaConf.structured(settings)
-    _unlock(node)
-    assert isinstance(node, DictConfig)
-    return node
-
-
-def _unlock(node: Container) -> None:
-    if OmegaConf.is_readonly(node):
-        OmegaConf.set_readonly(node, None)
-    for key in node if isinstance(node, DictConfig) else range(len(node)):  # type: ignore[arg-type]
-        if not OmegaConf.is_missing(node, key) and isinstance(below := node[key], Container):
-            _unlock(below)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite
+from rlsync.recipes.last_checkpoint import finite_weights, save_before_the_end
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 
@@ -105,16 +106,16 @@ class StopIfNotFinite(RegistersItself):
         trainer = self._trainer
         assert trainer is not None
         cure = "no step was made; the weights are those of before"
-        healthy = all(map(_finite, _parameters(optimizer)))
-        if not healthy:
+        if not finite_weights(trainer):
             cure = "no step was made, but the weights were not finite before; resume from an older checkpoint"
         elif trainer.save_trainer_file is not None:
-            trainer.save_trainer(force_save=True)
-            # Not a smaller learning rate: the optimizer's state brings the old one back in a resumed run.
-            cure = (
-                f"no step was made; {trainer.save_trainer_file} has the weights of before: resume with a "
-                "smaller clip_norm, or start anew with a smaller learning rate"
-            )
+            saved = save_before_the_end(trainer)
+            cure = f"no step was made; no checkpoint of before: {saved.why_not}"
+            if saved.path is not None:
+                cure = (
+                    f"no step was made; {saved.path} has the weights of before: resume with a smaller "
+                    "clip_norm or learning rate"
+                )
         frames = f"{trainer.collected_frames:,} frames"
         return NotFinite(what, f"optimizer step {self._step_of(optimizer)}, after {frames}", cure)
 

@@ -19,7 +19,10 @@ CHECKPOINT_KEY = "lag_histogram"
 
 
 class StalenessHistogram(TrainerHookBase):
-    """Counts how many versions old the consumed steps are, and writes the counts to a file.
+    """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file.
+
+    After every batch it logs ``sync/staleness_versions``: the mean over the steps that the optimizer has used
+    since the batch arrived.
 
     Args:
         sync: the hook that publishes.
@@ -34,26 +37,42 @@ class StalenessHistogram(TrainerHookBase):
     def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
         self.sync = sync
         self.counts: Counter[int] = Counter()
+        self.mean = float("nan")  #: of the newest batch that was learned from
         self._file = file
         self._registered = False
+        self._ages: Counter[int] = Counter()
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         if not self._registered:  # nobody would write the file
             raise no_trainer(self)
         ages, counts = self.sync.staleness(batch).versions.unique(return_counts=True)
-        self.counts.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        self._ages.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
         return batch
+
+    def report(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
+        """The mean age of what was consumed since the last call; None if nothing was."""
+        if not self._ages:
+            return None
+        self.mean = sum(age * count for age, count in self._ages.items()) / self._ages.total()
+        self._keep()
+        return {"sync/staleness_versions": self.mean}
+
+    def _keep(self) -> None:
+        self.counts.update(self._ages)
+        self._ages.clear()
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end."""
         self.sync.require_stamps("StalenessHistogram")
         self._registered = True
         trainer.register_op("process_optim_batch", self)
+        trainer.register_op("post_steps_log", self.report)
         trainer.register_op("shutdown", self.write)
         trainer.register_module(name, self)
 
     def write(self) -> None:
         """Write the counts so far."""
+        self._keep()
         if self._file is not None:
             with self._file.open("w", newline="") as file:
                 csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])

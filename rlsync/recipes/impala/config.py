@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, fraction, not_below_zero, one_of, same_as, values_for
-from rlsync.recipes.config import Config, RecipeConfig, width_errors
+from rlsync.recipes.bounds import (
+    above_zero,
+    fraction,
+    kept,
+    not_below_zero,
+    one_of,
+    same_as,
+    values_for,
+)
+from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.trust import TrustRegion
 
@@ -87,14 +95,14 @@ class ImpalaConfig(RecipeConfig):
     total_frames: int = above_zero(400_000)
     target_return: float | None = 450.0
     lr: float = above_zero(2e-3)
-    anneal_lr: bool = False
+    anneal_lr: bool = kept(False, SCHEDULE)
     batch_size: int = above_zero(8)
     clip_norm: float = above_zero(40.0)
     unroll_length: int = above_zero(20)
     slots: int | None = above_zero(None)
     overlap: bool = False
     max_restarts: int = not_below_zero(5)
-    optimizer: str = one_of("adam", "rmsprop")
+    optimizer: str = kept(one_of("adam", "rmsprop"), "it has the state of that optimizer")
     rms_alpha: float = fraction(0.99)
     rms_eps: float = above_zero(0.01)
     adam_eps: float = above_zero(1e-8)
@@ -109,6 +117,10 @@ class ImpalaConfig(RecipeConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def variant(self) -> str:
+        """With a replay it is LASER: its checkpoints have the replay's state."""
+        return "laser" if self.replay.ratio else self.name
 
     def loss_settings(self) -> LossSettings:
         """The settings of the loss. Without a replay those under ``replay`` have no effect.

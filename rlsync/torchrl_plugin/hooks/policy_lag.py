@@ -24,7 +24,8 @@ class LogPolicyLag(RegistersItself):
 
     Once in each iteration of the trainer it logs, under ``prefix``:
 
-    - ``lag_versions``: the newest published version minus the oldest one that a live worker acts with;
+    - ``lag_versions``: the newest published version minus the oldest one that a live worker acts with, when
+      the batch arrives: before it is learned from, and before the next publish;
     - ``staleness_versions_mean``, ``_p95``, ``_max`` and ``staleness_optim_steps_mean``, ``_p95``,
       ``_max``: over the frames consumed since the last log, if there were any;
     - ``consumed_frames``: the number of these frames; ``frames_of_unknown_age``: those among them whose
@@ -47,6 +48,7 @@ class LogPolicyLag(RegistersItself):
     def __init__(self, sync: SyncWeights, *, prefix: str = "policy_lag") -> None:
         self.sync = sync
         self.prefix = prefix
+        self._lag_versions = 0
         self._versions: list[Tensor] = []
         self._optim_steps: list[Tensor] = []
 
@@ -59,9 +61,13 @@ class LogPolicyLag(RegistersItself):
         """
         self.sync.require_trainer(trainer, "LogPolicyLag.register")
         self.sync.require_stamps("LogPolicyLag")
+        trainer.register_op("pre_steps_log", self._arrived)
         trainer.register_op("process_optim_batch", self._consume)
         trainer.register_op("post_steps_log", self._report)
         trainer.register_module(name, self)
+
+    def _arrived(self, batch: TensorDictBase | None = None) -> None:
+        self._lag_versions = self.sync.lag_versions()
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         age = self.sync.staleness(batch)
@@ -70,7 +76,7 @@ class LogPolicyLag(RegistersItself):
         return batch
 
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
-        told: dict[str, Any] = {"lag_versions": self.sync.lag_versions()}
+        told: dict[str, Any] = {"lag_versions": self._lag_versions}
         if self._versions:
             versions, steps = torch.cat(self._versions), torch.cat(self._optim_steps)
             known = steps[steps != UNKNOWN]

@@ -62,8 +62,14 @@ class BoardWatch:
             raise BoardClosed("this board was closed", f"looking for worker {reader}", "look before that")
         if not self._file.is_locked(fmt.READER_LOCK + reader):
             return "dead"
-        try:
-            letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return "running"  # hidden (another PID namespace, hidepid): the lock alone shows that it lives
-        return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")
+        # Hidden (another PID namespace, hidepid): the lock alone shows that it lives.
+        return process_state(pid) or "running"
+
+
+def process_state(pid: int) -> str | None:
+    """``"running"``, ``"stopped"`` or ``"dead"``; None if there is no such process, or it is hidden."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")

@@ -1,0 +1,81 @@
+"""The config of a resumed run: that of the run before, and on top of it what this command line says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from rlsync.cli.compose.written import written
+from rlsync.cli.resume import config_beside
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.config import RecipeConfig
+
+#: The key that tells which option of a group a config has. To choose that option again sets nothing.
+_TOLD_BY = {"env": "id", "collector": "kind", "logger": "kind", "sync": "map"}
+
+#: What belongs to one run alone.
+_OF_ONE_RUN = ("resume", "run_dir")
+
+
+def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
+    """Put the config of the run that ``resume=`` names in the place of what was composed.
+
+    Overrides of keys are applied afterwards, by Hydra. An option of a group (``logger=none``) sets all keys
+    of its file, unless the run has that option already. So a recipe or an environment that is named again
+    changes nothing.
+
+    Args:
+        composed: from the defaults and the options of groups, before any override of a key.
+        words: all overrides.
+
+    Returns:
+        The config; ``composed`` itself where nothing is resumed, or where no config lies beside the
+        checkpoint.
+
+    Raises:
+        ConfigError: the run's config cannot be read, or ``tuned=`` would set other values than it has.
+    """
+    file = _config_before(composed, words)
+    if file is None:
+        return composed
+    before = written(file)
+    chosen = {str(word.key_or_group): word for word in words if isinstance(word.value(), str)}
+    if "recipe" in chosen and _variant(composed) != _variant(before):
+        return composed  # the check of the job refuses another recipe
+    for group, key in _TOLD_BY.items():
+        told = composed[group][key]
+        if group in chosen and told not in ("", before[group][key]):
+            before[group] = composed[group]
+    for word in words:  # Hydra adds no key that is there already
+        if word.is_add() and (key := str(word.key_or_group)).startswith("env.kwargs."):
+            before.env.kwargs.pop(key.removeprefix("env.kwargs."), None)
+    _refuse_tuned(chosen, composed, before)
+    with read_write(composed), open_dict(composed):
+        for name in before:
+            if name not in _OF_ONE_RUN:
+                composed[name] = before[name]
+    return composed
+
+
+def _config_before(composed: DictConfig, words: list[Override]) -> Path | None:
+    given = [word.value() for word in words if word.key_or_group == "resume" and not word.is_sweep_override()]
+    resume = given[-1] if given else OmegaConf.select(composed, "resume")
+    return config_beside(Path(resume)) if isinstance(resume, str) else None
+
+
+def _variant(config: DictConfig) -> str:
+    recipe = OmegaConf.to_object(config.recipe)
+    assert isinstance(recipe, RecipeConfig)
+    return recipe.variant()
+
+
+def _refuse_tuned(chosen: dict[str, Override], composed: DictConfig, before: DictConfig) -> None:
+    if "tuned" in chosen and composed.recipe != before.recipe:
+        line = str(chosen["tuned"].input_line)
+        raise ConfigError(
+            "a resumed run takes its settings from the run before it, and a tuned config would replace them",
+            f"override {line}",
+            f"leave {line} out, and give the keys that you want to change",
+        )

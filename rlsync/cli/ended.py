@@ -1,0 +1,91 @@
+"""How a run ended, as a file in its folder. Loads the standard library only: ``rlsync status`` reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.run_files import BOARD, ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a run.
+
+    Args:
+        how: ``"total_frames collected"``, ``"target return reached"``, ``"interrupted"`` (Ctrl-C),
+            ``"terminated"`` (SIGTERM) or ``"failed"``.
+        at: local time, ``2026-11-20 18:00:00``.
+        status: the exit status.
+        frames: that were collected; None if training had not begun.
+        version: the newest published version; None if training had not begun.
+        error: what the run failed with, as it was printed; empty if it did not.
+        checkpoint: the last checkpoint; None if there is none.
+
+    Example:
+        >>> print(Ended("interrupted", "2026-11-20 18:00:00", 130, 4096, 7, checkpoint="runs/a/checkpoint"))
+        ended 2026-11-20 18:00:00: interrupted  frames 4,096  version 7
+        checkpoint runs/a/checkpoint
+    """
+
+    how: str
+    at: str
+    status: int
+    frames: int | None = None
+    version: int | None = None
+    error: str = ""
+    checkpoint: str | None = None
+
+    def __str__(self) -> str:
+        counts = "" if self.frames is None else f"  frames {self.frames:,}  version {self.version}"
+        lines = [f"ended {self.at}: {self.how}{counts}"]
+        lines += [self.error] if self.error else []
+        lines += [f"checkpoint {self.checkpoint}"] if self.checkpoint else []
+        return "\n".join(lines)
+
+    def write(self, run: Path) -> None:
+        """Leave this in a run's folder, and take the board's address away: the board is gone."""
+        beside = run / f".{ENDED}.{os.getpid()}"
+        beside.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        beside.replace(run / ENDED)  # nobody reads a half one
+        (run / BOARD).unlink(missing_ok=True)
+
+
+def begin(run: Path) -> None:
+    """Take away what an earlier run in this folder has left: a new one begins."""
+    for name in (ENDED, BOARD):
+        (run / name).unlink(missing_ok=True)
+
+
+def ended(run: Path) -> Ended | None:
+    """How the run in this folder ended; None if it has not, or was killed.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    file = run / ENDED
+    try:
+        return Ended(**json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"cannot read how the run ended: {error}", str(file), "remove the file") from error
+
+
+def now() -> str:
+    """Local time, to the second."""
+    return at(datetime.now().timestamp())
+
+
+def at(timestamp: float) -> str:
+    """Local time of a timestamp.
+
+    Example:
+        >>> len(at(0.0))
+        19
+    """
+    return datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")
