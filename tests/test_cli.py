@@ -311,10 +311,10 @@ def test_on_a_terminal_one_line_is_redrawn_and_elsewhere_lines_are_printed(
         return screen.getvalue()
 
     drawn = shown(terminal=True)
-    assert "frames 512" in drawn
+    assert "frames 512 / 512" in drawn
     assert drawn.count("\n") == 1, "the line stays in its place"
     assert shown(terminal=False) == ""
-    assert capsys.readouterr().out.startswith("frames 256  return ")
+    assert capsys.readouterr().out.startswith("frames 256 / 512  return ")
 
 
 def test_a_logger_that_is_not_installed_is_refused_before_a_worker_starts(
@@ -335,7 +335,10 @@ def test_the_default_training_reaches_450_and_ends_by_itself(tmp_path: Path) -> 
     mean = re.search(r"mean return of the last 20 episodes ([\d.]+)", last)
     assert mean is not None
     assert float(mean[1]) >= 450
-    progress = r"^frames [\d,]+  return [\d.]+  version \d+  lag \d+  publish [\d.]+ ms"
+    progress = (
+        r"^frames [\d,]+ / 150,000  return [\d.]+  version \d+  lag 0  staleness 0.0  publish [\d.]+ ms"
+    )
+    progress += r"  [\d,]+ frames/s  left \d+"
     assert re.search(progress, run.output, re.MULTILINE)
 
     folder = run.run_folder()
@@ -409,7 +412,7 @@ def test_resume_with_another_recipe_or_other_networks_is_refused(
     assert main(["train", "recipe=dqn", f"resume={source}"]) == 2
     assert "add recipe=ppo" in capsys.readouterr().err
 
-    config = Config(resume=str(source), recipe=PPOConfig(hidden=[16]))
+    config = Config(recipe=PPOConfig(hidden=[16]))
     trainer = ppo.build(config)
     with pytest.raises(ConfigError, match="does not fit this configuration"), shut_down(trainer):
         load(trainer, source / CHECKPOINT)

@@ -51,7 +51,7 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
     finally:
         run.kill()
     assert main(["status", str(run_folder)]) == 1
-    assert "is gone" in capsys.readouterr().err
+    assert re.match(r"ended \S+ \S+: failed  frames [\d,]+  version \d+\n", capsys.readouterr().out)
 
 
 def test_a_folder_without_a_board_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

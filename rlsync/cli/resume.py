@@ -102,8 +102,8 @@ def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
     for change in changes(before, now):
         if change.kept:
             yield ConfigError(
-                f"a resumed run keeps {change.key} = {change.before}, it cannot be {change.now}",
-                f"resume={now.resume}: its checkpoint fits no other value, {change.kept}",
+                f"a resumed run cannot change {change}: {change.kept}",
+                f"resume={now.resume}",
                 f"leave {change.key} out, or start anew without resume",
             )
 
@@ -157,7 +157,7 @@ def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> Config
     what = " ".join(line.strip() for line in lines[:2])  # torch names the tensor in the second line
     cure = f"repeat the overrides of the first run; its {RESOLVED} has them all"
     if changed:
-        cure = f"leave out what the run before did not have: {', '.join(map(str, changed))}"
+        cure = f"leave out what changes the networks; changed are: {', '.join(map(str, changed))}"
     return ConfigError(f"the checkpoint does not fit this configuration: {what}", str(checkpoint), cure)
 
 

@@ -72,7 +72,7 @@ def kept(default: Any, why: str) -> Any:
 
     Args:
         default: its default, or one of the fields above.
-        why: what the checkpoint has that would not fit another value.
+        why: what in the checkpoint would not fit another value, for the error.
     """
     spec = default if isinstance(default, Field) else field(default=default)
     return field(default=spec.default, metadata={**spec.metadata, "kept": why})

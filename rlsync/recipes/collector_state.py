@@ -41,10 +41,11 @@ class CollectorState:
         checkpoint = trainer.checkpoint
         if checkpoint is None:
             return None
-        if COMPONENT not in checkpoint:
-            checkpoint.register(COMPONENT, cls(trainer.collector))
-        held = checkpoint.components[COMPONENT]
-        return held if isinstance(held, cls) else None
+        held = checkpoint.components.get(COMPONENT)
+        if not isinstance(held, cls):
+            held = cls(trainer.collector)
+            compat.replace_component(checkpoint, COMPONENT, held)
+        return held
 
     def state_dict(self) -> Mapping[str, Any]:
         """The collector's own state; or a note that it was left out."""

@@ -46,8 +46,8 @@ __all__ = [
 
 
 #: Why a resumed run cannot change a field.
-SCHEDULE = "it has a schedule of the learning rate, or has none"
-EXPLORATION = "it has the exploration rate and its schedule"
+SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"
+EXPLORATION = "the checkpoint has the exploration rate and its schedule"
 
 
 @dataclass
@@ -65,7 +65,7 @@ class CollectorConfig:
 
     kind: str = one_of("sync", "async")
     num_workers: int = above_zero(2)
-    frames_per_batch: int = kept(above_zero(2048), "its schedules count batches of that size")
+    frames_per_batch: int = kept(above_zero(2048), "schedules and triggers count batches of that size")
     adopt: str = one_of("alias", "copy")
     silent_timeout_s: float | None = above_zero(300.0)
 
@@ -156,7 +156,7 @@ class DQNConfig(RecipeConfig):
     batch_size: int = above_zero(256)
     clip_norm: float = above_zero(10.0)
     optim_steps_per_batch: int = above_zero(32)
-    buffer_frames: int = kept(above_zero(50_000), "it has a replay buffer of that size")
+    buffer_frames: int = kept(above_zero(50_000), "the checkpoint has a replay buffer of that size")
     target_update_steps: int = above_zero(100)
     epsilon_start: float = kept(fraction(1.0), EXPLORATION)
     epsilon_end: float = kept(fraction(0.02), EXPLORATION)

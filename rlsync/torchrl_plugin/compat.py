@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
@@ -264,6 +265,15 @@ def numbers(trainer: Trainer) -> list[torch.Tensor]:
     owners = [part for part in (trainer.loss_module, *hooks, *held) if isinstance(part, torch.nn.Module)]
     buffers = [b for owner in owners for b in owner.buffers() if b.numel() == 1 and b.is_floating_point()]
     return list({id(buffer): buffer for buffer in buffers}.values())
+
+
+def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:
+    """Write and read ``component`` under this name; stock trainers have registered theirs when they are built.
+
+    Remove this function when a component can be registered anew.
+    """
+    checkpoint._components.pop(name, None)
+    checkpoint.register(name, component)
 
 
 def registered_modules(trainer: Trainer) -> list[object]:

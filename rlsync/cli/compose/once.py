@@ -10,9 +10,11 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from rlsync.cli.compose.resumed import resumed
+
+_HYDRAS_DIR = "hydra.run.dir="
 
 
 class ComposeOnce(ConfigLoaderImpl):
@@ -45,9 +47,10 @@ class ComposeOnce(ConfigLoaderImpl):
         key = (config_name, tuple(overrides), run_mode)
         if key not in self._composed:
             self._overrides = overrides
-            self._composed[key] = super().load_configuration(
+            composed = super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
+            self._composed[key] = _in_one_folder(composed, overrides)
         return copy.deepcopy(self._composed[key])
 
     def _compose_config_from_defaults_list(
@@ -55,3 +58,10 @@ class ComposeOnce(ConfigLoaderImpl):
     ) -> DictConfig:
         composed = super()._compose_config_from_defaults_list(defaults, repo)
         return resumed(composed, OverridesParser.create().parse_overrides(self._overrides))
+
+
+def _in_one_folder(composed: DictConfig, overrides: list[str]) -> DictConfig:
+    """Let Hydra write to ``run_dir`` too, where that is given: a run has one folder."""
+    if OmegaConf.select(composed, "run_dir") and not any(o.startswith(_HYDRAS_DIR) for o in overrides):
+        composed.hydra.run.dir = "${run_dir}"
+    return composed

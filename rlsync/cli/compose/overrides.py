@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,10 +192,24 @@ def examined(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
         errors += wrong
         if job is not None:
             found.append(job)
+    errors += _shared_folders(found)
     told: dict[tuple[str, str], RlsyncError] = {}
     for error in errors:
         told.setdefault((error.what, error.cure), error)
     return found, list(told.values())
+
+
+def _shared_folders(found: list[Job]) -> list[RlsyncError]:
+    counts = Counter(job.config.run_dir for job in found if job.config.run_dir is not None)
+    return [
+        ConfigError(
+            f"{count} jobs of the sweep would write to the folder {folder}",
+            f"run_dir={folder}",
+            f"leave it out, or write hydra.sweep.dir={folder}: each job gets a folder of its own in there",
+        )
+        for folder, count in counts.items()
+        if count > 1
+    ]
 
 
 def jobs(line: CommandLine) -> list[Job]:

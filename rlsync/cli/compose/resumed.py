@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 from hydra.core.override_parser.types import Override
@@ -23,7 +24,7 @@ def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
     """Put the config of the run that ``resume=`` names in the place of what was composed.
 
     Overrides of keys are applied afterwards, by Hydra. An option of a group (``logger=none``) sets all keys
-    of its file, unless the run has that option already. So a recipe or an environment that is named again
+    of its file that a resume can change, unless the run has that option already. So a recipe or an environment that is named again
     changes nothing.
 
     Args:
@@ -47,7 +48,7 @@ def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
     for group, key in _TOLD_BY.items():
         told = composed[group][key]
         if group in chosen and told not in ("", before[group][key]):
-            before[group] = composed[group]
+            before[group] = _with_kept(composed[group], before[group])
     for word in words:  # Hydra adds no key that is there already
         if word.is_add() and (key := str(word.key_or_group)).startswith("env.kwargs."):
             before.env.kwargs.pop(key.removeprefix("env.kwargs."), None)
@@ -57,6 +58,14 @@ def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
             if name not in _OF_ONE_RUN:
                 composed[name] = before[name]
     return composed
+
+
+def _with_kept(option: DictConfig, before: DictConfig) -> DictConfig:
+    """What an option's file says, besides the keys that no resumed run can change."""
+    kept = [spec.name for spec in fields(OmegaConf.get_type(before)) if "kept" in spec.metadata]
+    merged = OmegaConf.merge(option, {name: before[name] for name in kept})
+    assert isinstance(merged, DictConfig)
+    return merged
 
 
 def _config_before(composed: DictConfig, words: list[Override]) -> Path | None:

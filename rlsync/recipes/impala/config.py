@@ -102,7 +102,7 @@ class ImpalaConfig(RecipeConfig):
     slots: int | None = above_zero(None)
     overlap: bool = False
     max_restarts: int = not_below_zero(5)
-    optimizer: str = kept(one_of("adam", "rmsprop"), "it has the state of that optimizer")
+    optimizer: str = kept(one_of("adam", "rmsprop"), "the checkpoint has the state of that optimizer")
     rms_alpha: float = fraction(0.99)
     rms_eps: float = above_zero(0.01)
     adam_eps: float = above_zero(1e-8)
