@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from omegaconf import OmegaConf
@@ -29,7 +30,7 @@ from rlsync.recipes import ppo
 from rlsync.recipes.config import CollectorConfig, Config, LoggerConfig, PPOConfig
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.parts.processes import descendant_pids, is_alive, wait_until
-from tests.parts.programs import ENDS_WITHIN_S, Program
+from tests.parts.programs import ENDS_WITHIN_S, Program, run_program
 
 REPO = Path(__file__).resolve().parents[1]
 SMALL = (
@@ -263,33 +264,41 @@ def test_explain_json_is_json_and_nothing_else(capsys: pytest.CaptureFixture[str
 
 
 USERS_FILE = """
-from rlsync.recipes import ppo
-from rlsync.recipes.config import CollectorConfig, Config
+import torch.multiprocessing
 
-def build():
+from rlsync import BoardScheme, SyncWeights
+from tests.parts import make_policy, make_workers, make_a2c_trainer
+from torchrl.collectors import MultiSyncCollector
+
+def build(source="loss_module.actor_network"):
     print("building")
-    return ppo.build(Config(collector=CollectorConfig(num_workers=1)))
+    torch.multiprocessing.set_start_method("fork", force=True)  # sooner there than spawned workers
+    collector = make_workers(MultiSyncCollector, make_policy(), schemes={"policy": BoardScheme()})
+    trainer = make_a2c_trainer(collector, weight_update_map={"policy": "loss_module.actor_network"})
+    SyncWeights({"policy": source}).register(trainer)
+    return trainer
 
-def number():
-    return 3
+def build_with_a_typo():
+    return build("loss_module.actor_netwrk")
 """
 
 
-@pytest.mark.usefixtures("fork_workers")
-def test_explain_takes_a_function_of_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    file = tmp_path / "my_trainer.py"
-    file.write_text(USERS_FILE)
-    assert main(["explain", f"{file}:build", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"]
+@pytest.mark.slow
+def test_explain_builds_the_trainer_of_a_file_and_leaves_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(USERS_FILE)
+    environment = os.environ | {"PYTHONPATH": str(REPO)}
 
-    assert main(["explain", f"{file}:buidl"]) == 2
-    assert "did you mean 'build'?" in capsys.readouterr().err
+    def explained(function: str) -> CompletedProcess[str]:
+        words = ("explain", f"train.py:{function}", "--json", "--timeout-s", "200")
+        return run_program("rlsync", *words, cwd=tmp_path, env=environment)
 
-    assert main(["explain", f"{file}:number"]) == 2
-    assert "the function returned int" in capsys.readouterr().err
+    done = explained("build")
+    assert json.loads(done.stdout)["rows"], "JSON and nothing else"
+    assert "building" in done.stderr
+
+    refused = explained("build_with_a_typo")  # its workers wait for their learner
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.splitlines()[-3].startswith("no 'actor_netwrk' on loss_module")
 
 
 # --------------------------------------------------------------------------------------- training

@@ -26,7 +26,7 @@ import rlsync
 from rlsync.cli.compose import overrides, schema
 from rlsync.cli.main import VERBS
 from rlsync.recipes import impala
-from tests.parts.programs import ENDS_WITHIN_S
+from tests.parts.programs import ENDS_WITHIN_S, run_program
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -90,6 +90,21 @@ def test_the_script_of_the_quickstart_runs_as_a_file_with_spawned_workers(tmp_pa
         check=True,
     )
     assert "versions that acted: [2, 2, 3, 3, 4]" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_quickstart_look_at_the_trainer_of_its_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(quickstart())
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    told = []
+    for page, words in OF_RLSYNC:
+        if page == "docs/quickstart.md" and any("train.py:" in word for word in words):
+            done = run_program("rlsync", *words, cwd=tmp_path, env=environment)
+            assert done.returncode == 0, done.stderr
+            told.append(done.stdout)
+    explained, examined = told
+    assert "loss_module.actor_network" in explained
+    assert examined.count("the weights arrive") == 2
 
 
 def test_every_block_is_run_or_of_a_kind_that_cannot_be() -> None:

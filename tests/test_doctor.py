@@ -457,7 +457,7 @@ def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) ->
         main(["doctor", "--help"])
     said = capsys.readouterr().out
     assert left.value.code == 0
-    assert "rlsync doctor --trainer train.py:make_trainer" in said
+    assert "rlsync doctor --trainer train.py:build" in said
     assert "exit status: 0 no check fails" in said
 
 

@@ -11,7 +11,7 @@ from rlsync.cli.main import VERBS, main, usage
 #: verb -> its arguments and options, as --help lists them. Scripts lean on these: add, do not change.
 ARGUMENTS = {
     "train": set(),  # Hydra's: overrides, and the flags of --hydra-help
-    "explain": {"target", "--config-dir", "--json"},
+    "explain": {"target", "--config-dir", "--json", "--timeout-s"},
     "check": {"--json"},  # and what train takes
     "doctor": {"--trainer", "--timeout-s", "--markdown", "--json"},
     "status": {"run", "--json"},

@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
-import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from torchrl.trainers import Trainer
 
 from rlsync import SyncPlan, SyncWeights
+from rlsync.cli.apart import TIMEOUT_S, Failed, Say, run_apart
 from rlsync.cli.compose import overrides, schema
 from rlsync.cli.train import prepare_process, shut_down
-from rlsync.core.errors import ConfigError
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.cli.users_trainer import FORM, MEANING, Target, build, target_of
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.torchrl_plugin import compat
 
 _EXAMPLES = """examples:
   rlsync explain
   rlsync explain recipe=dqn --json
-  rlsync explain train_mine.py:make_trainer
+  rlsync explain train.py:build
 
-exit status: 0 the map can be carried out, 2 it cannot, or the arguments name no trainer
+A file is run in a process of its own, which is ended with all that it started.
+
+exit status: 0 the map can be carried out, 1 the function failed, 2 the map cannot be carried out, or the
+arguments name no trainer
 """
-_FILE_TARGET = re.compile(r"(?P<file>.+\.py):(?P<function>[^\W\d]\w*)")
 
 
 def main(arguments: list[str]) -> int:
-    """Print the plan of a config, or of the trainer that a function in a file returns.
+    """Print the plan of a config, or of a trainer in a file.
 
     Raises:
         ConfigError: the arguments name neither.
         SyncMapError: the map cannot be carried out.
+        RlsyncError: the file's function raised an error, or took too long.
     """
     parser = argparse.ArgumentParser(
         prog="rlsync explain",
@@ -47,33 +48,64 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
-        "target",
-        nargs="*",
-        help="overrides as for rlsync train, or path/to/file.py:function, which returns a trainer",
+        "--timeout-s",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="S",
+        help=f"seconds that running your file, and building the trainer, may take (default {TIMEOUT_S:g})",
     )
+    parser.add_argument("target", nargs="*", help=f"overrides as for rlsync train, or {FORM}: {MEANING}")
     given = parser.parse_args(arguments)
     own = [] if given.config_dir is None else ["--config-dir", given.config_dir]
-    build = from_file(given.target) or from_config([*own, *given.target])
-    prepare_process()
-    with contextlib.redirect_stdout(sys.stderr):  # what a build prints is not the plan
-        trainer = checked_trainer(build())
-        with shut_down(trainer):
-            plan = plan_of(trainer)
+    target = named_target(given.target)
+    plan = plan_of_config([*own, *given.target]) if target is None else plan_apart(target, given.timeout_s)
     print(plan.to_json() if given.json else plan.table())
     return 0
 
 
-def checked_trainer(made: object) -> Trainer:
-    """Refuse what a user's function returned unless it is a trainer.
+def named_target(words: list[str]) -> Target | None:
+    """The trainer in a file that the words name; None if they are overrides.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: a word is neither an override nor a trainer in a file.
     """
-    if not isinstance(made, Trainer):
+    files = [word for word in words if "=" not in word and not word.startswith("~")]
+    if not files:
+        return None
+    if len(words) > 1:
         raise ConfigError(
-            f"the function returned {type(made).__name__}", "rlsync explain", "return a Trainer"
+            f"{files[0]!r} is no override",
+            " ".join(words),
+            f"give overrides (key=value) alone, or {FORM} alone",
         )
-    return made
+    return target_of(files[0], " or overrides (key=value)")
+
+
+def plan_of_config(arguments: list[str]) -> SyncPlan:
+    """The plan of the trainer that the overrides describe."""
+    make = from_config(arguments)
+    prepare_process()
+    with contextlib.redirect_stdout(sys.stderr):  # what a build prints is not the plan
+        with shut_down(make()) as trainer:
+            return plan_of(trainer)
+
+
+def plan_apart(target: Target, timeout_s: float) -> SyncPlan:
+    """The plan of a user's trainer, which is built in another process.
+
+    Raises:
+        RlsyncError: there is none.
+    """
+    said = run_apart(_plan, target, timeout_s, timeout_s=timeout_s)
+    if isinstance(said, Failed):
+        raise RlsyncError(said.why, target.where, said.cure)
+    assert isinstance(said, SyncPlan)
+    return said
+
+
+def _plan(target: Target, timeout_s: float, say: Say) -> None:
+    with shut_down(build(target, timeout_s, say)) as trainer:
+        say(plan_of(trainer))
 
 
 def plan_of(trainer: Trainer) -> SyncPlan:
@@ -100,35 +132,3 @@ def from_config(arguments: list[str]) -> Callable[[], Trainer]:
     if more:
         raise ConfigError("a sweep has many plans", "rlsync explain", "name one config")
     return job.build
-
-
-def from_file(arguments: list[str]) -> Callable[[], Trainer] | None:
-    """The function that ``path/to/file.py:function`` names; None if that is not what is asked for.
-
-    The file's folder goes on sys.path, as if Python ran it, so that workers can import it too.
-
-    Raises:
-        ConfigError: the file, or the function in it, does not exist.
-    """
-    found = _FILE_TARGET.fullmatch(arguments[0]) if len(arguments) == 1 else None
-    if found is None:
-        return None
-    file, name = Path(found["file"]).resolve(), found["function"]
-    if not file.is_file():
-        raise ConfigError(f"no file {found['file']!r}", arguments[0], "check the path")
-    sys.path.insert(0, str(file.parent))
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    function = vars(module).get(name)
-    if not callable(function):
-        names = [n for n, value in vars(module).items() if callable(value) and n[0] != "_"]
-        hint = did_you_mean(nearest_name(name, names))
-        raise ConfigError(
-            f"no function {name!r} in {file.name}",
-            arguments[0],
-            f"{hint}it has {', '.join(names)}",
-        )
-    return function

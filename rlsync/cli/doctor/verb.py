@@ -9,18 +9,20 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
+from rlsync.cli.apart import TIMEOUT_S
 from rlsync.cli.doctor.finding import Finding, Grade, worst
 from rlsync.cli.doctor.machine import machine
 from rlsync.cli.doctor.packages import packages
 from rlsync.cli.doctor.trainer import trainer_findings
+from rlsync.cli.users_trainer import FORM, MEANING, target_of
 
 _EXAMPLES = """examples:
-  rlsync doctor                                  can this machine run rlsync?
-  rlsync doctor --trainer train.py:make_trainer  do my trainer's weights reach its workers?
-  rlsync doctor --markdown                       a table to paste into a bug report
-  rlsync doctor --json                           the same as JSON
+  rlsync doctor                           can this machine run rlsync?
+  rlsync doctor --trainer train.py:build  do my trainer's weights reach its workers?
+  rlsync doctor --markdown                a table to paste into a bug report
+  rlsync doctor --json                    the same as JSON
 
---trainer calls the function in a separate process, changes the learner's weights, publishes once through
+--trainer runs the file in a process of its own, changes the learner's weights, publishes once through
 the trainer's own hook (rlsync's or TorchRL's), looks into every worker, and ends every process it started.
 
 exit status: 0 no check fails (there may be warnings), 1 a check fails, 2 a wrong command line
@@ -36,15 +38,14 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument(
-        "--trainer", metavar="FILE.py:FUNCTION", help="a function without arguments that returns a trainer"
-    )
+    found.add_argument("--trainer", metavar=FORM, help=MEANING)
     found.add_argument(
         "--timeout-s",
         type=float,
-        default=60.0,
+        default=TIMEOUT_S,
         metavar="S",
-        help="seconds for each step: building the trainer, a publish, a rollout, an answer (default 60)",
+        help="seconds for each step: running the file, building the trainer, a publish, a rollout, an answer "
+        f"(default {TIMEOUT_S:g})",
     )
     form = found.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
@@ -60,9 +61,10 @@ def main(arguments: list[str]) -> int:
         RlsyncError: rlsync refused the trainer's sync.
     """
     given = parser().parse_args(arguments)
+    target = None if given.trainer is None else target_of(given.trainer)
     findings = [*packages(), *machine()]
-    if given.trainer is not None:
-        findings += trainer_findings(given.trainer, given.timeout_s)
+    if target is not None:
+        findings += trainer_findings(target, given.timeout_s)
     if given.json:
         print(as_json(findings))
     elif given.markdown:

@@ -1,0 +1,206 @@
+"""The trainer that ``FILE.py:FUNCTION`` names: one in a user's file, or one that a function there makes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from torchrl.trainers import Trainer
+
+from rlsync.cli.apart import Say, Stage
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync.core.path import did_you_mean, nearest_name
+
+#: What is asked for, as help texts and errors name it.
+FORM = "FILE.py:FUNCTION"
+MEANING = "a function that needs no arguments and returns a trainer, or the name of a trainer in the file"
+_GUARD = 'put what a script does under if __name__ == "__main__":'
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a word of the command line names.
+
+    Args:
+        word: as it was written.
+        file: the file, which exists and can be read as Python.
+        name: of the trainer, or of the function.
+    """
+
+    word: str
+    file: Path
+    name: str
+
+    @property
+    def where(self) -> str:
+        """The place, for errors."""
+        return f"{self.file.name}:{self.name}"
+
+
+def target_of(word: str, or_else: str = "") -> Target:
+    """Read ``FILE.py:FUNCTION``. The file is read, but not run.
+
+    Args:
+        word: what the user wrote.
+        or_else: what could be given instead, for errors.
+
+    Raises:
+        ConfigError: the word has another form, or the file does not exist or cannot be read.
+    """
+    path, colon, name = word.rpartition(":") if ":" in word else (word, "", "")
+    file = Path(path)
+    form = f"give {FORM}{or_else}: {MEANING}"
+    if file.is_dir():
+        raise ConfigError(f"{path!r} is a folder", word, form)
+    if file.suffix != ".py":
+        raise ConfigError(f"{path!r} names no Python file", word, form)
+    if not file.is_file():
+        raise ConfigError(f"no file {path!r}", word, f"check the path; {form}")
+    offered = _offered(_read(file, word))
+    if not colon or not name.isidentifier():
+        what = f"{name!r} is no name" if name else f"{word!r} names a file, but no function or trainer in it"
+        raise ConfigError(what, word, f"{form}; {_listed(file, offered)}")
+    return Target(word, file.resolve(), name)
+
+
+def build(target: Target, timeout_s: float, say: Say) -> Trainer:
+    """Run the user's file and take the trainer that it names; in a process that may hang or end here.
+
+    The file's folder goes on ``sys.path``, as if Python ran it, so that workers can import it too.
+
+    Args:
+        target: what is asked for.
+        timeout_s: how many seconds each of the two steps may take.
+        say: told before each step.
+
+    Raises:
+        ConfigError: the file raises or trains when it is run; there is no such name, its function needs
+            arguments, or it makes no trainer.
+    """
+    hint = f"{_GUARD}; if that is not it, give a longer --timeout-s"
+    say(Stage(f"running {target.file.name}", timeout_s, hint))
+    with _never_training():
+        module = _run(target)
+        say(Stage("building it", timeout_s))
+        return _trainer_of(_made(target, module), target)
+
+
+def _read(file: Path, where: str) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ConfigError(
+            f"{file.name}{line}: {said}", where, f"correct it; python {file} shows the place"
+        ) from None
+
+
+def _offered(tree: ast.Module) -> list[str]:
+    """The functions of a file that need no arguments, and the values that it makes by a call."""
+    found = []
+    for part in tree.body:
+        match part:
+            case ast.FunctionDef(name=name, args=args):
+                needed = len(args.posonlyargs) + len(args.args) > len(args.defaults)
+                if not needed and None not in args.kw_defaults:
+                    found.append(name)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call()):
+                found.append(name)
+    return [name for name in found if not name.startswith("_")]
+
+
+def _listed(file: Path, offered: list[str]) -> str:
+    return f"{file.name} has {', '.join(offered) or 'none'}"
+
+
+def _run(target: Target) -> ModuleType:
+    sys.path.insert(0, str(target.file.parent))
+    spec = importlib.util.spec_from_file_location(target.file.stem, target.file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[target.file.stem] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except RlsyncError:
+        raise
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        said = f"{type(error).__name__}: {first_line(error)}"
+        place = f"{_line_in(target.file, error)}, before {target.name} was looked for"
+        raise ConfigError(said, place, f"see the traceback above; {_GUARD}") from error
+    return module
+
+
+def _line_in(file: Path, error: BaseException) -> str:
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
+    ]
+    return f"running {file.name}" + (f", line {lines[-1]}" if lines else "")
+
+
+def _made(target: Target, module: ModuleType) -> object:
+    """The value that the name stands for; of a function, what it returns."""
+    offered = _offered(_read(target.file, target.word))
+    if target.name not in vars(module):
+        hint = did_you_mean(nearest_name(target.name, [n for n in vars(module) if n[0] != "_"]))
+        what = f"no function or trainer {target.name!r} in {target.file.name}"
+        raise ConfigError(what, target.word, f"{hint}{_listed(target.file, offered)}")
+    value = vars(module)[target.name]
+    if isinstance(value, Trainer) or not callable(value):
+        return value
+    needed = _needed(value)
+    if needed:
+        raise ConfigError(
+            f"{target.name} needs arguments: {', '.join(needed)}",
+            target.word,
+            f"name a function that needs none, and makes collector, loss and hook itself; "
+            f"{_listed(target.file, offered)}",
+        )
+    return value()
+
+
+def _needed(function: Callable[..., object]) -> list[str]:
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = inspect.signature(function).parameters.values()
+    return [p.name for p in named if p.default is p.empty and p.kind not in free]
+
+
+def _trainer_of(made: object, target: Target) -> Trainer:
+    trainers = [
+        value for value in (made if isinstance(made, tuple) else (made,)) if isinstance(value, Trainer)
+    ]
+    if len(trainers) != 1:
+        raise ConfigError(
+            f"{target.name} gives {type(made).__name__}, and no trainer",
+            target.word,
+            "return a Trainer, or a tuple with one, before it is trained",
+        )
+    return trainers[0]
+
+
+@contextmanager
+def _never_training() -> Iterator[None]:
+    """Refuse ``trainer.train()``: the trainer is only to be looked at."""
+
+    def refuse(trainer: Trainer, *_: object, **__: object) -> None:
+        caller = inspect.stack()[1]
+        raise ConfigError(
+            "the trainer is trained before it can be looked at",
+            f"{Path(caller.filename).name}, line {caller.lineno}",
+            f"name a function that returns the trainer before it trains, or {_GUARD}",
+        )
+
+    train, Trainer.train = Trainer.train, refuse
+    try:
+        yield
+    finally:
+        Trainer.train = train
