@@ -1,12 +1,15 @@
 """Sphinx configuration. The build needs no network."""
 
 import inspect
-import shutil
+import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
 from sphinx.application import Sphinx
 from sphinx.util.inspect import stringify_signature
+
+sys.path.insert(0, str(Path(__file__).parent))
+from config_reference import with_keys
 
 project = "rlsync"
 author = "rlsync contributors"
@@ -39,7 +42,12 @@ def serve_markdown(app: Sphinx, error: Exception | None) -> None:
     if error is None:
         for page in [*sorted(app.env.found_docs), "llms.txt"]:
             source = Path(app.srcdir, page if page.endswith(".txt") else f"{page}.md")
-            shutil.copy(source, Path(app.outdir, source.relative_to(app.srcdir)))
+            Path(app.outdir, source.relative_to(app.srcdir)).write_text(with_keys(source.read_text()))
+
+
+def write_keys(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the lists of config keys into the pages that ask for them."""
+    source[0] = with_keys(source[0])
 
 
 def own_signature(app: Sphinx, what: str, name: str, shown: object, *_: object) -> tuple[str, None] | None:
@@ -54,4 +62,5 @@ def own_signature(app: Sphinx, what: str, name: str, shown: object, *_: object) 
 
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-signature", own_signature)
+    app.connect("source-read", write_keys)
     app.connect("build-finished", serve_markdown)

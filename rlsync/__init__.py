@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rlsync.core.plan import Receipt, Source, SyncPlan
     from rlsync.core.trigger import Every, StepsAhead
     from rlsync.torchrl_plugin.forkserver import Forkserver
+    from rlsync.torchrl_plugin.hooks.log_receipts import LogReceipts
     from rlsync.torchrl_plugin.hooks.policy_lag import LogPolicyLag
     from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness
     from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
@@ -52,6 +53,7 @@ __all__ = [
     "SyncWeights",
     "UpdateWeights",
     "LogPolicyLag",
+    "LogReceipts",
     "BoundStaleness",
     "VerifySync",
     "WatchWorkers",
@@ -92,6 +94,7 @@ _HOMES = {
     "SyncWeights": "rlsync.torchrl_plugin.hooks.sync_weights",
     "UpdateWeights": "rlsync.torchrl_plugin.hooks.update_weights",
     "LogPolicyLag": "rlsync.torchrl_plugin.hooks.policy_lag",
+    "LogReceipts": "rlsync.torchrl_plugin.hooks.log_receipts",
     "BoundStaleness": "rlsync.torchrl_plugin.hooks.staleness",
     "VerifySync": "rlsync.torchrl_plugin.hooks.verify",
     "WatchWorkers": "rlsync.torchrl_plugin.hooks.watch_workers",

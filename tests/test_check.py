@@ -177,6 +177,20 @@ def test_a_logger_that_is_not_installed_is_one_error_of_several(
 
 
 @pytest.mark.parametrize("recipe", ["ppo", "impala"])
+def test_an_environment_without_its_package_is_not_cured_by_another_id(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d", raising=False)
+    assert (
+        main(["check", f"recipe={recipe}", "env=gymnasium", "env.id=LunarLander-v3", "env.num_envs=8"]) == 2
+    )
+    what, _, cure, *_ = capsys.readouterr().out.splitlines()
+    assert what.startswith("cannot make the environment 'LunarLander-v3': Box2D is not installed")
+    assert cure == "  cure   install the package that the first line names, or give another env.id"
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "impala"])
 @pytest.mark.parametrize("argument", ["max_episode_steps=0", "no_such_argument=1"])
 def test_an_argument_that_gymnasium_does_not_take_is_told(
     recipe: str, argument: str, capsys: pytest.CaptureFixture[str]

@@ -135,6 +135,7 @@ DIFFERENT = {
     "env/pong.yaml": {"id", "num_envs"},
     "logger/none.yaml": {"kind"},
     "logger/tensorboard.yaml": {"kind"},
+    "logger/wandb.yaml": {"kind", "kwargs"},
     "sync/value_greedy.yaml": {"map", "when"},
 }
 

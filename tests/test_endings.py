@@ -127,14 +127,14 @@ BAD_HOOK = """
 import sys
 from rlsync.cli import train
 from rlsync.cli.main import main
-from rlsync.recipes.hooks import SyncMetrics
+from rlsync import LogReceipts
 
 def fails(self, batch=None, calls=[]):
     calls.append(batch)
     if len(calls) == 3:
         raise ZeroDivisionError("a user's hook")
 
-SyncMetrics.__call__ = fails
+LogReceipts._report = fails
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -400,16 +400,28 @@ def test_a_long_episode_is_filmed_in_part_and_played_in_full(
     assert str(made).endswith("; the first 4 steps of it")
 
 
+@pytest.mark.parametrize(
+    ("package", "why"),
+    [
+        ("pygame", "CartPole-v1 cannot be filmed: pygame is not installed"),
+        ("imageio", "imageio is not installed, which writes .gif; pip install 'rlsync[video]'"),
+    ],
+)
 def test_what_cannot_be_rendered_is_evaluated_and_one_line_says_why(
-    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    package: str,
+    why: str,
+    runs: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pygame", None)
+    monkeypatch.setitem(sys.modules, package, None)
     capsys.readouterr()
     assert main(["eval", str(runs["ppo"]), "--episodes", "1"]) == 0
     out, err = capsys.readouterr()
     score, line = out.splitlines()
     assert score.startswith("version ")
-    assert line.startswith("no video: CartPole-v1 cannot be filmed: pygame is not installed")
+    assert line.startswith(f"no video: {why}")
+    assert "pip install 'rlsync[video]'" in line
     assert err == ""
     assert not list(runs["ppo"].glob("*.gif"))
 

@@ -15,6 +15,7 @@ from rlsync import (
     ConfigError,
     Every,
     LogPolicyLag,
+    LogReceipts,
     NothingPublished,
     RlsyncWarning,
     StepsAhead,
@@ -29,7 +30,6 @@ from rlsync.recipes.hooks import (
     EpsilonDecay,
     StalenessHistogram,
     StopIfNotFinite,
-    SyncMetrics,
 )
 from tests.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer
 from tests.parts.envs import make_counting_env
@@ -64,7 +64,7 @@ UNBOUND: dict[str, tuple[str, Callable[[], TrainerHookBase]]] = {
     "EpisodeReturns": ("post_steps_log", EpisodeReturns),
     "EpsilonDecay": ("post_steps", make_epsilon_decay),
     "StalenessHistogram": ("process_optim_batch", lambda: StalenessHistogram(unbound_sync())),
-    "SyncMetrics": ("post_steps_log", lambda: SyncMetrics(unbound_sync())),
+    "LogReceipts": ("post_steps_log", lambda: LogReceipts(unbound_sync())),
     "StopIfNotFinite": ("post_optim", StopIfNotFinite),
 }
 
@@ -88,7 +88,7 @@ def test_every_hook_that_has_no_trainer_names_register_as_the_cure(trainer: Trai
 
 
 @pytest.mark.parametrize(
-    "make", [LogPolicyLag, lambda sync: BoundStaleness(sync, 1), VerifySync, SyncMetrics]
+    "make", [LogPolicyLag, lambda sync: BoundStaleness(sync, 1), VerifySync, LogReceipts]
 )
 def test_a_hook_that_is_registered_before_its_sync_weights_is_refused(
     trainer: Trainer, make: Callable[[SyncWeights], TrainerHookBase]

@@ -23,6 +23,7 @@ PUBLIC = [
     "Forkserver",
     "LayoutMismatch",
     "LogPolicyLag",
+    "LogReceipts",
     "NoBoard",
     "NotFinite",
     "NothingChanged",

@@ -20,7 +20,7 @@ ARGUMENTS = {
         *("--video", "--no-video", "--json"),
     },
     "plot": {"run", "--out"},
-    "ls": {"group", "--config-dir", "--json"},
+    "ls": {"group", "--keys", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
     "bench": {"--models", "--workers", "--trials", "--json"},
 }

@@ -191,7 +191,7 @@ def _stage(trained: Trained, file: Path, given: argparse.Namespace) -> tuple[Fil
     except ConfigError as error:
         if given.video is not None:
             raise
-        return None, error.what
+        return None, f"{error.what}; {error.cure}"
 
 
 def _score(trained: Trained, envs: Envs, episodes: int, seed: int) -> Score:

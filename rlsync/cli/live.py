@@ -11,8 +11,8 @@ from rich.text import Text
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights
-from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, SyncMetrics
+from rlsync import LogReceipts, SyncWeights
+from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram
 from rlsync.torchrl_plugin import compat
 
 PLAIN_EVERY_S = 2.0
@@ -39,7 +39,7 @@ class LiveLine:
     ) -> None:
         self.trainer, self.sync, self.returns, self.console = trainer, sync, returns, console
         hooks = compat.registered_modules(trainer)
-        self._metrics = [hook for hook in hooks if isinstance(hook, SyncMetrics)]
+        self._metrics = [hook for hook in hooks if isinstance(hook, LogReceipts)]
         self._staleness = [hook for hook in hooks if isinstance(hook, StalenessHistogram)]
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._started = time.monotonic()

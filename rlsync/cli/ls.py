@@ -1,71 +1,107 @@
-"""``rlsync ls``: the recipes and configs that come with rlsync and with installed recipes."""
+"""``rlsync ls``: the recipes and configs of rlsync and of installed recipes, and the keys of a run."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from rlsync.cli.compose import shipped
+from rlsync.cli.compose.comments import as_paragraphs
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 
 _EXAMPLES = """examples:
   rlsync ls
   rlsync ls recipe
-  rlsync ls recipe --config-dir my_configs
+  rlsync ls recipe=impala --keys
+  rlsync ls recipe=mine --keys --config-dir my_configs
+  rlsync ls --keys
   rlsync ls --json
 
 choose one with rlsync train GROUP=NAME, copy one out to edit with rlsync cp GROUP/NAME
 
-exit status: 0 listed, 2 no such group or folder
+exit status: 0 listed, 2 no such group, config or folder
 """
 
 
 def main(arguments: list[str]) -> int:
-    """Print each config with what it says of itself.
+    """Print each config with what it says of itself, or the keys that a run has.
 
     Raises:
-        ConfigError: there is no such group.
+        ConfigError: there is no such group, config or folder.
     """
     parser = argparse.ArgumentParser(
         prog="rlsync ls",
-        description="List the shipped recipes and configs.",
+        description="List the shipped recipes and configs, or the keys of a run, each with its comment.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("group", nargs="?", help="list this group alone")
+    parser.add_argument("group", nargs="*", help="list this group alone; GROUP=NAME: this config alone")
+    parser.add_argument(
+        "--keys", action="store_true", help="list keys: type, range, default and what each is for"
+    )
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(arguments)
-    groups = _chosen(given.group, given.config_dir)
-    found = [config for options in groups.values() for config in options]
-    if given.json:
+    found = _chosen(given.group, given.config_dir)
+    if given.keys:
+        _print_keys(given.group, given.config_dir, as_json=given.json)
+    elif given.json:
         rows = [
             {"group": c.group, "name": c.name, "description": c.description(), "path": str(c.path)}
             for c in found
         ]
         print(json.dumps(rows, indent=2))
-        return 0
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for config in found:
-        table.add_row(str(config), config.description())
-    Console(highlight=False, markup=False).print(table)
+    else:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for config in found:
+            table.add_row(str(config), config.description())
+        Console(highlight=False, markup=False).print(table)
     return 0
 
 
-def _chosen(group: str | None, own: Path | None) -> dict[str, list[shipped.Shipped]]:
+def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
+    from rlsync.cli.compose.reference import (
+        reference,
+    )  # imports Hydra and torch, which listing files does not need
+
+    keys = reference(words, own)
+    if as_json:
+        print(json.dumps([asdict(key) for key in keys], indent=2))
+        return
+    console = Console(highlight=False, markup=False)
+    for key in keys:
+        console.print(Text(key.name, "bold"), Text(key.facts()), sep="  ", soft_wrap=True)
+        for paragraph in as_paragraphs(key.comment):
+            console.print(Padding(Text(paragraph), (0, 0, 0, 4)))
+        console.print()
+
+
+def _chosen(words: list[str], own: Path | None) -> list[shipped.Shipped]:
     if own is not None and not own.is_dir():
         raise ConfigError(f"no folder {str(own)!r}", "--config-dir", "check the path")
     groups = shipped.groups(own)
-    if group is None:
-        return groups
+    return [config for word in words or groups for config in _matching(word, groups)]
+
+
+def _matching(word: str, groups: dict[str, list[shipped.Shipped]]) -> list[shipped.Shipped]:
+    """The configs that ``GROUP`` or ``GROUP=NAME`` means."""
+    group, _, name = word.partition("=")
     if group not in groups:
         hint = did_you_mean(nearest_name(group, groups))
         raise ConfigError(f"no group {group!r}", "rlsync ls GROUP", f"{hint}groups: {', '.join(groups)}")
-    return {group: groups[group]}
+    names = [config.name for config in groups[group]]
+    if name and name not in names:
+        hint = did_you_mean(nearest_name(name, names))
+        cure = f"{hint}{group} is one of {', '.join(names)}"
+        raise ConfigError(f"no {group} {name!r}", f"rlsync ls {word}", cure)
+    return [config for config in groups[group] if name in ("", config.name)]

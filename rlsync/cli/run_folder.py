@@ -72,7 +72,8 @@ class RunFolder:
             rows = [line.split(",") for line in _whole_lines(file)]
             return _curve(*_numbers(rows, file))
         if not self._has_events:
-            raise NotRecorded(f"no metric {name!r}")
+            sent = "; its metrics are in wandb" if (self.path / METRICS / "wandb").is_dir() else ""
+            raise NotRecorded(f"no metric {name!r}{sent}")
         if name not in self._events:
             raise NotRecorded(f"no metric {name!r} in the TensorBoard events")
         return self._events[name]

@@ -162,11 +162,13 @@ def prepare_process() -> None:
 
 @contextlib.contextmanager
 def shut_down(trainer: Trainer) -> Iterator[Trainer]:
-    """Whatever happens inside, the workers are gone afterwards."""
+    """Whatever happens inside, the workers are gone afterwards, and what was logged is written."""
     try:
         yield trainer
     finally:
         trainer.shutdown()
+        if trainer.logger is not None:
+            trainer.logger.close()
 
 
 @contextlib.contextmanager

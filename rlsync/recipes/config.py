@@ -70,12 +70,20 @@ class CollectorConfig:
     silent_timeout_s: float | None = above_zero(300.0)
 
 
+#: Loggers that need a package of the same name, which the extra of the same name installs.
+LOGGER_PACKAGES = ("tensorboard", "wandb")
+
+
 @dataclass
 class LoggerConfig:
-    """Where metrics go, and the smallest number of frames between two points of a curve."""
+    """Where metrics go, and the smallest number of frames between two points of a curve.
 
-    kind: str = one_of("csv", "tensorboard", "none")
+    ``kwargs`` are further arguments of TorchRL's logger class; its other arguments are the run's folder.
+    """
+
+    kind: str = one_of("csv", *LOGGER_PACKAGES, "none")
     every_frames: int = above_zero(1)
+    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -201,8 +209,9 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from map_errors(config.sync)
     if not config.env.id:
         yield ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
-    if config.logger.kind == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        yield ConfigError("tensorboard is not installed", "logger.kind", "pip install 'rlsync[tensorboard]'")
+    kind = config.logger.kind
+    if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
+        yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
     yield from config.recipe.errors(config)
     collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
     if 0 < collector.frames_per_batch < steps:

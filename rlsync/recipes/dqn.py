@@ -49,7 +49,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> DQNTrainer:
     with parts.started_collector(config, TensorDictSequential(actor, greedy)) as collector:
         trainer = DQNTrainer(
             **settings,
-            enable_logging=False,  # EpisodeReturns and SyncMetrics log what matters here
+            enable_logging=False,  # EpisodeReturns and LogReceipts log what matters here
             collector=collector,
             loss_module=loss,
             optimizer=optimizer,

@@ -20,20 +20,22 @@ from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncColl
 from torchrl.data import OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
 from torchrl.modules import MLP
-from torchrl.record.loggers import CSVLogger, Logger
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, Forkserver, SyncWeights, WatchWorkers
+from rlsync import BoardScheme, Forkserver, LogReceipts, SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
-from rlsync.recipes.config import Config, EnvConfig, LoggerConfig, sync_map, trigger
-from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StopIfNotFinite, SyncMetrics
-from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS
+from rlsync.recipes.config import Config, EnvConfig, sync_map, trigger
+from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StopIfNotFinite
+from rlsync.recipes.loggers import make_logger
+from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
 from rlsync.tensors.layout import dtype_named
 from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 
+#: LogReceipts' name in checkpoints, which older checkpoints have, too: TorchRL refuses one that lacks it.
+_RECEIPTS_KEY = "sync_metrics"
 _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
@@ -65,11 +67,11 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
     except ConfigError:
         raise
     except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
-        raise ConfigError(
-            f"cannot make the environment {config.id!r}: {first_line(error)}",
-            "env.id and env.kwargs",
-            "give an installed gymnasium id, for example env.id=CartPole-v1" + more,
-        ) from error
+        what = f"cannot make the environment {config.id!r}: {first_line(error)}"
+        cure = "give an installed gymnasium id, for example env.id=CartPole-v1" + more
+        if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
+            cure = "install the package that the first line names, or give another env.id"
+        raise ConfigError(what, "env.id and env.kwargs", cure) from error
 
 
 def probe(config: EnvConfig) -> Spaces:
@@ -169,17 +171,6 @@ def annealing(config: Config, optimizer: optim.Optimizer) -> optim.lr_scheduler.
     return optim.lr_scheduler.LambdaLR(optimizer, lambda batch: max(1 - batch / batches, 0.05))
 
 
-def make_logger(config: LoggerConfig, run_dir: str | None) -> Logger | None:
-    """The logger that a config names; None if there is no run folder to write to."""
-    if run_dir is None or config.kind == "none":
-        return None
-    if config.kind == "csv":
-        return CSVLogger(exp_name=METRICS, log_dir=run_dir)
-    from torchrl.record.loggers.tensorboard import TensorboardLogger
-
-    return TensorboardLogger(exp_name=METRICS, log_dir=run_dir)
-
-
 def trainer_settings(config: Config) -> dict[str, Any]:
     """The arguments that every stock trainer takes, from one config."""
     run_dir = config.run_dir
@@ -190,7 +181,7 @@ def trainer_settings(config: Config) -> dict[str, Any]:
         "clip_grad_norm": True,
         "clip_norm": config.recipe.clip_norm,
         "progress_bar": False,
-        "logger": make_logger(config.logger, run_dir),
+        "logger": make_logger(config),
         "log_interval": config.logger.every_frames - 1,  # TorchRL logs when MORE frames have passed
         "save_trainer_interval": config.checkpoint_every_frames,
         "save_trainer_file": None if run_dir is None else Path(run_dir) / CHECKPOINT,
@@ -227,7 +218,7 @@ def register_sync(trainer: Trainer, config: Config) -> SyncWeights:
     )
     sync.register(trainer)
     StalenessHistogram(sync, None if run_dir is None else run_dir / STALENESS).register(trainer)
-    SyncMetrics(sync).register(trainer)
+    LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)
     return sync
 

@@ -46,7 +46,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
         optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5)
         trainer = PPOTrainer(
             **settings,
-            enable_logging=False,  # EpisodeReturns and SyncMetrics log what matters here
+            enable_logging=False,  # EpisodeReturns and LogReceipts log what matters here
             collector=collector,
             loss_module=loss,
             optimizer=optimizer,

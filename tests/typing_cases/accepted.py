@@ -13,6 +13,7 @@ from rlsync import (
     ConfigError,
     Every,
     LogPolicyLag,
+    LogReceipts,
     PublishError,
     Receipt,
     RlsyncError,
@@ -98,6 +99,7 @@ def a_board_hands_out_schemes() -> dict[str, BoardScheme]:
 
 def the_other_hooks(sync: SyncWeights, trainer: Any) -> None:
     LogPolicyLag(sync, prefix="lag").register(trainer)
+    LogReceipts(sync, prefix="sync").register(trainer)
     bound = BoundStaleness(sync, max_versions=2, action="wait")
     bound.register(trainer)
     assert_type(bound.dropped_frames, int)

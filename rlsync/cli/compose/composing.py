@@ -22,8 +22,8 @@ from rlsync.cli.compose.choices import SEE_ALL, beside, groups, keys, list_above
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.core.path import did_you_mean
 
-#: The arguments of gymnasium.make stand under this key. No schema knows their names.
-FREE_FORM = "env.kwargs"
+#: The arguments of gymnasium.make and of TorchRL's loggers stand here. No schema knows their names.
+FREE_FORM = ("env.kwargs", "logger.kwargs")
 
 _IN_FILE = re.compile(r"In '(?P<file>[^']+)': ")
 
@@ -89,7 +89,7 @@ def _is_plain(overrides: list[Override], config_name: str) -> bool:
     for override in overrides:
         key = _key(override)
         adds = override.is_add() or override.is_force_add()
-        if override.is_delete() or key == FREE_FORM or (adds and not key.startswith(f"{FREE_FORM}.")):
+        if override.is_delete() or key in FREE_FORM or (adds and not _is_free(key)):
             return False
         if key in known_groups and override.value() not in known_groups[key]:
             return False
@@ -146,6 +146,11 @@ def _key(override: Override) -> str:
     return str(override.key_or_group)
 
 
+def _is_free(key: str) -> bool:
+    """Whether a key lies below one that takes keys of any name."""
+    return key.startswith(tuple(f"{above}." for above in FREE_FORM))
+
+
 def _check_option(override: Override, known_groups: dict[str, list[str]]) -> None:
     group, option, line = _key(override), override.value(), str(override.input_line)
     offered = known_groups[group]
@@ -165,10 +170,12 @@ def _check_key(override: Override, known: list[str], known_groups: dict[str, lis
     key, line = _key(override), str(override.input_line)
     adds = override.is_add() or override.is_force_add()
     where = f"override {line}"
-    if key.startswith(f"{FREE_FORM}.") or (key == FREE_FORM and override.value()):
-        if not adds and (key == FREE_FORM or key not in known):
-            what = f"{key} is empty" if key == FREE_FORM else f"unknown key {key!r}"
-            raise _Fault(ConfigError(what, where, f"what gymnasium takes is added: write +{line}"), line)
+    if _is_free(key) or (key in FREE_FORM and override.value()):
+        if not adds and (key in FREE_FORM or key not in known):
+            what = f"{key} is empty" if key in FREE_FORM else f"unknown key {key!r}"
+            raise _Fault(
+                ConfigError(what, where, f"an argument that is new here is added: write +{line}"), line
+            )
     elif key not in known:
         raise _unknown(override, known, known_groups)
     elif override.is_delete():

@@ -54,7 +54,7 @@ def groups(own: Path | None = None) -> dict[str, list[Shipped]]:
 
     Example:
         >>> [str(config) for config in groups()["logger"]]
-        ['logger/csv', 'logger/none', 'logger/tensorboard']
+        ['logger/csv', 'logger/none', 'logger/tensorboard', 'logger/wandb']
     """
     found: dict[str, list[Shipped]] = {}
     folders = [config_dir(), *installed_config_folders(), *([own] if own else [])]

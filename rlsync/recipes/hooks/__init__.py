@@ -7,7 +7,10 @@ from rlsync.recipes.hooks.replay import MixReplayed
 from rlsync.recipes.hooks.returns import EpisodeReturns, UnrollReturns
 from rlsync.recipes.hooks.staleness import StalenessHistogram
 from rlsync.recipes.hooks.summary import InSummary
-from rlsync.recipes.hooks.sync_metrics import SyncMetrics
+from rlsync.torchrl_plugin.hooks.log_receipts import LogReceipts
+
+#: The name that LogReceipts had in the recipes.
+SyncMetrics = LogReceipts
 
 __all__ = [
     "EpisodeReturns",

@@ -1,0 +1,183 @@
+"""What every key of a config is: its type, its value, what it accepts, and what its comment says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf
+
+from rlsync.cli.compose import overrides, schema, shipped
+from rlsync.cli.compose.comments import comments_in
+from rlsync.cli.compose.composing import composed
+from rlsync.cli.compose.overrides import CommandLine
+from rlsync.recipes.bounds import refuse
+from rlsync.recipes.config import Config, RouteConfig
+
+#: Types as a person writes their values in YAML.
+_WORDS = {"str": "text", "bool": "true or false", "int": "whole number", "float": "number"}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a config, or one section of keys.
+
+    Args:
+        name: dotted, as an override names it.
+        type: in words; empty for a section.
+        value: what a run has if nobody overrides it.
+        accepts: its bounds, or the choices; empty if there are none beyond the type.
+        comment: of the YAML file, its lines as they stand there.
+    """
+
+    name: str
+    type: str
+    value: Any
+    accepts: str
+    comment: str
+
+    @property
+    def is_section(self) -> bool:
+        """Whether it has keys below it, and no value."""
+        return not self.type
+
+    def facts(self) -> str:
+        """Type, range and default in one line.
+
+        Example:
+            >>> Key("recipe.slots", "whole number or null", None, "> 0", "").facts()
+            'whole number or null, > 0; default null'
+        """
+        if self.is_section:
+            return ""
+        what = self.accepts if self.accepts.startswith("one of") else ", ".join([self.type, *self._range()])
+        return f"{what}; default {in_yaml(self.value)}"
+
+    def _range(self) -> list[str]:
+        return [self.accepts.removeprefix("a number ")] if self.accepts else []
+
+
+def in_yaml(value: Any) -> str:
+    """A value as an override writes it.
+
+    Example:
+        >>> in_yaml(None), in_yaml("adam"), in_yaml([64, 64]), in_yaml("")
+        ('null', 'adam', '[64, 64]', '""')
+    """
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def reference(words: list[str], own: Path | None = None) -> list[Key]:
+    """The keys of a run, in the order of the dataclasses.
+
+    Args:
+        words: ``GROUP=NAME`` chooses an option and limits the answer to the keys of this group and those that
+            the option's file sets; ``GROUP`` limits it to the group. Without words: every key.
+        own: a folder of the user's, as ``--config-dir`` names it.
+
+    Raises:
+        ConfigError: there is no such group or option, or it cannot be composed.
+
+    Example:
+        >>> [key.name for key in reference(["logger"])]
+        ['logger.kind', 'logger.every_frames', 'logger.kwargs']
+    """
+    choices = [word for word in words if "=" in word]
+    flags = [] if own is None else ["--config-dir", str(own)]
+    line = overrides.read([*flags, *choices])
+    with schema.initialised():
+        config = _composed(line)
+        chosen = compose(line.config_name, list(line.overrides), return_hydra_config=True).hydra.runtime
+    files = list(_files(dict(chosen.choices), own))
+    comments: dict[str, str] = {}
+    for _, found in files:
+        comments |= {key: text for key, text in found.items() if text or key not in comments}
+    keys = list(_walk(config, "", comments))
+    if not words:
+        return keys
+    named = {word.partition("=")[0] for word in words}
+    set_there = {key for group, found in files if group in named for key in found}
+    return [key for key in keys if key.name.partition(".")[0] in named or key.name in set_there]
+
+
+def _composed(line: CommandLine) -> Config:
+    config, errors = composed(line.config_name, list(line.jobs[0]))
+    refuse([*line.errors, *errors])
+    assert config is not None
+    return overrides.typed(config)
+
+
+def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[Key]:
+    for spec in fields(config):
+        name, value = prefix + spec.name, getattr(config, spec.name)
+        comment = comments.get(name, "")
+        if spec.name.startswith("_") or "renamed" in spec.metadata:
+            continue
+        if is_dataclass(value):
+            if comment:
+                yield Key(name, "", None, "", comment)
+            yield from _walk(value, name + ".", comments)
+        else:
+            bound = spec.metadata.get("bound")
+            yield Key(name, _in_words(spec.type), _plain(value), "" if bound is None else str(bound), comment)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _in_words(annotation: Any) -> str:
+    """A field's type, as text.
+
+    Example:
+        >>> _in_words("list[int] | None"), _in_words("dict[str, Any]"), _in_words(float)
+        ('list of whole number or null', 'mapping', 'number')
+    """
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    parts = text.split(" | ")
+    return " or ".join(_word(part) for part in parts if not (part == "int" and "float" in parts))
+
+
+def _word(part: str) -> str:
+    if part == "None":
+        return "null"
+    if part.startswith("dict["):
+        return "mapping"
+    if part.startswith("list["):
+        inner = part[len("list[") : -1]
+        if inner == RouteConfig.__name__:
+            return "list of {" + ", ".join(spec.name for spec in fields(RouteConfig)) + "}"
+        return f"list of {_word(inner)}"
+    return _WORDS.get(part, part)
+
+
+def _files(choices: dict[str, str | None], own: Path | None) -> Iterator[tuple[str, dict[str, str]]]:
+    """The comments of all files that make a config, as (group, comments): the most special file comes last.
+
+    Files of the group ``tuned`` are left out: they say why a value is another one, and not what a key is.
+    """
+    yield "", comments_in(schema.config_dir() / f"{overrides.CONFIG_NAME}.yaml")
+    groups = {group: {c.name: c for c in found} for group, found in shipped.groups(own).items()}
+    for group in sorted(set(choices) & set(groups) - {shipped.TUNED}, key=lambda g: g == shipped.RECIPE):
+        yield from ((group, found) for found in _chain(groups[group], str(choices[group])))
+
+
+def _chain(options: dict[str, shipped.Shipped], name: str) -> Iterator[dict[str, str]]:
+    """The comments of an option's file, after those of the files of its group that it builds on."""
+    if name not in options:
+        return
+    option = options[name]
+    content = OmegaConf.load(option.path)
+    assert isinstance(content, DictConfig)
+    for entry in content.get("defaults", []):
+        if isinstance(entry, str) and entry in options and entry != name:
+            yield from _chain(options, entry)
+    whole = option.path.read_text().startswith("# @package _global_")
+    yield comments_in(option.path, "" if whole else f"{option.group}.")
