@@ -1,6 +1,16 @@
-# `make train` trains, `make test` tests; both need nothing but Python, pip and make.
-# `make test-quick` runs the short tests that start no process: for the time between two edits.
-# `make check` runs all checks but the tests, `make compat` tests the ends of the range of TorchRL versions.
+# rlsync: what `make` can do. Everything needs only Python, pip and make.
+#
+#   make train         makes .venv when there is none, then trains PPO on CartPole-v1
+#   make test          makes .venv with the dev extras, then runs all tests
+#   make test-quick    the short tests that start no process, for the time between two edits
+#   make check         all checks but the tests: format, lint, types, floors and docs, each also a target of its own
+#   make docs          builds the documentation into docs/_build/html
+#   make wheel         builds the wheel into dist/, to install rlsync elsewhere
+#   make hooks         lets git run the quick checks at every commit
+#   make compat        the tests that depend on TorchRL, with the lowest and the highest version that is supported;
+#                      compat-lowest and compat-highest run one of the two, compat-tests those of the present .venv
+#   make clean         removes the virtual environments, built files and caches
+#   make help          prints this
 #
 #   PYTHON=python3.12      which interpreter makes the virtual environment
 #   VENV=.venv             where it goes
@@ -19,11 +29,12 @@ JOBS ?= 3
 
 BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n $(JOBS) --dist worksteal
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c $(CONSTRAINTS)
+# In a terminal pip shows what it does; elsewhere its lines would only fill a log.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || echo --quiet) -c $(CONSTRAINTS)
 
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
-.PHONY: help train test test-quick check format lint types floors docs hooks clean \
+.PHONY: help train test test-quick check format lint types floors docs wheel hooks clean \
 	compat compat-lowest compat-highest compat-tests
 
 help:
@@ -58,6 +69,10 @@ floors: $(VENV)/.stamp-dev
 docs: $(VENV)/.stamp-dev
 	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs docs/_build/html
 
+wheel: | $(BIN)/python
+	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/rlsync-*.whl
+
 # The hooks of .pre-commit-config.yaml, at every commit.
 hooks: $(VENV)/.stamp-dev
 	$(BIN)/pre-commit install
@@ -80,17 +95,21 @@ clean:
 	rm -rf $(VENV) .compat docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo "making the virtual environment $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
 
 # torch goes first and by itself: it is by far the largest download, and nothing after it can choose another build.
 $(VENV)/.stamp-torch: $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@echo "installing torch into $(VENV): 192 MB to download if it is CPU-only, some GB with CUDA; this can take minutes"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@touch $@
 
 $(VENV)/.stamp-run: pyproject.toml $(VENV)/.stamp-torch
-	$(PIP) -e .
+	@echo "installing rlsync with TorchRL into $(VENV): some tens of MB"
+	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-torch
-	$(PIP) -e '.[dev]'
+	@echo "installing rlsync with its dev extras into $(VENV): some hundred MB"
+	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.stamp-run

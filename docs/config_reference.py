@@ -8,7 +8,7 @@ from rlsync.cli.compose import shipped
 from rlsync.cli.compose.comments import as_paragraphs
 from rlsync.cli.compose.reference import Key, reference
 
-#: A block of the page. It holds ``GROUP=NAME``, or ``GROUP`` for all its options, or nothing: the keys of no group.
+#: A block of the page: ``GROUP=NAME``, or ``GROUP`` for all its options, or nothing for the keys of no group.
 BLOCK = re.compile(r"^```\{config-keys\}\n(.*?)\n?```$", re.MULTILINE)
 
 

@@ -171,6 +171,8 @@ def test_every_other_command_names_what_exists() -> None:
         match words:
             case ["make", target, *_]:
                 assert target in targets, (page, words)
+            case ["python", "-m", "pip", *_]:
+                pass  # files of the reader's
             case ["python" | "pytest", *rest]:
                 files = [word.partition("::")[0] for word in rest if "/" in word]
                 assert all((ROOT / file).exists() for file in files), (page, words)

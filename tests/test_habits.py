@@ -9,6 +9,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+import tomllib
 import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -61,6 +62,29 @@ def test_the_lowest_torchrl_of_the_range_is_tested() -> None:
     (bound,) = (part.version for part in need.specifier if part.operator == ">=")
     lowest = pinned("compat/lowest.txt")["torchrl"]
     assert Version(lowest) == Version(bound)
+
+
+def test_make_help_names_every_target_and_every_variable() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    helped = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    named = set(re.findall(r"[a-z][a-z-]+", helped.stdout))
+    (phony,) = re.findall(r"^\.PHONY: ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    assert set(phony.replace("\\", " ").split()) <= named
+    variables = set(re.findall(r"^([A-Z_]+) \?=", makefile, re.MULTILINE))
+    assert variables == set(re.findall(r"^#   ([A-Z_]+)=", helped.stdout, re.MULTILINE))
+
+
+def test_every_extra_stands_in_the_table_of_the_page_about_installing() -> None:
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "install.md").read_text()
+    listed = dict(re.findall(r"^\| `rlsync\[(\w+)\]` \| (.*?) \|", page, re.MULTILINE))
+    for_users = set(about) - {"docs", "dev"}
+    assert set(listed) == for_users
+    for extra, packages in listed.items():
+        wanted = {Requirement(need).name for need in about[extra]}
+        assert set(re.findall(r"[\w-]+", packages)) == wanted, extra
 
 
 def test_the_readme_lists_every_verb() -> None:
