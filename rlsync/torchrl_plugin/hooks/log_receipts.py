@@ -17,8 +17,8 @@ class LogReceipts(RegistersItself):
     It logs, under ``prefix``:
 
     - ``version``: the newest published version;
-    - ``lag_versions``: the policy lag of the slowest worker when the batch arrived, before the learner published
-      again. Right after a publish it would be at least 1 for every worker, however fast it adopts;
+    - ``lag_versions``: the policy lag of the slowest worker when the batch arrived, before the next publish.
+      Right after a publish it would be at least 1 for every worker, however fast it adopts;
     - ``publish_ms``: the milliseconds for which the newest publish held the learner;
     - ``copied_bytes``: the bytes that it copied.
 
