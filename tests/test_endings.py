@@ -99,7 +99,7 @@ def test_sigterm_ends_a_run_like_ctrl_c(
         run.kill()
     assert "stopped: terminated  frames" in run.output
     assert "Traceback" not in run.output
-    _, told, said = status(tmp_path / "it", capsys)
+    _, told, _ = status(tmp_path / "it", capsys)
     assert (told["ended"]["how"], told["ended"]["status"]) == ("terminated", 143)
     goes_on(tmp_path, "it")
 

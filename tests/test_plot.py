@@ -169,6 +169,37 @@ def test_many_points_become_medians_in_a_band(tmp_path: Path) -> None:
     assert any("5th to 95th percentile" in text.get_text() for text in figure.legends[0].get_texts())
 
 
+def recorded(folder: Path, lag: int, staleness: dict[int, int]) -> dict[str, Axes]:
+    """The panels of a run that has recorded only these."""
+    (folder / "config.yaml").write_text("recipe: {name: ppo}\nenv: {id: CartPole-v1}\nseed: 3\n")
+    (folder / "metrics" / "scalars" / "sync").mkdir(parents=True)
+    (folder / "metrics" / "scalars" / "sync" / "lag_versions.csv").write_text(f"64,{lag}\n128,{lag}\n")
+    rows = "".join(f"{age},{steps}\n" for age, steps in staleness.items())
+    (folder / "staleness_versions.csv").write_text(f"staleness_versions,steps\n{rows}")
+    figure, _ = panels.draw({"it": RunFolder(folder)})
+    figure.draw_without_rendering()
+    return by_name(figure)
+
+
+def test_ages_that_are_all_zero_stand_at_a_whole_number(tmp_path: Path) -> None:
+    axes = recorded(tmp_path, lag=0, staleness={0: 128})
+    ages = [label.get_text() for label in axes[STALENESS].get_xticklabels()]
+    assert {"0", "1", "2"} <= set(ages)
+    assert all(age.lstrip("−").isdigit() for age in ages)
+    ticks = [float(tick) for tick in axes[LAG].get_yticks()]
+    assert ticks == [round(tick) for tick in ticks]
+    assert axes[STALENESS].patches[0].get_height() == 100
+
+
+def test_a_thousand_ages_are_grouped_and_no_step_is_lost(tmp_path: Path) -> None:
+    axes = recorded(tmp_path, lag=3, staleness={age: 2 for age in range(1000)})
+    bars = axes[STALENESS].patches
+    assert len(bars) <= panels.GROUPS
+    assert sum(bar.get_height() for bar in bars) == pytest.approx(100)
+    assert bars[0].get_x() == -0.5
+    assert bars[-1].get_x() + bars[-1].get_width() >= 999.5
+
+
 def test_a_folder_that_is_no_run_is_refused_and_one_that_holds_runs_names_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The config of a resumed run is that of the run before, with what this command line changes; and it is true."""
+"""The config of a resumed run is that of the run before, with what this command line changes; it is true."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rlsync.cli.compose import overrides, schema
 from rlsync.cli.job import Job
 from rlsync.cli.main import main
 from rlsync.cli.resume import load
+from rlsync.cli.settings_of_checkpoint import schedulers
 from rlsync.torchrl_plugin import compat
 from tests.test_cli import finished
 
@@ -131,7 +132,7 @@ def test_a_learning_rate_that_is_changed_is_the_one_that_is_used(runs: Path) -> 
     assert before.param_groups[0]["initial_lr"] == 1e-4
     assert after.param_groups[0]["initial_lr"] == 5e-4
     assert after.param_groups[0]["lr"] == pytest.approx(5 * before.param_groups[0]["lr"])
-    (schedule,) = compat.schedulers(changed)
+    (schedule,) = schedulers(changed)
     assert (schedule.base_lrs, schedule.last_epoch) == ([5e-4], 2)
     assert after.state, "the moments are those of the checkpoint"
 

@@ -24,6 +24,8 @@ DASHES = ("-", "--", "-.", ":")
 #: A curve with more points is drawn as medians of groups, with a band from the 5th to the 95th percentile.
 MOST_POINTS = 150
 GROUPS = 60
+#: An axis of whole numbers goes up to this at least: with fewer, ticks would fall between them.
+LEAST_TOP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Panel:
         title: what it shows.
         x, y: the labels of the axes: quantity or unit.
         layers: what is drawn in it.
-        scale: sets scale and ticks of the y axis, after everything is drawn.
+        scale: sets scale and ticks, after everything is drawn.
     """
 
     title: str
@@ -177,8 +179,11 @@ def _line(axes: Axes, curve: Curve, style: Style) -> None:
         frames = np.array([group.mean() for group in np.array_split(frames, GROUPS)])
         low, values, high = np.array([np.percentile(group, (5, 50, 95)) for group in groups]).T
         axes.fill_between(frames, low, high, color=style.colour, alpha=0.2, lw=0)
-    marker = "." if len(frames) <= 30 else None
-    axes.plot(frames, values, color=style.colour, ls=style.dashes, lw=1.4, marker=marker)
+    marker = "o" if len(frames) <= 30 else None
+    # Not clipped: a line of zeros lies on the axis.
+    axes.plot(
+        frames, values, color=style.colour, ls=style.dashes, lw=1.4, marker=marker, ms=3.5, clip_on=False
+    )
 
 
 def _points(axes: Axes, curve: Curve, style: Style) -> None:
@@ -187,24 +192,29 @@ def _points(axes: Axes, curve: Curve, style: Style) -> None:
 
 
 def _histogram(axes: Axes, curve: Curve, style: Style) -> None:
-    ages = np.arange(curve.frames.max() + 1)
-    percent = np.zeros(len(ages))
-    percent[curve.frames.astype(int)] = 100 * curve.values / curve.values.sum()
+    oldest = max(int(curve.frames.max()), LEAST_TOP)
+    width = 1 + oldest // GROUPS  # more bars than pixels would make a pattern that is not there
+    edges = np.arange(0, oldest + width + 1, width) - 0.5
+    percent, _ = np.histogram(curve.frames, edges, weights=100 * curve.values / curve.values.sum())
     if style.alone:
-        axes.bar(ages, percent, color=style.colour)
+        axes.bar(edges[:-1] + width / 2, percent, width * (0.8 if width == 1 else 1.0), color=style.colour)
     else:
-        axes.stairs(percent, np.append(ages, len(ages)) - 0.5, color=style.colour, ls=style.dashes, lw=1.4)
+        axes.stairs(percent, edges, color=style.colour, ls=style.dashes, lw=1.4)
+
+
+def _ages(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def _whole_numbers(axes: Axes) -> None:
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.set_ylim(0, max(axes.get_ylim()[1], LEAST_TOP))
 
 
 def _bytes(axes: Axes) -> None:
+    _whole_numbers(axes)
     axes.yaxis.set_major_formatter(EngFormatter("B"))
-    axes.set_ylim(bottom=0)
 
 
 def _decades(axes: Axes) -> None:
@@ -236,6 +246,7 @@ STALENESS = Panel(
     "versions",
     "% of steps",
     (Layer(RunFolder.staleness, _histogram),),
+    _ages,
 )
 MILLISECONDS = Panel("Duration of a publish", FRAMES, "ms", (Layer(RunFolder.publish_ms, _line),), _decades)
 BYTES = Panel(

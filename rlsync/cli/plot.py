@@ -17,8 +17,8 @@ _EXAMPLES = """examples:
 panels (a run may still be running; a panel without recorded values is left out):
   return       mean of the newest training episodes; evaluations are drawn at the frame count at which
                their version was published
-  policy lag   newest version minus the slowest worker's version, logged after each batch's publish
-  staleness    how many versions old the consumed steps were
+  policy lag   newest version minus the slowest worker's version, when a batch arrives: how old is what acts
+  staleness    how many versions old the steps were that the learner used: how old is what it learns from
   publishes    how long each publish held the learner, and the bytes it copied
 
 exit status: 0 drawn, 1 the picture cannot be written, 2 not a run folder, nothing to draw, or no matplotlib

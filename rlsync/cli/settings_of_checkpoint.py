@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 from torchrl.trainers import Trainer
 
 from rlsync.torchrl_plugin import compat
@@ -29,9 +30,9 @@ class Settings:
 
     def __init__(self, trainer: Trainer) -> None:
         self._optimizers = compat.optimizers(trainer)
-        self._schedulers = compat.schedulers(trainer)
+        self._schedulers = schedulers(trainer)
         self._groups = [[_options(group) for group in one.param_groups] for one in self._optimizers]
-        self._numbers = [(number, number.item()) for number in compat.numbers(trainer)]
+        self._numbers = [(number, number.item()) for number in _numbers(trainer)]
 
     def put_back(self, changed: Changed | None) -> None:
         """Put in again what the config has changed; everything else stays as the checkpoint has it.
@@ -62,6 +63,23 @@ class Settings:
         for name in fresh.keys() & group.keys() - {"lr", "initial_lr"}:
             if _applies(group[name], fresh[name], changed):
                 group[name] = fresh[name]
+
+
+def schedulers(trainer: Trainer) -> list[LRScheduler]:
+    """The learning rate schedules of a trainer's registered hooks."""
+    return [value for value in _held_by_hooks(trainer) if isinstance(value, LRScheduler)]
+
+
+def _numbers(trainer: Trainer) -> list[Tensor]:
+    """The buffers with a single number in the loss module, and in modules that registered hooks hold."""
+    parts = [trainer.loss_module, *_held_by_hooks(trainer)]
+    owners = [part for part in parts if isinstance(part, nn.Module)]
+    buffers = [b for owner in owners for b in owner.buffers() if b.numel() == 1 and b.is_floating_point()]
+    return list({id(buffer): buffer for buffer in buffers}.values())
+
+
+def _held_by_hooks(trainer: Trainer) -> list[object]:
+    return [value for hook in compat.registered_modules(trainer) for value in (hook, *vars(hook).values())]
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -246,29 +246,8 @@ def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
     return list({id(o): o for o in held if isinstance(o, torch.optim.Optimizer)}.values())
 
 
-def schedulers(trainer: Trainer) -> list[torch.optim.lr_scheduler.LRScheduler]:
-    """The learning rate schedules of a trainer's registered hooks.
-
-    Remove this function when Trainer has an accessor for them.
-    """
-    held = [value for hook in trainer._modules.values() for value in getattr(hook, "__dict__", {}).values()]
-    return [value for value in held if isinstance(value, torch.optim.lr_scheduler.LRScheduler)]
-
-
-def numbers(trainer: Trainer) -> list[torch.Tensor]:
-    """The buffers with a single number in the loss module, and in modules that registered hooks hold.
-
-    TorchRL's losses and value estimators keep discount and coefficients there.
-    """
-    hooks = trainer._modules.values()
-    held = [value for hook in hooks for value in getattr(hook, "__dict__", {}).values()]
-    owners = [part for part in (trainer.loss_module, *hooks, *held) if isinstance(part, torch.nn.Module)]
-    buffers = [b for owner in owners for b in owner.buffers() if b.numel() == 1 and b.is_floating_point()]
-    return list({id(buffer): buffer for buffer in buffers}.values())
-
-
 def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:
-    """Write and read ``component`` under this name; stock trainers have registered theirs when they are built.
+    """Write and read ``component`` under a name that a stock trainer has given away when it was built.
 
     Remove this function when a component can be registered anew.
     """

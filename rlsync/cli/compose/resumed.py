@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -24,8 +25,8 @@ def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
     """Put the config of the run that ``resume=`` names in the place of what was composed.
 
     Overrides of keys are applied afterwards, by Hydra. An option of a group (``logger=none``) sets all keys
-    of its file that a resume can change, unless the run has that option already. So a recipe or an environment that is named again
-    changes nothing.
+    of its file that a resume can change, unless the run has that option already. So a recipe or an
+    environment that is named again changes nothing.
 
     Args:
         composed: from the defaults and the options of groups, before any override of a key.
@@ -62,7 +63,8 @@ def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
 
 def _with_kept(option: DictConfig, before: DictConfig) -> DictConfig:
     """What an option's file says, besides the keys that no resumed run can change."""
-    kept = [spec.name for spec in fields(OmegaConf.get_type(before)) if "kept" in spec.metadata]
+    settings: Any = OmegaConf.get_type(before)
+    kept = [spec.name for spec in fields(settings) if "kept" in spec.metadata]
     merged = OmegaConf.merge(option, {name: before[name] for name in kept})
     assert isinstance(merged, DictConfig)
     return merged
