@@ -37,9 +37,9 @@ def status(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str
 
 
 def goes_on(folder: Path, run: str) -> None:
-    """The run is resumed for one more batch."""
+    """The run is resumed in its own folder, for one more batch."""
     frames = json.loads((folder / run / "ended.json").read_text())["frames"]
-    words = (f"resume={run}", f"recipe.total_frames={frames + 1}", f"run_dir={run}-resumed")
+    words = (f"resume={run}", f"recipe.total_frames={frames + 1}", f"run_dir={run}")
     resumed = finished(folder, "train", *words)
     assert f"resumed from {run}/checkpoint  frames {frames:,}" in resumed.output
 

@@ -192,7 +192,7 @@ def test_ages_that_are_all_zero_stand_at_a_whole_number(tmp_path: Path) -> None:
 
 
 def test_a_thousand_ages_are_grouped_and_no_step_is_lost(tmp_path: Path) -> None:
-    axes = recorded(tmp_path, lag=3, staleness={age: 2 for age in range(1000)})
+    axes = recorded(tmp_path, lag=3, staleness=dict.fromkeys(range(1000), 2))
     bars = axes[STALENESS].patches
     assert len(bars) <= panels.GROUPS
     assert sum(bar.get_height() for bar in bars) == pytest.approx(100)

@@ -42,6 +42,10 @@ class Job:
         """The trainer, its workers started; nothing is checked or probed again."""
         return self.recipe.build(self.config, self.spaces)
 
+    def continues_in(self, run_dir: Path) -> bool:
+        """Whether the run goes on in the folder that it resumes from."""
+        return self.checkpoint is not None and self.checkpoint.parent.resolve() == run_dir.resolve()
+
     def placed(self, run_dir: str, config_dir: Path | None) -> Job:
         """The same job with the folder it writes to (the config's own wins) and that of ``--config-dir``."""
         own = self.config.config_dir if config_dir is None else str(config_dir)

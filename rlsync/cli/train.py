@@ -113,7 +113,8 @@ def train_job(job: Job) -> int:
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
+    if not job.continues_in(run_dir):
+        OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
     print(f"run {run_dir}", flush=True)
     with Interrupts() as interrupts, Ending(run_dir) as ending:
         with interrupts.held():
@@ -123,6 +124,9 @@ def train_job(job: Job) -> int:
             if job.checkpoint is not None:
                 load(trainer, job.checkpoint, job.changes)
                 print(told_of_resume(trainer, job), flush=True)
+            if job.continues_in(run_dir):  # the checkpoint and the config beside it belong together
+                trainer.save_trainer(force_save=True)
+                OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
             interrupts.attach(trainer)
             sync, returns = find_hooks(trainer)
             ending.watch(trainer, sync)
