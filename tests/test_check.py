@@ -98,9 +98,14 @@ def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str
 @pytest.mark.seconds
 def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
-    assert capsys.readouterr().out == "nothing is wrong with this config\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "nothing is wrong with this config",
+        "settings recipe/ppo with tuned/ppo_cartpole (CartPole-v1, for recipe=ppo)",
+        "plays CartPole-v1",
+        "ends at a mean return of 475 over 20 episodes, or after 150,000 frames",
+    ]
     assert main(["check", "-m", "recipe=glob(*)", "collector=sync,async"]) == 0
-    assert capsys.readouterr().out == "nothing is wrong with these 8 configs\n"
+    assert capsys.readouterr().out.splitlines()[0] == "nothing is wrong with these 8 configs"
 
 
 @pytest.mark.seconds

@@ -27,7 +27,15 @@ from rlsync.cli.main import main
 from rlsync.cli.train import train
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import evaluate_checkpoint, parts
-from rlsync.recipes.config import CollectorConfig, Config, DQNConfig, EnvConfig, PPOConfig, RouteConfig
+from rlsync.recipes.config import (
+    AtariConfig,
+    CollectorConfig,
+    Config,
+    DQNConfig,
+    EnvConfig,
+    PPOConfig,
+    RouteConfig,
+)
 from rlsync.recipes.config import SyncConfig as Sync
 from rlsync.recipes.config import WhenConfig as When
 from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
@@ -556,7 +564,7 @@ def test_pong_from_pixels_is_evaluated_and_filmed_in_colour(
 ) -> None:
     config = Config(
         run_dir=str(tmp_path),
-        env=EnvConfig("ALE/Pong-v5", 2, {"max_episode_frames": 400}),
+        env=AtariConfig("ALE/Pong-v5", 2, max_episode_frames=400),
         collector=CollectorConfig("async", frames_per_batch=80),
         recipe=ImpalaConfig(total_frames=160, target_return=None, unroll_length=20, batch_size=4),
     )

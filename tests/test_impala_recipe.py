@@ -94,7 +94,7 @@ def test_cartpole_reaches_450(tmp_path: Path) -> None:
         seed=0,
         env=EnvConfig(num_envs=8),
         collector=CollectorConfig("async", frames_per_batch=160),
-        recipe=ImpalaConfig(),
+        recipe=ImpalaConfig(target_return=450.0),
     )
     assert part(trained(config), UnrollReturns).reached
 

@@ -63,7 +63,8 @@ def test_each_command_that_cp_prints_composes_the_copy(
     group, name = config.split("/")
     copy = here / "my_configs" / group / f"my_{name}.yaml"
     assert copy.read_bytes() == (config_dir() / f"{config}.yaml").read_bytes()
-    copy.write_text(copy.read_text().replace('id: ""', "id: Acrobot-v1"))  # what the file asks for
+    wanted = "ALE/Breakout-v5" if name == "atari" else "Acrobot-v1"
+    copy.write_text(copy.read_text().replace('id: ""', f"id: {wanted}"))  # what the file asks for
     assert commands
     for _, verb, *words in commands:
         assert f"{group}=my_{name}" in words
@@ -72,7 +73,7 @@ def test_each_command_that_cp_prints_composes_the_copy(
 
 
 def test_an_edit_of_the_copy_is_what_trains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ((_, *words),) = commands_for("recipe/ppo", capsys=capsys)
+    (_, *words), _ = commands_for("recipe/ppo", capsys=capsys)
     copy = here / "my_configs" / "recipe" / "my_ppo.yaml"
     copy.write_text(copy.read_text().replace("lr: 0.002", "lr: 0.0125"))
     assert main([*words, "--cfg", "job"]) == 0
@@ -80,7 +81,7 @@ def test_an_edit_of_the_copy_is_what_trains(here: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.seconds
-def test_a_copied_environment_keeps_what_is_tuned_for_the_original(
+def test_a_copied_environment_keeps_what_is_tuned_for_the_original_until_its_id_is_edited(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def composed(*words: str) -> object:
@@ -90,6 +91,8 @@ def test_a_copied_environment_keeps_what_is_tuned_for_the_original(
     for _, *words in commands_for("env/pong", capsys=capsys):
         (recipe,) = [word for word in words if word.startswith("recipe=")]
         assert composed(*words) == composed("train", recipe, "env=pong")
+        edited = (*words, "env.id=ALE/Breakout-v5")
+        assert composed(*edited) == composed("train", recipe, "env=pong", "env.id=ALE/Breakout-v5")
 
 
 def test_cp_takes_a_name_and_a_folder_and_replaces_only_by_force(

@@ -21,7 +21,7 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import run_files
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig
+from rlsync.recipes.config import AtariConfig, CollectorConfig, Config, LoggerConfig
 from rlsync.recipes.hooks import Bottleneck
 from rlsync.recipes.impala import recipe
 from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig
@@ -72,7 +72,7 @@ def config_of(options: argparse.Namespace, run_dir: str) -> Config:
     return Config(
         run_dir=run_dir,
         checkpoint_every_frames=NEVER,
-        env=EnvConfig("ALE/Pong-v5", options.envs),
+        env=AtariConfig("ALE/Pong-v5", options.envs, repeat_action_probability=0.0),
         collector=CollectorConfig("async", options.workers, batch),
         logger=LoggerConfig(kind="none"),
         recipe=settings,

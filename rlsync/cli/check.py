@@ -39,24 +39,28 @@ def main(arguments: list[str]) -> int:
     line = overrides.read(rest)
     with schema.initialised(line.flags.config_path):
         jobs, errors = overrides.examined(line)
-    print(as_json(errors) if given.json else as_text(errors, len(jobs)))
+    told = [dict(job.told) for job in jobs]
+    print(as_json(errors, told) if given.json else as_text(errors, told))
     return EXIT_USAGE if errors else 0
 
 
-def as_text(errors: list[RlsyncError], configs: int) -> str:
-    """The errors, or that there are none.
+def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
+    """The errors; or that there are none, and for each config where its settings come from.
 
     Example:
-        >>> print(as_text([], 2))
-        nothing is wrong with these 2 configs
+        >>> print(as_text([], [{"settings": "recipe/ppo"}]))
+        nothing is wrong with this config
+        settings recipe/ppo
     """
     if not errors:
-        return f"nothing is wrong with {'this config' if configs == 1 else f'these {configs} configs'}"
+        configs = "this config" if len(told) == 1 else f"these {len(told)} configs"
+        lines = [f"{word} {text}" for facts in told for word, text in facts.items()]
+        return "\n".join([f"nothing is wrong with {configs}", *dict.fromkeys(lines)])
     count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
     return "\n\n".join([*map(str, errors), count])
 
 
-def as_json(errors: list[RlsyncError]) -> str:
-    """``{"ok": ..., "errors": [{"kind", "what", "where", "cure"}]}``."""
-    told = [{"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors]
-    return json.dumps({"ok": not errors, "errors": told}, indent=2)
+def as_json(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
+    """``{"ok": ..., "errors": [{"kind", "what", "where", "cure"}], "configs": [{"settings", ...}]}``."""
+    wrong = [{"kind": type(e).__name__, "what": e.what, "where": e.where, "cure": e.cure} for e in errors]
+    return json.dumps({"ok": not errors, "errors": wrong, "configs": told}, indent=2)

@@ -131,4 +131,6 @@ def from_config(arguments: list[str]) -> Callable[[], Trainer]:
         job, *more = overrides.jobs(line)
     if more:
         raise ConfigError("a sweep has many plans", "rlsync explain", "name one config")
+    for word, text in job.told.items():
+        print(f"{word} {text}", file=sys.stderr)
     return job.build

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ class Job:
         spaces: what the recipe's probe found the environment to be.
         checkpoint: to resume from; None starts anew.
         changes: what the config has changed since the run that is resumed; None if that run's is not known.
+        told: where the settings come from, what is played and when the run ends, in words.
     """
 
     config: Config
@@ -37,6 +38,7 @@ class Job:
     spaces: Any
     checkpoint: Path | None
     changes: list[Change] | None = None
+    told: Mapping[str, str] = field(default_factory=dict)
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""

@@ -115,7 +115,7 @@ def train_job(job: Job) -> int:
     run_dir.mkdir(parents=True, exist_ok=True)
     if not job.continues_in(run_dir):
         OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
-    print(f"run {run_dir}", flush=True)
+    print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
     with Interrupts() as interrupts, Ending(run_dir) as ending:
         with interrupts.held():
             trainer = job.build()

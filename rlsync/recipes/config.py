@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, bound_errors, fraction, kept, not_below_zero, one_of, refuse
+from rlsync.recipes.env_config import AtariConfig, EnvConfig
 from rlsync.recipes.sync_config import (
     RouteConfig,
     SyncConfig,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Config",
     "EnvConfig",
+    "AtariConfig",
     "CollectorConfig",
     "SyncConfig",
     "RouteConfig",
@@ -48,15 +50,6 @@ __all__ = [
 #: Why a resumed run cannot change a field.
 SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"
 EXPLORATION = "the checkpoint has the exploration rate and its schedule"
-
-
-@dataclass
-class EnvConfig:
-    """The environments of every worker: an id of gymnasium's, and arguments for ``gymnasium.make``."""
-
-    id: str = "CartPole-v1"
-    num_envs: int = above_zero(1)
-    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -90,14 +83,15 @@ class LoggerConfig:
 class RecipeConfig:
     """The settings that all recipes share.
 
-    ``target_return`` ends the run early; None never does. ``_recipe_`` says where the recipe lies, as
+    ``target_return`` ends the run early; None never does. Which return is good depends on the environment:
+    the files in ``configs/tuned`` have those that are known. ``_recipe_`` says where the recipe lies, as
     ``module:OBJECT``, if it is neither rlsync's nor an installed package's; see
     ``docs/how_to/write_a_recipe.md``.
     """
 
     name: str = "ppo"
     total_frames: int = above_zero(150_000)
-    target_return: float | None = 475.0
+    target_return: float | None = None
     target_episodes: int = above_zero(20)
     lr: float = above_zero(2e-3)
     anneal_lr: bool = kept(True, SCHEDULE)
@@ -135,6 +129,10 @@ class RecipeConfig:
     def variant(self) -> str:
         """What a run and the run that resumes it have in common: the name, unless one recipe has several."""
         return self.name
+
+    def env_of_old_run(self, env: EnvConfig) -> EnvConfig:
+        """What the environments in the config of an old run of this recipe mean with today's keys."""
+        return env
 
 
 @dataclass
@@ -207,8 +205,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from bound_errors(config)
     yield from trigger_errors(config.sync.when)
     yield from map_errors(config.sync)
-    if not config.env.id:
-        yield ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
+    yield from config.env.errors()
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")

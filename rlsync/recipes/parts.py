@@ -25,7 +25,7 @@ from torchrl.trainers import Trainer
 from rlsync import BoardScheme, Forkserver, LogReceipts, SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
-from rlsync.recipes.config import Config, EnvConfig, sync_map, trigger
+from rlsync.recipes.config import AtariConfig, Config, EnvConfig, sync_map, trigger
 from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StopIfNotFinite
 from rlsync.recipes.loggers import make_logger
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
@@ -80,20 +80,28 @@ def probe(config: EnvConfig) -> Spaces:
     Raises:
         ConfigError: gymnasium does not know it, its observation is not flat, or its actions are not discrete.
     """
+    if isinstance(config, AtariConfig):
+        raise _not_flat(config.id, "it gives pixels")
     one = EnvConfig(config.id, 1, config.kwargs)
     with making(config):
         env = make_env(one)
     try:
         observation, action = env.observation_spec.get("observation", None), env.action_spec
         if observation is None or observation.ndim != 1 or not isinstance(action, OneHot):
-            raise ConfigError(
-                f"{config.id!r} does not have a flat observation and discrete actions",
-                f"env.id; its action is {type(action).__name__} of shape {tuple(action.shape)}",
-                "this recipe serves environments like CartPole-v1, Acrobot-v1 or LunarLander-v3",
+            raise _not_flat(
+                config.id, f"its action is {type(action).__name__} of shape {tuple(action.shape)}"
             )
         return Spaces(observation.shape[-1], action.shape[-1], action)
     finally:
         env.close()
+
+
+def _not_flat(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{name!r} does not have a flat observation and discrete actions",
+        f"env.id; {why}",
+        "this recipe serves environments like CartPole-v1, Acrobot-v1 or LunarLander-v3",
+    )
 
 
 def seed_everything(seed: int) -> None:

@@ -17,7 +17,10 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """An episode that was played to its end: the sum of its rewards, not clipped, and its steps."""
+    """An episode that was played to its end: the sum of its rewards, not clipped, and its steps.
+
+    Where lost lives end the learner's episodes, it is the whole game.
+    """
 
     total: float
     length: int
@@ -113,7 +116,7 @@ def play(player: Player, envs: Envs, episodes: int, seed: int) -> Iterator[list[
         total += reward
         length += 1
         ended = []
-        for env in is_init.nonzero().flatten().tolist():
+        for env in answer.over.nonzero().flatten().tolist():
             if left[env]:
                 left[env] -= 1
                 ended.append(Episode(float(total[env]), int(length[env])))

@@ -135,12 +135,13 @@ class Group:
             self._slot.add_final(step, self.columns[env], observation)
         self._returns += answer.reward
         self._lengths += 1
-        if ended.any():
-            over = ~ended
-            rows[EPISODE_RETURN][step].copy_(self._returns.masked_fill(over, 0.0))
-            rows[EPISODE_LENGTH][step].copy_(self._lengths.masked_fill(over, 0))
-            self._returns.masked_fill_(ended, 0.0)
-            self._lengths.masked_fill_(ended, 0)
+        if ended.any():  # a game ends with an episode, but not every episode with a game
+            over = answer.over
+            goes_on = ~over
+            rows[EPISODE_RETURN][step].copy_(self._returns.masked_fill(goes_on, 0.0))
+            rows[EPISODE_LENGTH][step].copy_(self._lengths.masked_fill(goes_on, 0))
+            self._returns.masked_fill_(over, 0.0)
+            self._lengths.masked_fill_(over, 0)
 
     def end(self) -> None:
         """Copy what the next rollout begins with; after this the slot is the learner's."""

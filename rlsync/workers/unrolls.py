@@ -96,7 +96,8 @@ def batch_of(rollouts: Sequence[Mapping[str, Tensor]], records: Sequence[Record]
 
     Besides the contract it has, under ``"collector"``: ``mask`` [T, B], all true, by which TorchRL's Trainer
     counts frames; ``episode_return`` and ``episode_length`` [T, B] of the episodes that ended with a step, 0
-    where none did; and what the player records beside.
+    where none did (of whole games, where lost lives end the learner's episodes); and what the player records
+    beside.
 
     Args:
         rollouts: the arrays of each slot. Those of a single one are not copied: the batch is the slot's own

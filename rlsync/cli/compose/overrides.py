@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hydra import compose
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Override
@@ -18,6 +19,7 @@ from rlsync.cli import job as checking
 from rlsync.cli.compose import schema
 from rlsync.cli.compose.choices import SEE_ALL, groups
 from rlsync.cli.compose.composing import composed, parsed
+from rlsync.cli.compose.tuned import told
 from rlsync.cli.job import Job
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.recipes import registry
@@ -190,13 +192,14 @@ def examined(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
             errors.append(missing)
             continue
         errors += wrong
-        if job is not None:
-            found.append(job)
+        if job is not None and not faults:
+            whole = compose(line.config_name, list(words), return_hydra_config=True)
+            found.append(replace(job, told=told(whole, job.config, line.config_dir)))
     errors += _shared_folders(found)
-    told: dict[tuple[str, str], RlsyncError] = {}
+    once: dict[tuple[str, str], RlsyncError] = {}
     for error in errors:
-        told.setdefault((error.what, error.cure), error)
-    return found, list(told.values())
+        once.setdefault((error.what, error.cure), error)
+    return found, list(once.values())
 
 
 def _shared_folders(found: list[Job]) -> list[RlsyncError]:

@@ -46,6 +46,7 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     store.store(group=SCHEMA, name="config", package="_global_", node=writable(whole), provider=_PROVIDER)
     parts = {
         "env": recipe_config.EnvConfig,
+        "atari": recipe_config.AtariConfig,
         "collector": recipe_config.CollectorConfig,
         "sync": recipe_config.SyncConfig,
         "logger": recipe_config.LoggerConfig,

@@ -15,6 +15,9 @@ from rlsync.recipes.registry import installed_config_folders
 
 RECIPE, ENV, TUNED = "recipe", "env", "tuned"
 
+#: An environment of each kind that settings are tuned for; see ``EnvConfig.kind``.
+_OF_A_KIND = {"pixels": [f"{ENV}=atari", f"{ENV}.id=ALE/Breakout-v5"]}
+
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
@@ -80,34 +83,40 @@ def find(name: str) -> Shipped:
 def companions(config: Shipped) -> list[list[str]]:
     """The overrides that a copy of ``config`` needs beside it to replace the original.
 
-    A recipe chooses its sync map by name, and a tuned config is chosen by the names of its recipe and its
-    environment. A copy has another name, so the command line must name them.
+    A recipe chooses its sync map by name, and tuned settings by the name of its own file. A copy has another
+    name, so the command line must name them. Tuned settings find an environment by its id or its kind, which
+    a copy keeps.
 
     Example:
         >>> companions(find("env/pong"))[0]
-        ['recipe=impala', 'tuned=impala_pong']
-        >>> companions(find("env/cartpole"))
+        ['recipe=impala']
+        >>> companions(find("tuned/impala_pong"))
+        [['recipe=impala', 'env=pong']]
+        >>> companions(find("env/gymnasium"))
         [[]]
     """
     from omegaconf import OmegaConf  # 0.2 s, which rlsync ls does not need
 
     all_groups = groups()
+    envs = {env.name: [f"{ENV}={env.name}"] for env in all_groups[ENV]} | _OF_A_KIND
     pairs = {
-        f"{recipe.name}_{env.name}": (f"{RECIPE}={recipe.name}", f"{ENV}={env.name}")
+        f"{recipe.name}_{name}": (f"{RECIPE}={recipe.name}", words)
         for recipe in all_groups[RECIPE]
-        for env in all_groups[ENV]
+        for name, words in envs.items()
     }
     found = []
     for tuned in all_groups[TUNED]:
-        pair = pairs.get(tuned.name, ())
+        recipe, env = pairs.get(tuned.name, ("", []))
+        itself = f"{config.group}={config.name}"
         if config == tuned:
-            found.append(list(pair))
-        elif f"{config.group}={config.name}" in pair:
-            other = next(part for part in pair if not part.startswith(config.group + "="))
-            found.append([other, f"{TUNED}={tuned.name}"])
-    for recipe in all_groups[RECIPE]:
-        chosen = OmegaConf.select(OmegaConf.load(recipe.path), "defaults", default=[])
+            found.append([word for word in (recipe, *env) if word])
+        elif itself in env:
+            found.append([recipe])
+        elif itself == recipe:
+            found.append([*env, f"{TUNED}={tuned.name}"])
+    for file in all_groups[RECIPE]:
+        chosen = OmegaConf.select(OmegaConf.load(file.path), "defaults", default=[])
         if {f"override /{config.group}": config.name} in chosen:
-            found.append([f"{RECIPE}={recipe.name}"])
+            found.append([f"{RECIPE}={file.name}"])
     # A recipe, and a config that no recipe chooses by its name, can also be used alone.
     return [[], *found] if config.group == RECIPE or not found else found

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlsync.cli.compose.own_recipes import KEY, look_beside
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.config import Config
+from rlsync.recipes.env_config import EnvConfig, settings_with
 from rlsync.recipes.registry import recipe_named
 
 
@@ -32,7 +33,12 @@ def written(file: Path) -> DictConfig:
             look_beside(Path(own))
         name = str(OmegaConf.select(found, "recipe.name"))
         recipe = recipe_named(name, f"{file}, recipe.name", at)
-        merged = OmegaConf.merge(writable(Config(recipe=recipe.settings())), found)
+        settings = recipe.settings()
+        env = settings_with(OmegaConf.select(found, "env", default={}))
+        merged = OmegaConf.merge(writable(Config(env=env, recipe=settings)), found)
+        env = OmegaConf.to_object(merged.env)
+        assert isinstance(env, EnvConfig)
+        merged.env = writable(settings.env_of_old_run(env))
     except (OmegaConfBaseException, OSError) as error:
         raise _unreadable(file, error) from error
     assert isinstance(merged, DictConfig)

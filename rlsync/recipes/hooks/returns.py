@@ -9,8 +9,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
-from rlsync.workers import frames as keys
-from rlsync.workers.unrolls import COLLECTOR, EPISODE_RETURN
+from rlsync.workers.unrolls import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
 
 
 class EpisodeReturns(TrainerHookBase):
@@ -75,10 +74,10 @@ class EpisodeReturns(TrainerHookBase):
 
 
 class UnrollReturns(EpisodeReturns):
-    """The mean return of the newest finished episodes of unrolls."""
+    """The mean return of the newest finished episodes of unrolls; where lost lives end episodes, of games."""
 
     def ended(self, batch: TensorDictBase) -> list[float]:
         """The returns of the episodes that ended in this batch."""
-        over = batch.get(keys.TERMINATED) | batch.get(keys.TRUNCATED)
+        over = batch.get((COLLECTOR, EPISODE_LENGTH)) > 0
         returns: list[float] = batch.get((COLLECTOR, EPISODE_RETURN))[over].tolist()
         return returns

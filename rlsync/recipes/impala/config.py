@@ -16,7 +16,8 @@ from rlsync.recipes.bounds import (
     same_as,
     values_for,
 )
-from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
+from rlsync.recipes.config import SCHEDULE, Config, EnvConfig, RecipeConfig, width_errors
+from rlsync.recipes.env_config import atari_before_keys
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.trust import TrustRegion
 
@@ -93,7 +94,6 @@ class ImpalaConfig(RecipeConfig):
 
     name: str = "impala"
     total_frames: int = above_zero(400_000)
-    target_return: float | None = 450.0
     lr: float = above_zero(2e-3)
     anneal_lr: bool = kept(False, SCHEDULE)
     batch_size: int = above_zero(8)
@@ -161,6 +161,10 @@ class ImpalaConfig(RecipeConfig):
                 "recipe.replay.min_steps",
                 f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}",
             )
+
+    def env_of_old_run(self, env: EnvConfig) -> EnvConfig:
+        """See :meth:`RecipeConfig.env_of_old_run`."""
+        return atari_before_keys(env)
 
 
 def settings_of(config: Config) -> ImpalaConfig:

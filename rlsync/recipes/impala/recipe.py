@@ -16,6 +16,7 @@ from rlsync import LogPolicyLag
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, EnvConfig, check
+from rlsync.recipes.env_config import refuse_unsaid_protocol
 from rlsync.recipes.hooks import Bottleneck, MixReplayed, UnrollReturns
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
 from rlsync.recipes.impala.heads import PolicyHead, head_for
@@ -25,13 +26,11 @@ from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import EVALUATIONS
 from rlsync.tensors.precision import bfloat16_instructions
 from rlsync.workers.collector import UnrollCollector
-from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, make_venv
+from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.evaluator import EvaluationJob, Evaluator
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
 from rlsync.workers.supervision import Restarts
-
-_ATARI = "ALE/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +86,18 @@ def build(config: Config, spaces: VectorSpaces | None = None) -> Trainer:
 
 
 def env_spec(config: EnvConfig) -> EnvSpec:
-    """Which environments a config means: ``ALE/Pong-v5`` runs on ale-py's own vector environment.
+    """Which environments a config means: an :class:`AtariConfig` runs on ale-py's vector environment.
+
+    Raises:
+        ConfigError: the id is not one, or that of an Atari game whose protocol is not said.
 
     Example:
-        >>> env_spec(EnvConfig("ALE/SpaceInvaders-v5")).game
+        >>> from rlsync.recipes.config import AtariConfig
+        >>> env_spec(AtariConfig("ALE/SpaceInvaders-v5")).game
         'space_invaders'
     """
-    if not config.id.startswith(_ATARI):
-        return GymnasiumEnvs(config.id, config.kwargs)
-    name = config.id.removeprefix(_ATARI).rpartition("-")[0]
-    game = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
-    return AtariEnvs(game, **config.kwargs)
+    refuse_unsaid_protocol(config)
+    return config.spec()
 
 
 def probe(config: EnvConfig) -> VectorSpaces:
@@ -106,7 +106,7 @@ def probe(config: EnvConfig) -> VectorSpaces:
     Raises:
         ConfigError: it cannot be made.
     """
-    with parts.making(config, "; Atari needs 'rlsync[atari]'"):
+    with parts.making(config, "; for Atari env=atari env.id=ALE/Pong-v5, with 'rlsync[atari]'"):
         envs = make_venv(env_spec(config), 1)
     try:
         return VectorSpaces(envs.observation_shape, head_for(envs.actions))

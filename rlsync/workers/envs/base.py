@@ -21,6 +21,8 @@ class EnvStep(NamedTuple):
         terminated, truncated: [N] bool.
         finals: the environment's number and the last observation, for each episode that was truncated and did
             not terminate.
+        game_over: [N] bool, where whole games end, for environments whose learner sees an episode end before
+            the game does. None: a game is an episode.
     """
 
     observation: Tensor
@@ -28,6 +30,12 @@ class EnvStep(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     finals: Sequence[tuple[int, Tensor]]
+    game_over: Tensor | None = None
+
+    @property
+    def over(self) -> Tensor:
+        """[N] bool, where what is reported as one return ends: a game."""
+        return self.terminated | self.truncated if self.game_over is None else self.game_over
 
 
 class Envs(ABC):

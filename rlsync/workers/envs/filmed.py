@@ -104,7 +104,7 @@ class FilmedAtari(FilmedEnvs):
         played = make_venv(spec, 1)
         shown = make_venv(replace(spec, options={**spec.options, **_SCREEN}), 1)
         assert isinstance(shown, AleEnvs)
-        super().__init__(played, _ATARI_FPS / int(spec.options.get("frameskip", 4)))
+        super().__init__(played, _ATARI_FPS / int(spec.ale_options()["frameskip"]))
         self._game = spec.game
         self._shown = shown
         self._stack: Any = None
@@ -124,16 +124,15 @@ class FilmedAtari(FilmedEnvs):
 
     def recv(self) -> EnvStep:
         answer = self.played.recv()
-        seen, *outcome, info = self._shown.ale.recv()
-        on_film = [float(value[0]) for value in outcome]
-        here = [float(value[0]) for value in (answer.reward, answer.terminated, answer.truncated)]
+        seen, reward, terminated, truncated, info = self._shown.ale.recv()
+        over = bool(terminated[0] or truncated[0])
+        here, on_film = (float(answer.reward[0]), bool(answer.over[0])), (float(reward[0]), over)
         if here != on_film:
             raise RlsyncError(
-                f"the game and its film differ: reward and ends {here}, on film {on_film}",
+                f"the game and its film differ: reward and end {here}, on film {on_film}",
                 f"{self._game}, started twice with one seed",
                 "leave the video out: --no-video",
             )
-        over = answer.terminated[0] or answer.truncated[0]
         self._stack = (info["final_obs"] if over else seen)[0]
         return answer
 

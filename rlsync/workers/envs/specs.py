@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from rlsync.core.errors import ConfigError
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.vectors import AleEnvs, VectorEnvs
 
@@ -42,19 +43,41 @@ class GymnasiumEnvs:
     vectorized: bool = False
 
 
+#: Options of ale-py's vector environment that would make reported returns something else than those of games,
+#: and what to do in their place.
+_NOT_OF_GAMES = {
+    "reward_clipping": "leave it out: the loss clips rewards (recipe.reward_clipping=clip), returns are not "
+    "clipped",
+    "episodic_life": "give life_loss_ends_episode=True: it ends the learner's episodes, and games go on",
+    "life_loss_info": "give life_loss_ends_episode=True: it ends the learner's episodes, and games go on",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class AtariEnvs:
-    """An Atari game on ale-py's C++ vector environment; pixels [4, 84, 84], four frames a step, grey.
+    """An Atari game on ale-py's C++ vector environment: grey pixels [stack_num, img_height, img_width].
 
     Args:
         game: the rom's name in snake_case: ``"pong"``, ``"space_invaders"``.
-        repeat_action_probability: probability that a step repeats the last action ("sticky actions").
+        repeat_action_probability: probability that a frame of the game repeats the last action ("sticky
+            actions").
         full_action_space: all 18 actions instead of the game's own.
-        max_episode_frames: an episode is truncated after this many frames; a step has four.
+        max_episode_frames: a game is truncated after this many frames; a step has ``frameskip``.
         threads: how many threads step the copies of one vector environment.
-        options: more arguments of ``ale_py.vector_env.AtariVectorEnv``.
+        options: more arguments of ``ale_py.vector_env.AtariVectorEnv``; they win over the others here.
+        frameskip: frames of the game in one step.
+        maxpool: a picture is the maximum of the last two frames of a step, against flicker.
+        noop_max: a game begins with a random number of frames without an action, at most this many.
+        use_fire_reset: a game that waits for FIRE begins with it.
+        life_loss_ends_episode: the learner's episode ends, as terminated, when a life is lost. The game goes
+            on, and reported returns and lengths are those of whole games.
+        img_height, img_width: size of a picture in pixels.
+        stack_num: number of newest pictures in an observation.
 
     Rewards are not clipped here: the loss does that.
+
+    Raises:
+        ConfigError: an option would clip the rewards, or end games with a lost life.
 
     Example:
         >>> AtariEnvs("pong", repeat_action_probability=0.25).game
@@ -67,6 +90,38 @@ class AtariEnvs:
     max_episode_frames: int = 108_000
     threads: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
+    frameskip: int = 4
+    maxpool: bool = True
+    noop_max: int = 30
+    use_fire_reset: bool = True
+    life_loss_ends_episode: bool = False
+    img_height: int = 84
+    img_width: int = 84
+    stack_num: int = 4
+
+    def __post_init__(self) -> None:
+        for name, cure in _NOT_OF_GAMES.items():
+            if self.options.get(name):
+                what = f"with the option {name!r} of ale-py, returns would not be those of games"
+                raise ConfigError(what, f"AtariEnvs({self.game!r})", cure)
+
+    def ale_options(self) -> dict[str, Any]:
+        """The arguments of ``ale_py.vector_env.AtariVectorEnv``."""
+        return {
+            "num_threads": self.threads,
+            "max_num_frames_per_episode": self.max_episode_frames,
+            "repeat_action_probability": self.repeat_action_probability,
+            "full_action_space": self.full_action_space,
+            "frameskip": self.frameskip,
+            "maxpool": self.maxpool,
+            "noop_max": self.noop_max,
+            "use_fire_reset": self.use_fire_reset,
+            "img_height": self.img_height,
+            "img_width": self.img_width,
+            "stack_num": self.stack_num,
+            "reward_clipping": False,
+            **self.options,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +165,7 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
     """
     match spec:
         case AtariEnvs():
-            envs: Envs = AleEnvs(spec.game, num_envs, _ale_options(spec))
+            envs: Envs = AleEnvs(spec.game, num_envs, spec.ale_options(), spec.life_loss_ends_episode)
         case GymnasiumEnvs():
             envs = VectorEnvs(_make_vec(spec, num_envs), spec.id)
         case TorchRLEnvs():
@@ -120,17 +175,6 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
     if seed is not None:
         envs.reset(seed)
     return envs
-
-
-def _ale_options(spec: AtariEnvs) -> dict[str, Any]:
-    return {
-        "num_threads": spec.threads,
-        "max_num_frames_per_episode": spec.max_episode_frames,
-        "repeat_action_probability": spec.repeat_action_probability,
-        "full_action_space": spec.full_action_space,
-        "reward_clipping": False,
-        **spec.options,
-    }
 
 
 def _make_vec(spec: GymnasiumEnvs, num_envs: int) -> VectorEnv[Any, Any, Any]:

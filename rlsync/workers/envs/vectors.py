@@ -97,12 +97,15 @@ class AleEnvs(VectorEnvs):
         game: the rom's name.
         num_envs: how many copies.
         options: of ``ale_py.vector_env.AtariVectorEnv``.
+        life_loss_ends_episode: report a lost life as the end of an episode, although the game goes on.
 
     Raises:
         ConfigError: ale-py is not installed, or has no such game.
     """
 
-    def __init__(self, game: str, num_envs: int, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, game: str, num_envs: int, options: Mapping[str, Any], life_loss_ends_episode: bool = False
+    ) -> None:
         try:
             from ale_py import roms, vector_env
         except ImportError as error:
@@ -120,14 +123,31 @@ class AleEnvs(VectorEnvs):
         self.ale = vector_env.AtariVectorEnv(
             game, num_envs, **options, autoreset_mode=AutoresetMode.SAME_STEP
         )
+        self._life_loss_ends_episode = life_loss_ends_episode
+        self._lives: Any = None
         super().__init__(self.ale, game)
 
     def reset(self, seed: int | None = None) -> Tensor:
         # ale-py takes 32-bit seeds, for the last environment too.
-        return super().reset(None if seed is None else seed % (2**31 - self.num_envs))
+        seed = None if seed is None else seed % (2**31 - self.num_envs)
+        observation, info = self.ale.reset(seed=seed)
+        self._lives = info["lives"].copy()
+        return self._observed(observation)
 
     def send(self, action: Tensor) -> None:
         self.ale.send(self._translated(action))
 
     def recv(self) -> EnvStep:
         return self._answer(*self.ale.recv())
+
+    def _answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> EnvStep:
+        answer = super()._answer(observation, reward, terminated, truncated, info)
+        if not self._life_loss_ends_episode:
+            return answer
+        # ale-py's own episodic_life begins a new game after a lost life, so the second life is never played.
+        over, lives = terminated | truncated, info["lives"]
+        lost = (lives < self._lives) & ~over
+        self._lives = lives.copy()
+        return answer._replace(
+            terminated=torch.from_numpy(terminated | lost), game_over=torch.from_numpy(over)
+        )

@@ -1,0 +1,84 @@
+"""Which tuned settings fit the environment of a job, and what the first lines of a run say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rlsync.cli.compose import shipped
+from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED
+from rlsync.recipes.config import Config, EnvConfig
+
+Choices = Mapping[str, Any]
+
+
+def is_chosen(overrides: Collection[str]) -> bool:
+    """Whether the user has chosen tuned settings, or none.
+
+    Example:
+        >>> is_chosen(["env=pong", "~tuned"]), is_chosen(["env=pong"])
+        (True, False)
+    """
+    return any(word.lstrip("+~").partition("=")[0] == TUNED for word in overrides)
+
+
+def fitting(config: DictConfig, options: Collection[str], id_of: Callable[[str], Any]) -> str | None:
+    """The tuned settings for a config's recipe and environment.
+
+    Those named ``RECIPE_ENV`` fit if the config's id is the one in the file ``env/ENV``. Else those named
+    ``RECIPE_KIND`` fit, where the kind is :attr:`EnvConfig.kind`.
+
+    Args:
+        config: composed, with the node ``hydra``.
+        options: the names of all tuned settings.
+        id_of: the id that an environment's file gives, by the file's name.
+
+    Returns:
+        One of the options; None if none fits.
+    """
+    choices, name = _choices(config), config.env.id
+    recipe, chosen = choices.get(RECIPE), choices.get(ENV)
+    if chosen and f"{recipe}_{chosen}" in options and id_of(chosen) in (None, "", name):
+        return f"{recipe}_{chosen}"
+    for option in options:
+        env = option.removeprefix(f"{recipe}_")
+        if env != option and name and id_of(env) == name:
+            return option
+    kind = OmegaConf.get_type(config, ENV)
+    general = f"{recipe}_{kind.kind}" if isinstance(kind, type) and issubclass(kind, EnvConfig) else ""
+    return general if general in options else None
+
+
+def told(config: DictConfig, typed: Config, own: Path | None) -> dict[str, str]:
+    """Where the settings of a run come from, what it plays, and when it ends.
+
+    Args:
+        config: composed, with the node ``hydra``.
+        typed: the same, typed.
+        own: the folder that ``--config-dir`` names.
+    """
+    recipe, choices = typed.recipe, _choices(config)
+    files = {file.name: file for file in shipped.groups(own).get(TUNED, [])}
+    tuned = files.get(str(choices.get(TUNED)))
+    origin = f"{RECIPE}/{choices.get(RECIPE)}"
+    if tuned is None:
+        origin += f", without settings tuned for {typed.env.id}"
+    else:
+        about = tuned.description()
+        origin += f" with {tuned}" + (f" ({about})" if about else "")
+    ends = f"after {recipe.total_frames:,} frames"
+    if recipe.target_return is None:
+        ends += "; no target return is set"
+    else:
+        ends = (
+            f"at a mean return of {recipe.target_return:g} over {recipe.target_episodes} episodes, or {ends}"
+        )
+    return {"settings": origin, "plays": typed.env.facts(), "ends": ends}
+
+
+def _choices(config: DictConfig) -> Choices:
+    choices: Choices = config.hydra.runtime.choices
+    return choices

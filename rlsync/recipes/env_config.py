@@ -1,0 +1,166 @@
+"""The settings of environments: any id of gymnasium's, or an Atari game with its protocol."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.recipes.bounds import above_zero, fraction, not_below_zero, refuse, values_for
+from rlsync.workers.envs.specs import AtariEnvs, GymnasiumEnvs
+
+_V5 = re.compile(r"ALE/\w+-v5")
+_OTHER = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?-(?P<version>v[045])")
+_ANY_GAME = AtariEnvs("")
+
+
+@dataclass
+class EnvConfig:
+    """The environments of every worker: an id of gymnasium's, and arguments for ``gymnasium.make``.
+
+    ``kind`` names the tuned settings for environments of this kind: ``tuned/RECIPE_KIND``.
+    """
+
+    kind: ClassVar[str] = "vectors"
+    id: str = "CartPole-v1"
+    num_envs: int = above_zero(1)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def errors(self) -> Iterator[RlsyncError]:
+        """What is wrong with these settings beyond their bounds."""
+        if not self.id:
+            yield ConfigError("no environment is named", "env.id", "for example env.id=Acrobot-v1")
+
+    def facts(self) -> str:
+        """The environment in a few words, for the first lines of a run."""
+        return self.id
+
+    def spec(self) -> GymnasiumEnvs | AtariEnvs:
+        """What the workers of the actor-learner step."""
+        return GymnasiumEnvs(self.id, self.kwargs)
+
+
+@dataclass
+class AtariConfig(EnvConfig):
+    """An Atari game from pixels, and the protocol by which it is played.
+
+    The defaults play ``ALE/<Game>-v5`` by gymnasium's v5 protocol, with the usual preprocessing. The keys are
+    those of :class:`~rlsync.workers.envs.specs.AtariEnvs`; ``kwargs`` are its ``options``.
+    """
+
+    kind: ClassVar[str] = "pixels"
+    id: str = ""
+    num_envs: int = above_zero(8)
+    repeat_action_probability: float = fraction(0.25)
+    frameskip: int = above_zero(_ANY_GAME.frameskip)
+    maxpool: bool = _ANY_GAME.maxpool
+    noop_max: int = not_below_zero(_ANY_GAME.noop_max)
+    use_fire_reset: bool = _ANY_GAME.use_fire_reset
+    life_loss_ends_episode: bool = _ANY_GAME.life_loss_ends_episode
+    full_action_space: bool = _ANY_GAME.full_action_space
+    max_episode_frames: int = above_zero(_ANY_GAME.max_episode_frames)
+    img_height: int = above_zero(_ANY_GAME.img_height)
+    img_width: int = above_zero(_ANY_GAME.img_width)
+    stack_num: int = above_zero(_ANY_GAME.stack_num)
+    threads: int = above_zero(_ANY_GAME.threads)
+
+    def errors(self) -> Iterator[RlsyncError]:
+        """See :meth:`EnvConfig.errors`."""
+        if not self.id:
+            yield ConfigError("no game is named", "env.id", "for example env.id=ALE/Breakout-v5")
+        elif not _V5.fullmatch(self.id):
+            yield ConfigError(f"{self.id!r} is not the id of an Atari game's v5", "env.id", _cure(self.id))
+        for name in self.kwargs.keys() & {spec.name for spec in fields(self)}:
+            value = self.kwargs[name]
+            cure = f"write env.{name}={value}"
+            yield ConfigError(f"{name} has a key of its own", f"env.kwargs.{name}", cure)
+
+    def facts(self) -> str:
+        """See :meth:`EnvConfig.facts`."""
+        sticky = self.repeat_action_probability
+        actions = f"sticky actions {sticky:g}" if sticky else "no sticky actions"
+        lives = "; a lost life ends the learner's episode" if self.life_loss_ends_episode else ""
+        return (
+            f"{self.id}: {actions}, {self.frameskip} frames a step, up to {self.noop_max} no-ops, at most "
+            f"{self.max_episode_frames:,} frames a game{lives}; returns are of whole games, not clipped"
+        )
+
+    def spec(self) -> AtariEnvs:
+        """See :meth:`EnvConfig.spec`.
+
+        Example:
+            >>> AtariConfig("ALE/SpaceInvaders-v5").spec().game
+            'space_invaders'
+        """
+        refuse(self.errors())
+        game = self.id.removeprefix("ALE/").removesuffix("-v5")
+        return AtariEnvs(_rom(game), options=self.kwargs, **values_for(_ANY_GAME, self))
+
+
+def _rom(game: str) -> str:
+    """The rom's name in snake_case, of the game's in an id."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z]|\d[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", game).lower()
+
+
+def _cure(name: str) -> str:
+    found = _OTHER.fullmatch(name)
+    if found is None:
+        return "for example env.id=ALE/Breakout-v5"
+    sticky = 0.0 if found["version"] == "v4" else AtariConfig.repeat_action_probability
+    words = f"env.id=ALE/{found['game']}-v5 env.repeat_action_probability={sticky}"
+    return f"give {words}, as {found['version']} has it"
+
+
+def refuse_unsaid_protocol(env: EnvConfig) -> None:
+    """Refuse an Atari game that is named as any id of gymnasium's: nothing would say how it is played.
+
+    Args:
+        env: the environments of a recipe that plays Atari games from pixels.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    found = _OTHER.fullmatch(env.id)
+    named = found and (env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id)
+    if found and named and not isinstance(env, AtariConfig):
+        raise ConfigError(
+            f"{env.id!r} is an Atari game, and nothing says by which protocol it is played",
+            "env",
+            f"give env=atari env.id=ALE/{found['game']}-v5; AtariConfig in Python; /schema/atari in a file",
+        )
+
+
+def atari_before_keys(env: EnvConfig) -> AtariConfig | EnvConfig:
+    """What the config of an old run meant, whose ``env.kwargs`` were the arguments of ``AtariEnvs``.
+
+    At that time games had no sticky actions, unless these arguments gave some.
+
+    Example:
+        >>> atari_before_keys(EnvConfig("ALE/Pong-v5", 8, {"threads": 2})).repeat_action_probability
+        0.0
+    """
+    if isinstance(env, AtariConfig) or not _V5.fullmatch(env.id):
+        return env
+    given = {"repeat_action_probability": _ANY_GAME.repeat_action_probability} | env.kwargs
+    given |= given.pop("options", {})
+    named = {spec.name for spec in fields(AtariConfig)}
+    keys = {name: value for name, value in given.items() if name in named}
+    rest = {name: value for name, value in given.items() if name not in named}
+    return AtariConfig(env.id, env.num_envs, rest, **keys)
+
+
+def settings_with(keys: Collection[str]) -> EnvConfig:
+    """The defaults of the settings that have these keys, as a run's config has written them.
+
+    Args:
+        keys: of the section ``env``.
+
+    Example:
+        >>> type(settings_with(["id", "frameskip"])).__name__
+        'AtariConfig'
+    """
+    kinds = (EnvConfig, AtariConfig)
+    fitting = (kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)})
+    return next(fitting, EnvConfig())
