@@ -15,6 +15,7 @@ from rlsync.cli.compose.own_recipes import KEY
 from rlsync.cli.compose.reference import Key, reference
 from rlsync.cli.main import main
 from rlsync.recipes.config import Config
+from rlsync.recipes.env_config import settings_with
 from rlsync.recipes.registry import recipe_named
 from tests.test_recipe_registry import written
 
@@ -41,6 +42,8 @@ def test_every_key_of_a_shipped_option_is_listed_with_its_comment(option: str) -
     whole = Config()
     if group == "recipe":
         whole.recipe = recipe_named(listed["recipe.name"].value).settings()
+    if group == "env":
+        whole.env = settings_with([key.removeprefix("env.") for key in listed if key.startswith("env.")])
     assert {key for key in listed if key.startswith(f"{group}.")} == names_of(
         getattr(whole, group), f"{group}."
     )
