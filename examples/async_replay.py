@@ -22,7 +22,7 @@ from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import SACLoss, SoftUpdate
 from torchrl.trainers.algorithms import SACTrainer
 
-from rlsync import BoardScheme, BoundStaleness, Every, SyncWeights, WatchWorkers
+from rlsync import BoardScheme, BoundStaleness, Every, RlsyncWarning, SyncWeights, WatchWorkers
 
 FRAMES = 200
 
@@ -75,6 +75,7 @@ def main(batches: int = 20) -> list[int]:
     """Train, and return for each consumed batch the age of its oldest frame, in versions."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", category=RlsyncWarning)
     trainer = make_trainer(batches)
     sync = SyncWeights({"policy": "loss_module.actor_network"}, when=Every(16, "optim_steps"))
     sync.register(trainer)

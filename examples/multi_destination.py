@@ -22,7 +22,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights, WeightBoard
+from rlsync import RlsyncWarning, SyncWeights, WeightBoard
 
 SYNC_MAP = {"policy": "loss_module.actor_network", "env.transform[0]": "norm"}
 
@@ -74,6 +74,7 @@ def main(batches: int = 10) -> list[tuple[int, float]]:
     """Train, and return for each batch the version that acted and the error of its normalisation."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", category=RlsyncWarning)
     trainer = make_trainer(batches)
     sync = SyncWeights(SYNC_MAP)
     sync.register(trainer)

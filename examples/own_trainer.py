@@ -22,7 +22,7 @@ from torchrl.objectives import A2CLoss
 from torchrl.objectives.value import GAE
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, Every, SyncWeights
+from rlsync import BoardScheme, Every, RlsyncWarning, SyncWeights
 
 
 def make_loss() -> A2CLoss:
@@ -42,6 +42,7 @@ def main(batches: int = 10) -> list[tuple[int, int]]:
     """Train, and return for each batch the versions that acted: the lowest and the highest."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", category=RlsyncWarning)
     loss = make_loss()
     collector = MultiSyncCollector(
         [partial(GymEnv, "CartPole-v1")] * 2,

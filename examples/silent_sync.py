@@ -30,7 +30,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 from torchrl.trainers import ReplayBufferTrainer, Trainer, UpdateWeights
 
-from rlsync import SyncWeights
+from rlsync import RlsyncWarning, SyncWeights
 
 FRAMES = 2048
 MINIBATCH = 256
@@ -175,6 +175,7 @@ def main(batches: int = 14, figure: str = "silent_sync.png") -> list[Record]:
     """Train twice, print the results, and draw them."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", category=RlsyncWarning)
     logging.getLogger("torchrl").setLevel(logging.WARNING)
     records = [train(name, batches) for name in (STOCK, OURS)]
     for record in records:

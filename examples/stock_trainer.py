@@ -20,7 +20,7 @@ from torchrl.modules import MLP, OneHotCategorical, ProbabilisticActor, ValueOpe
 from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers.algorithms import PPOTrainer
 
-from rlsync import BoardScheme, Every, SyncWeights, WatchWorkers
+from rlsync import BoardScheme, Every, RlsyncWarning, SyncWeights, WatchWorkers
 
 SYNC_MAP = {"policy": "loss_module.actor_network"}
 FRAMES, MINIBATCH, EPOCHS = 1024, 128, 4
@@ -71,6 +71,7 @@ def main(batches: int = 20) -> list[list[int]]:
     """Train, and return for each batch the versions that acted."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", category=RlsyncWarning)
     trainer = make_trainer(batches)
     sync = SyncWeights(SYNC_MAP, when=Every(1, "batches"))
     sync.register(trainer)

@@ -215,7 +215,7 @@ def test_a_source_that_no_optimizer_trains_is_pointed_out() -> None:
     trainer = trainer_on(make_collector(make_policy()), loss)
     found = examine(with_stock_hook(trainer, {"policy": "loss_module.qvalue_network"}), TIMEOUT_S)
 
-    assert found.untrained == ("loss_module.qvalue_network",)
+    assert found.coverage.untrained == ("loss_module.qvalue_network",)
     assert any("qvalue_network_params" in finding.cure for finding in findings_of(found))
 
 

@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig
 from torchrl.trainers import Trainer
 
+from rlsync import RlsyncWarning
 from rlsync.cli.torchrl_configs import register
 
 
@@ -34,6 +35,7 @@ def versions_seen(trainer: Trainer) -> list[tuple[int, int]]:
 def main(config: DictConfig) -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", category=RlsyncWarning)
     trainer = hydra.utils.instantiate(config.trainer)
     acted = versions_seen(trainer)
     trainer.train()

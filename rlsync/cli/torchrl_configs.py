@@ -21,6 +21,7 @@ from hydra.core.config_store import ConfigStore
 
 from rlsync import SyncWeights
 from rlsync.recipes.config import CollectorConfig, RouteConfig, SyncConfig, WhenConfig, sync_map, trigger
+from rlsync.sync.unchanged import UNCHANGED_PUBLISHES
 
 PROVIDER = "rlsync"
 
@@ -36,6 +37,7 @@ class SyncWeightsConfig(SyncConfig):
     receipts_file: str | None = None
     finite: bool = False
     background: bool = False
+    max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES
     _target_: str = "rlsync.cli.torchrl_configs.make_sync_weights"
     _convert_: str = "object"
 
@@ -64,6 +66,7 @@ def make_sync_weights(
     receipts_file: str | None,
     finite: bool,
     background: bool,
+    max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
 ) -> SyncWeights:
     """The hook that a :class:`SyncWeightsConfig` describes; it meets its trainer when TorchRL registers it.
 
@@ -83,6 +86,7 @@ def make_sync_weights(
         receipts_file=receipts_file,
         finite=finite,
         background=background,
+        max_unchanged_publishes=max_unchanged_publishes,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
@@ -108,6 +109,10 @@ class SyncPlan:
         transport: how the weights travel, for example ``"board: 2 workers, alias"``.
         trigger: when to publish, in words; empty for a plan without a hook.
         notes: other things the reader should know.
+        frozen: parameters of destinations whose source no optimizer of the trainer holds; empty if the
+            trainer has no optimizer.
+        unsent: parameters that an optimizer holds, of the networks that are sources or contain one, that
+            reach no destination.
 
     Example:
         >>> actor = Route("policy", "loss_module.actor_network")
@@ -122,6 +127,8 @@ class SyncPlan:
     transport: str
     trigger: str = ""
     notes: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
 
     @property
     def payload_bytes(self) -> int:
@@ -189,11 +196,14 @@ class SyncPlan:
             lines.append(f"{head}{row.destination}{note}")
             lines.append(f"{'':<{len(head)}}<- {row.source}")
         lines.append("")
-        lines.append(self.summary())
+        lines.append(self._summary(all_names=True))
         return "\n".join(lines)
 
     def summary(self) -> str:
         """Transport, trigger, totals and notes, one line each."""
+        return self._summary(all_names=False)
+
+    def _summary(self, *, all_names: bool) -> str:
         tally = Counter(str(row.verdict) for row in self.rows)
         leaves = ", ".join(f"{n} {verdict}" for verdict, n in sorted(tally.items()))
         lines = [f"route      {route}" for route in self.routes]
@@ -201,11 +211,30 @@ class SyncPlan:
         if self.trigger:
             lines.append(f"trigger    {self.trigger}")
         lines.append(f"leaves     {leaves}, {self.payload_bytes:,} bytes a publish")
+        at_most = len(self.rows) + len(self.unsent) if all_names else _NAMES_IN_SUMMARY
+        if self.frozen:
+            lines.append(f"frozen     sent, and in no optimizer: {listed(self.frozen, at_most)}")
+        if self.unsent:
+            lines.append(f"unsent     trained, and not sent: {listed(self.unsent, at_most)}")
         lines.extend(f"note       {note}" for note in self.notes)
         return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.table()
+
+
+_NAMES_IN_SUMMARY = 3
+
+
+def listed(names: Sequence[str], at_most: int) -> str:
+    """Names in one line: the first ones, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c", "d"], at_most=2)
+        'a, b and 2 more'
+    """
+    more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return ", ".join(names[:at_most]) + more
 
 
 @dataclass(frozen=True, slots=True)

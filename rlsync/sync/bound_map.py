@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cmath
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -15,7 +15,9 @@ from rlsync.core.errors import PublishError
 from rlsync.core.plan import Receipt, SyncPlan
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of
+from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
+from rlsync.sync.trained import Training
+from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, Unchanged
 from rlsync.tensors.leaves import memory_key
 from rlsync.transport.rules import Key
 
@@ -31,10 +33,6 @@ class Gathered:
     cast_leaves: int = 0
 
 
-#: ``optimizers()``: those that write to the sources, now.
-Optimizers = Callable[[], Iterable[torch.optim.Optimizer]]
-
-
 class BoundMap:
     """Publishes a map.
 
@@ -42,7 +40,8 @@ class BoundMap:
         sync_map: the map.
         root: where its source paths begin: the trainer.
         endpoint: where its destinations are.
-        optimizers: those that write to the sources; a background publish is joined before their next step.
+        training: what writes to the sources; a background publish is joined before its next step.
+        max_unchanged_publishes: see :class:`rlsync.sync.unchanged.Unchanged`.
         finite: whether weights that are not all finite are refused.
 
     Raises:
@@ -55,25 +54,33 @@ class BoundMap:
         root: object,
         endpoint: Endpoint,
         *,
-        optimizers: Optimizers = tuple,
+        training: Training | None = None,
+        max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
         finite: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self._finite = finite
         self._map = sync_map
         self._root = root
-        self._optimizers = optimizers
+        self._training = training or Training()
+        self._unchanged = Unchanged(max_unchanged_publishes, self._training)
         self._routes: list[BoundRoute] = []
         self._aliased: set[Key] = set()
         self._joined: WeakSet[torch.optim.Optimizer] = WeakSet()
-        self.plan: SyncPlan
+        self._plan: SyncPlan
         self._bind()
 
     def _bind(self) -> None:
         self._routes = bind_routes(self._map, self._root, self.endpoint)
-        self.plan = plan_of(self._routes, self.endpoint).check()
+        self._plan = plan_of(self._routes, self.endpoint).check()
+        self._unchanged.restart([leaf for route in self._routes for leaf in route.picked])
         if not self._aliased:
             self._aliased = self._gather().aliased
+
+    @property
+    def plan(self) -> SyncPlan:
+        """The resolved map, with what is known of training now."""
+        return with_training(self._plan, self._routes, self._root, self._training)
 
     def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
         """Publish the present weights as one version.
@@ -94,6 +101,7 @@ class BoundMap:
             self._bind()
         if self._finite:
             self._require_finite()
+        self._unchanged.look(self._plan.routes, now.optim_steps)
         self.endpoint.publisher.join()
         gathered = self._gather()
         steady = self._steady(gathered.copied) if in_background else {}
@@ -139,7 +147,7 @@ class BoundMap:
     def _steady(self, leaves: Mapping[Key, Tensor]) -> dict[Key, int]:
         """The leaves that nobody writes to before an optimizer's next step, with their bytes."""
         held = set()
-        for optimizer in self._optimizers():
+        for optimizer in self._training.optimizers():
             if optimizer not in self._joined:
                 optimizer.register_step_pre_hook(self._join)
                 self._joined.add(optimizer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tensordict.nn import TensorDictParams
@@ -18,7 +18,9 @@ from rlsync.core.errors import (
 from rlsync.core.path import Attr, Path, parse, walk
 from rlsync.core.plan import Route, Row, Source, SyncPlan, Verdict
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.trained import Training, frozen, unsent
 from rlsync.tensors.compare import Comparison, compare, named_like
+from rlsync.tensors.covered import Covered
 from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves, memory_key
 from rlsync.transport.rules import Key
@@ -58,6 +60,13 @@ class BoundRoute:
     def tensors(self) -> list[Tensor]:
         """The present source tensors, in the order of the keys."""
         return [leaf.read() for leaf in self.picked]
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The present source tensors of the destination's parameters, by its full leaf names."""
+        below = len(self.prefix) + 1 if self.prefix else 0
+        for (_, name), spec, leaf in zip(self.keys, self.specs, self.picked, strict=True):
+            if spec.kind == "parameter":
+                yield f"{self.route.destination}.{name[below:]}", leaf.read()
 
 
 def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[BoundRoute]:
@@ -241,11 +250,22 @@ def _same_memory(module: object, trained: TensorDictParams) -> bool:
     )
 
 
-def plan_of(bound: list[BoundRoute], endpoint: Endpoint, trigger: str = "") -> SyncPlan:
-    """The plan of bound routes."""
+def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:
+    """The plan of bound routes, without what is known of training."""
     rows = [_row(b.route, c) for b in bound for c in b.comparisons]
     routes = tuple(b.route for b in bound)
-    return SyncPlan(routes, tuple(rows), endpoint.description, trigger, endpoint.notes)
+    return SyncPlan(routes, tuple(rows), endpoint.description, notes=endpoint.notes)
+
+
+def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training) -> SyncPlan:
+    """The plan, with what is sent and not trained, and what is trained and not sent."""
+    held = Covered(training.parameters())
+    networks = dict(filter(None, (training.network_of(root, b.path) for b in bound)))
+    return replace(
+        plan,
+        frozen=frozen((named for b in bound for named in b.parameters()), held),
+        unsent=unsent(networks, (tensor for b in bound for tensor in b.tensors()), held),
+    )
 
 
 def _row(route: Route, comparison: Comparison) -> Row:

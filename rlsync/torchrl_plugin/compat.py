@@ -237,13 +237,24 @@ def says_a_worker_died(error: RuntimeError) -> bool:
 
 
 def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
-    """The optimizers of a trainer, of its stepper and of its registered hooks.
+    """The optimizers of a trainer, of its stepper and of its hooks, also those in a list, a tuple or a dict.
 
     Remove this function when Trainer has an accessor for all of them.
     """
-    owners = [trainer, trainer.optimization_stepper, *trainer._modules.values()]
-    held = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
+    hooks = [_unwrapped(op) for op, _ in getattr(trainer, "_optimizer_ops", ())]
+    owners = [trainer, trainer.optimization_stepper, *trainer._modules.values(), *hooks]
+    attributes = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
+    held = [value for attribute in attributes for value in _flat(attribute)]
     return list({id(o): o for o in held if isinstance(o, torch.optim.Optimizer)}.values())
+
+
+def _flat(attribute: Any) -> Iterable[object]:
+    match attribute:
+        case list() | tuple():
+            return attribute
+        case dict():
+            return attribute.values()
+    return (attribute,)
 
 
 def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rlsync.core.plan import SyncPlan
-from rlsync.sync.resolve import SyncMap, bind_routes, plan_of
+from rlsync.sync.resolve import SyncMap, bind_routes, plan_of, with_training
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.training import training_of
 
 
 def resolve(sync_map: SyncMap, trainer: compat.Trainer) -> SyncPlan:
@@ -35,4 +36,5 @@ def resolve(sync_map: SyncMap, trainer: compat.Trainer) -> SyncPlan:
           cure   did you mean 'loss_module'? the trainer has: loss_module, collector
     """
     endpoint = endpoint_of(trainer.collector)
-    return plan_of(bind_routes(sync_map, trainer, endpoint), endpoint)
+    bound = bind_routes(sync_map, trainer, endpoint)
+    return with_training(plan_of(bound, endpoint), bound, trainer, training_of(trainer))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlsync.core.errors import PublishError
+from rlsync.tensors.writes import writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,7 @@ class Untouched:
     @classmethod
     def now(cls, tensors: Sequence[Tensor], version: int) -> Untouched:
         """From now on."""
-        return cls(tensors, cls._count(tensors), version)
-
-    @staticmethod
-    def _count(tensors: Sequence[Tensor]) -> list[int]:
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+        return cls(tensors, list(map(writes, tensors)), version)
 
     def check(self) -> None:
         """See whether they are as they were.
@@ -48,7 +45,7 @@ class Untouched:
         Raises:
             PublishError: somebody wrote to them.
         """
-        if self._count(self.tensors) != self.writes:
+        if list(map(writes, self.tensors)) != self.writes:
             raise PublishError(
                 f"weights were written to while version {self.version} was copied from them",
                 "a publish in the background",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlsync.cli.doctor.finding import Finding, Grade
+from rlsync.core.plan import listed
 from rlsync.torchrl_plugin.examine.examine import Arrival, Examination, Outcome
+
+_NAMES = 3
 
 
 def findings_of(found: Examination) -> list[Finding]:
@@ -27,9 +30,18 @@ def _sync(found: Examination) -> Finding:
 
 
 def _sources(found: Examination) -> Iterator[Finding]:
-    for source in found.untrained:
+    covered = found.coverage
+    for source in covered.untrained:
         cure = f"name the trained module; TorchRL's losses keep it under {source}_params"
         yield Finding("warn", "source", f"no optimizer of the trainer holds a tensor of {source}", cure)
+    if covered.frozen:
+        cure = "give them to the optimizer, unless they are frozen on purpose"
+        said = f"sent, and in no optimizer: {listed(covered.frozen, _NAMES)}"
+        yield Finding("warn", "frozen", said, cure)
+    if covered.unsent:
+        cure = "name a source that contains them, unless the workers do not need them"
+        said = f"trained, and not sent: {listed(covered.unsent, _NAMES)}"
+        yield Finding("warn", "unsent", said, cure)
 
 
 def _arrival(found: Examination, arrival: Arrival) -> Finding:

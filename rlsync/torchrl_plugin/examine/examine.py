@@ -16,7 +16,7 @@ from rlsync.core.path import parse, walk
 from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.examine.sync import FoundSync, sync_of, untrained
+from rlsync.torchrl_plugin.examine.sync import Coverage, FoundSync, coverage_of, sync_of
 from rlsync.torchrl_plugin.examine.workers import Held, NoAnswer, workers_of
 
 Named = dict[str, Tensor]
@@ -63,7 +63,7 @@ class Examination:
         sync: the hook that publishes, in words; empty when there is none.
         by_rlsync: whether this hook is one of rlsync's.
         routes: ``(destination, source)`` for each part that the hook sends.
-        untrained: sources whose leaves are in no optimizer of the trainer.
+        coverage: what is sent and not trained, and what is trained and not sent.
         problems: errors of the publish, and of the rollout after it.
         arrivals: one for each destination in each worker.
     """
@@ -74,7 +74,7 @@ class Examination:
     sync: str
     by_rlsync: bool
     routes: tuple[tuple[str, str], ...]
-    untrained: tuple[str, ...]
+    coverage: Coverage
     problems: tuple[str, ...]
     arrivals: tuple[Arrival, ...]
 
@@ -124,7 +124,7 @@ def examine(trainer: compat.Trainer, timeout_s: float = 60.0) -> Examination:
         sync=sync.description,
         by_rlsync=sync.by_rlsync,
         routes=tuple((source.destination, source.description) for source in sync.sources),
-        untrained=tuple(untrained(trainer, sync)),
+        coverage=coverage_of(trainer, sync),
         problems=tuple(filter(None, problems)),
         arrivals=tuple(arrivals),
     )

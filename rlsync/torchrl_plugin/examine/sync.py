@@ -12,12 +12,15 @@ from torch import Tensor, nn
 
 from rlsync.core.errors import SourceNotFound
 from rlsync.core.path import parse, walk
+from rlsync.sync.trained import frozen, unsent
 from rlsync.tensors.compare import excluded
-from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.covered import Covered
+from rlsync.tensors.leaves import Leaf, Leaves
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
+from rlsync.torchrl_plugin.training import training_of
 
 #: Where TorchRL's losses keep the network that acts, the most common first.
 _USUAL_SOURCES = ("loss_module.actor_network", "loss_module.value_network", "loss_module.local_value_network")
@@ -32,24 +35,31 @@ class FoundSource:
         description: the path of the source, or a description in words if it has no path.
         weights: returns the live module, tensordict or mapping to send.
         exclude: glob patterns of leaves that are not sent.
+        has_path: whether ``description`` is a path on the trainer.
     """
 
     destination: str
     description: str
     weights: Callable[[], object]
     exclude: tuple[str, ...] = ()
+    has_path: bool = False
 
     def leaves(self) -> Leaves:
         """The leaves of the source."""
         return Leaves(self.weights(), self.description)
 
+    def sent(self) -> list[Leaf]:
+        """The leaves that are sent."""
+        return [leaf for leaf in self.leaves().leaves if not excluded(leaf.name, self.exclude)]
+
     def read(self) -> dict[str, Tensor]:
         """A copy of each leaf that is sent."""
-        return {
-            leaf.name: leaf.read().detach().clone()
-            for leaf in self.leaves().leaves
-            if not excluded(leaf.name, self.exclude)
-        }
+        return {leaf.name: leaf.read().detach().clone() for leaf in self.sent()}
+
+    def parameters(self) -> list[tuple[str, Tensor]]:
+        """The parameters that are sent, by the name of their destination."""
+        parameters = (leaf for leaf in self.sent() if leaf.kind == "parameter")
+        return [(f"{self.destination}.{leaf.name}", leaf.read()) for leaf in parameters]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +150,40 @@ def _at_path(
             where=f"source of {destination!r}",
         ),
         exclude,
+        has_path=True,
     )
     found.weights()
     return found
 
 
-def untrained(trainer: compat.Trainer, sync: FoundSync) -> Iterator[str]:
-    """The sources whose leaves are in no optimizer of the trainer."""
-    optimizers = compat.optimizers(trainer)
-    held = {memory_key(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-    for source in sync.sources:
-        if held and not any(memory_key(tensor) in held for tensor in source.leaves().tensors()):
-            yield source.description
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What is sent and not trained, and what is trained and not sent.
+
+    Args:
+        untrained: sources with parameters, none of which an optimizer of the trainer holds.
+        frozen: single parameters, of the other sources, that no optimizer holds.
+        unsent: parameters that an optimizer holds, of the networks of the sources, that are not sent.
+    """
+
+    untrained: tuple[str, ...]
+    frozen: tuple[str, ...]
+    unsent: tuple[str, ...]
+
+
+def coverage_of(trainer: compat.Trainer, sync: FoundSync) -> Coverage:
+    """Compare what the hook sends with what the optimizers of the trainer hold."""
+    training = training_of(trainer)
+    held = Covered(training.parameters())
+    found = {source: frozen(source.parameters(), held) for source in sync.sources}
+    untrained = [
+        source for source, names in found.items() if names and len(names) == len(source.parameters())
+    ]
+    paths = (parse(source.description) for source in sync.sources if source.has_path)
+    networks = dict(filter(None, (training.network_of(trainer, path) for path in paths)))
+    sent = [leaf.read() for source in sync.sources for leaf in source.sent()]
+    return Coverage(
+        untrained=tuple(source.description for source in untrained),
+        frozen=tuple(name for source, names in found.items() if source not in untrained for name in names),
+        unsent=unsent(networks, sent, held),
+    )

@@ -17,11 +17,13 @@ from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
+from rlsync.torchrl_plugin.training import training_of
 
 #: The age in optimizer steps of a frame whose version the ledger does not know.
 UNKNOWN = -1
@@ -62,6 +64,9 @@ class SyncWeights(PublishHook):
             forward and backward pass, and is joined before an optimizer writes again; workers see the
             version when it is copied. Whatever else writes to these weights after an optimizer's step
             must do so at a stage before this hook's. Needs workers on a board.
+        max_unchanged_publishes: after so many publishes in a row that sent the same weights, although the
+            optimizers made steps in between, a NothingChanged warning says what the optimizers change
+            instead; a whole number of at least 2. ``None`` never warns.
 
     Raises:
         SyncMapError: the map cannot be carried out.
@@ -89,15 +94,18 @@ class SyncWeights(PublishHook):
         receipts_file: str | FilePath | None = None,
         finite: bool = False,
         background: bool = False,
+        max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
     ) -> None:
         super().__init__(
             Every(1, "batches") if when is None else when,
             history=history,
             receipts_file=receipts_file,
         )
+        check_limit(max_unchanged_publishes)
         self.sync_map = sync_map
         self.finite = finite
         self.background = background
+        self.max_unchanged_publishes = max_unchanged_publishes
         self._bound_map: BoundMap | None = None
         if trainer is not None:
             self._bind(trainer, "sync_weights")
@@ -126,7 +134,8 @@ class SyncWeights(PublishHook):
             self.sync_map,
             trainer,
             endpoint,
-            optimizers=lambda: compat.optimizers(trainer),
+            training=training_of(trainer),
+            max_unchanged_publishes=self.max_unchanged_publishes,
             finite=self.finite,
         )
         try:

@@ -20,6 +20,7 @@ from rlsync.tensors.fit import Fit
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
+from rlsync.torchrl_plugin.training import training_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ class UpdateWeights(PublishHook):
         self._bound_map: BoundMap | None = None
         self._fit = Fit("policy_weights_getter()", "of 'policy'")
         if weight_update_map is not None and trainer is not None and self._endpoint is not None:
-            self._bound_map = BoundMap(weight_update_map, trainer, self._endpoint)
+            self._bound_map = BoundMap(
+                weight_update_map, trainer, self._endpoint, training=training_of(trainer)
+            )
         elif policy_weights_getter is not None and self._endpoint is not None:
             self._endpoint.locate(parse("policy"), "UpdateWeights(policy_weights_getter=...)")
         if self._endpoint is not None and (self._bound_map or policy_weights_getter):

@@ -1,0 +1,79 @@
+"""Which of the weights that a map sends are trained, and which trained weights it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rlsync.core.errors import SourceNotFound
+from rlsync.core.path import Path, walk
+from rlsync.tensors.covered import Covered
+from rlsync.tensors.wrappers import uncompiled
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What trains the sources of a map.
+
+    Args:
+        optimizers: returns the optimizers that write to the sources, as they are now.
+        losses: returns the modules that compute losses, by path. They hold networks, and are none themselves.
+    """
+
+    optimizers: Callable[[], Iterable[torch.optim.Optimizer]] = tuple
+    losses: Callable[[], Mapping[str, nn.Module]] = dict
+
+    def parameters(self) -> list[Tensor]:
+        """What the optimizers hold."""
+        return [p for o in self.optimizers() for group in o.param_groups for p in group["params"]]
+
+    def named(self) -> dict[str, Tensor]:
+        """The parameters of the losses, by name."""
+        losses = self.losses().items()
+        return {f"{path}.{name}": p for path, loss in losses for name, p in loss.named_parameters()}
+
+    def network_of(self, root: object, path: Path) -> tuple[str, nn.Module] | None:
+        """The outermost network on a path, with its own path; ``None`` if there is no module.
+
+        Args:
+            root: where the path begins.
+            path: leads to a source.
+        """
+        losses = self.losses().values()
+        for depth in range(1, len(path.segments) + 1):
+            part = Path(path.segments[:depth])
+            module = walk(root, part, error=SourceNotFound, root_name="the trainer")
+            is_source = depth == len(path.segments)
+            if isinstance(module, nn.Module) and (is_source or all(module is not loss for loss in losses)):
+                return str(part), module
+        return None
+
+
+def frozen(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]:
+    """The names of those parameters that no optimizer holds; none if no optimizer is known.
+
+    Args:
+        sent: parameters that are sent, by the name of their destination.
+        held: what the optimizers hold.
+    """
+    return tuple(name for name, tensor in sent if tensor not in held) if held else ()
+
+
+def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Covered) -> tuple[str, ...]:
+    """The parameters of some networks that an optimizer holds and that are not sent.
+
+    Args:
+        networks: by path.
+        sent: what is sent.
+        held: what the optimizers hold.
+    """
+    covered = Covered(sent)
+    return tuple(
+        uncompiled(f"{path}.{name}")
+        for path, network in networks.items()
+        for name, parameter in network.named_parameters()
+        if parameter in held and parameter not in covered
+    )
