@@ -70,14 +70,16 @@ class Calls:
 
     Args:
         hook: the hook's name.
+        units: the counters that its trigger reads; seconds go on without a trainer.
     """
 
-    def __init__(self, hook: str) -> None:
+    def __init__(self, hook: str, units: frozenset[str]) -> None:
         self._hook = hook
+        self._has_clock = "seconds" in units
         self._batches = 0  # since the last call, with optimizer steps
         self._calls = 0  # since the last progress
         self._steps = 0
-        self._seen = Counters()
+        self._progress = 0.0
 
     def batch_done(self, optim_steps: int) -> None:
         """A batch of the hook's trainer is done.
@@ -102,23 +104,18 @@ class Calls:
         """The hook published, whoever asked it to."""
         self._batches = 0
 
-    def called(self, now: Counters, units: frozenset[str]) -> None:
+    def called(self, now: Counters) -> None:
         """The hook was called.
 
         Args:
             now: the counters of the hook's trainer.
-            units: those that the hook's trigger reads.
         """
         self._batches = 0
-        if "seconds" in units:
-            return  # time goes on without a trainer
-        stands_still = (now.batches, now.frames, now.optim_steps) == (
-            self._seen.batches,
-            self._seen.frames,
-            self._seen.optim_steps,
-        )
-        self._seen = now
-        self._calls = self._calls + 1 if stands_still else 0
+        progress = now.batches + now.frames + now.optim_steps  # none of them ever falls
+        if progress != self._progress or self._has_clock:
+            self._progress, self._calls = progress, 0
+            return
+        self._calls += 1
         if self._calls == _PATIENCE:
             warn(
                 NothingPublished(

@@ -45,7 +45,7 @@ class PublishHook(TrainerHookBase):
         self._last = Counters()
         self._owed: str | None = None
         self._gates: list[Callable[[], bool]] = []
-        self._calls = Calls(type(self).__name__)
+        self._calls = Calls(type(self).__name__, when.units())
 
     @property
     def ledger(self) -> Ledger:
@@ -85,7 +85,7 @@ class PublishHook(TrainerHookBase):
         self._require_bound()
         refuse_arguments(self, given)
         now = self.counters()
-        self._calls.called(now, self.when.units())
+        self._calls.called(now)
         if self._owed is not None:
             self._settle()
         elif self.when.due(self._last, now):
