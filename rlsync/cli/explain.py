@@ -78,7 +78,7 @@ def named_target(words: list[str]) -> Target | None:
             " ".join(words),
             f"give overrides (key=value) alone, or {FORM} alone",
         )
-    return target_of(files[0], " or overrides (key=value)")
+    return target_of(files[0], "; or give overrides (key=value)")
 
 
 def plan_of_config(arguments: list[str]) -> SyncPlan:

@@ -57,7 +57,7 @@ def target_of(word: str, or_else: str = "") -> Target:
     """
     path, colon, name = word.rpartition(":") if ":" in word else (word, "", "")
     file = Path(path)
-    form = f"give {FORM}{or_else}: {MEANING}"
+    form = f"give {FORM}: {MEANING}{or_else}"
     if file.is_dir():
         raise ConfigError(f"{path!r} is a folder", word, form)
     if file.suffix != ".py":

@@ -47,12 +47,14 @@ def _end_all(collectors: Iterable[WorkerProcesses]) -> None:
     left = list(collectors)
     processes = [process for collector in left for process in _processes_of(collector)]
     deadline = time.monotonic() + LEAVE_WITHIN_S
-    while left:
-        share_s = max(0.0, deadline - time.monotonic()) / len(left)
-        left.pop().shutdown(timeout=share_s, raise_on_error=False)
-    for process in processes:
-        with suppress(ValueError):  # closed: it has ended
-            process.kill()
+    try:
+        while left:
+            share_s = max(0.0, deadline - time.monotonic()) / len(left)
+            left.pop().shutdown(timeout=share_s, raise_on_error=False)
+    finally:  # also after Ctrl-C
+        for process in processes:
+            with suppress(ValueError):  # closed: it has ended
+                process.kill()
 
 
 def _processes_of(collector: WorkerProcesses) -> list[BaseProcess]:

@@ -68,8 +68,9 @@ class BoardScheme(compat.WeightSyncScheme):
     Stands in ``weight_sync_schemes=`` of MultiSyncCollector and MultiAsyncCollector, with ``policy=`` or
     ``policy_factory=``. Workers adopt between rollouts, in the thread that acts, and every frame carries
     the version that acted as ``policy_version``. The learner's own parameters are neither moved nor
-    shared. Publish with :class:`rlsync.SyncWeights`; TorchRL's ``UpdateWeights`` and
-    ``collector.update_policy_weights_()`` work as well.
+    shared. The workers end with the program, also when an exception ends it. Publish with
+    :class:`rlsync.SyncWeights`; TorchRL's ``UpdateWeights`` and ``collector.update_policy_weights_()`` work
+    as well.
 
     Args:
         adopt: ``"alias"`` points the worker's parameters at the board (no copy); ``"copy"`` copies out.
