@@ -275,7 +275,7 @@ def test_the_launcher_trains_laser_says_who_waits_for_whom_and_resumes(tmp_path:
     assert re.search(r"^learner busy \d+ %, workers waited \d+ %: ", ended.stdout, re.M)
     (run_dir,) = (tmp_path / line.split()[1] for line in ended.stdout.splitlines() if line.startswith("run "))
     written = {path.name for path in run_dir.iterdir()}
-    assert {"receipts.jsonl", "staleness_versions.csv", "checkpoint", "board.json", "config.yaml"} <= written
+    assert {"receipts.jsonl", "staleness_versions.csv", "checkpoint", "ended.json", "config.yaml"} <= written
     resumed = rlsync(tmp_path, "train", *small_run, "recipe.total_frames=6400", f"resume={run_dir}")
     assert re.search(r"^stopped: total_frames collected  frames 6,400 ", resumed.stdout, re.M), resumed.stderr
 

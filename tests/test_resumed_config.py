@@ -231,3 +231,12 @@ def test_a_checkpoint_that_was_taken_elsewhere_is_resumed_with_the_config_of_the
     assert "no config.yaml lies beside this checkpoint" in run.output
     assert config_of(tmp_path / "it").recipe.lr == 3e-4
     assert learning_rates(tmp_path / "it") == [3e-4], "the record is true"
+
+
+@pytest.mark.seconds
+def test_a_checkpoint_that_was_moved_aside_by_a_killed_writer_is_found(runs: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(runs / "ppo", tmp_path / "run")
+    (run / "checkpoint").rename(run / ".checkpoint.backup-1f")
+    job = job_of(f"resume={run}", "recipe.total_frames=1024")
+    assert job.checkpoint == run / ".checkpoint.backup-1f"
+    assert job.config.recipe.lr == 1e-4

@@ -11,7 +11,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli.compose.written import typed, written
+from rlsync.cli.compose.written import written
 from rlsync.cli.resume import checkpoint_at
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
@@ -133,7 +133,7 @@ def config_of(run: Path) -> Config:
         ConfigError: the folder is not a run's, its recipe is unknown, or its configuration is unreadable.
     """
     file = RunFolder(run).path / RESOLVED
-    config = typed(written(file), file)
+    config = written(file)
     # Only the values: the run has trained, and newer rules about collectors do not concern an evaluation.
     refuse(bound_errors(config))
     return config

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torchrl.trainers import Trainer
 
-from rlsync.cli.compose.written import typed, written
+from rlsync.cli.compose.written import written
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, config_beside, require_fit
 from rlsync.core.errors import RlsyncError
 from rlsync.recipes import config as recipe_config
@@ -95,7 +95,7 @@ def config_before(folder: Path) -> Config | None:
         ConfigError: it is unreadable.
     """
     file = config_beside(folder)
-    return None if file is None else typed(written(file), file)
+    return None if file is None else written(file)
 
 
 def checked(config: Config) -> Job:

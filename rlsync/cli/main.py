@@ -16,7 +16,7 @@ VERBS = {
     "explain": "print what a sync map moves: rlsync explain [key=value ... | file.py:function]",
     "check": "validate a config and list all that is wrong with it: rlsync check [key=value ...]",
     "doctor": "examine this machine, and whether a trainer's weights arrive: rlsync doctor",
-    "status": "tell how a running training's workers are: rlsync status RUN",
+    "status": "tell how a training's workers are, or how it ended: rlsync status RUN",
     "eval": "play episodes with the weights of a checkpoint: rlsync eval RUN",
     "plot": "draw return, lag, staleness and publishes of runs: rlsync plot RUN [RUN ...]",
     "ls": "list the shipped recipes and configs: rlsync ls [GROUP]",
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program's name; by default this process's.
 
     Returns:
-        The exit status: 0, 1 for a failure, 2 for a wrong command line or config, 130 after Ctrl-C.
+        The exit status: 0, 1 for a failure, 2 for a wrong command line or config, 130 after Ctrl-C, 143 after
+        SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):

@@ -190,7 +190,7 @@ def told_as_lost(sync: SyncWeights) -> Iterator[None]:
         raise WorkerLost(
             str(error).partition(". ")[0],
             f"after {sync.counters().frames:,} frames, version {sync.version}",
-            "the worker's own error is printed above; resume=RUN goes on from the checkpoint of this moment",
+            "the worker's own error is printed above; resume=RUN goes on from its checkpoint",
         ) from error
 
 

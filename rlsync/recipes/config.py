@@ -130,9 +130,10 @@ class RecipeConfig:
         """What a run and the run that resumes it have in common: the name, unless one recipe has several."""
         return self.name
 
-    def env_of_old_run(self, env: EnvConfig) -> EnvConfig:
-        """What the environments in the config of an old run of this recipe mean with today's keys."""
-        return env
+    @classmethod
+    def of_older_run(cls, config: Config) -> Config:
+        """What the config of an older run of this recipe means with today's keys and rules."""
+        return config
 
 
 @dataclass

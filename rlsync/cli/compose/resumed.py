@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from rlsync.cli.compose.written import written
+from rlsync.cli.compose.written import writable, written
 from rlsync.cli.resume import config_beside
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import RecipeConfig
@@ -42,7 +42,7 @@ def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
     file = _config_before(composed, words)
     if file is None:
         return composed
-    before = written(file)
+    before = writable(written(file))
     chosen = {str(word.key_or_group): word for word in words if isinstance(word.value(), str)}
     if "recipe" in chosen and _variant(composed) != _variant(before):
         return composed  # the check of the job refuses another recipe

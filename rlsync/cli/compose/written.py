@@ -11,20 +11,20 @@ from omegaconf.errors import OmegaConfBaseException
 from rlsync.cli.compose.own_recipes import KEY, look_beside
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.config import Config
-from rlsync.recipes.env_config import EnvConfig, settings_with
+from rlsync.recipes.env_config import settings_with
 from rlsync.recipes.registry import recipe_named
 
 
-def written(file: Path) -> DictConfig:
+def written(file: Path) -> Config:
     """The config in a run's ``config.yaml``. Keys that are newer than the run get their defaults.
 
-    A recipe that lies beside a folder of the user's is imported from there; the run has noted where.
+    Values are not checked against their bounds. A recipe that lies beside a folder of the user's is imported from there; the run has noted where.
 
     Args:
         file: the run's ``config.yaml``.
 
     Raises:
-        ConfigError: its recipe is unknown, or it is unreadable.
+        ConfigError: its recipe is unknown, or it is unreadable: a value is missing, or of the wrong type.
     """
     try:
         found = OmegaConf.load(file)
@@ -36,32 +36,12 @@ def written(file: Path) -> DictConfig:
         settings = recipe.settings()
         of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
         merged = OmegaConf.merge(writable(Config(env=of_its_kind, recipe=settings)), found)
-        env = OmegaConf.to_object(merged.env)
-        assert isinstance(env, EnvConfig)
-        merged.env = writable(settings.env_of_old_run(env))
+        config = OmegaConf.to_object(merged)
     except (OmegaConfBaseException, OSError) as error:
-        raise _unreadable(file, error) from error
-    assert isinstance(merged, DictConfig)
-    return merged
-
-
-def typed(found: DictConfig, file: Path) -> Config:
-    """The dataclasses of what :func:`written` returned. Values are not checked against their bounds.
-
-    Raises:
-        ConfigError: a value is missing, or of the wrong type.
-    """
-    try:
-        config = OmegaConf.to_object(found)
-    except OmegaConfBaseException as error:
-        raise _unreadable(file, error) from error
+        what = f"cannot read the run's configuration: {first_line(error)}"
+        raise ConfigError(what, str(file), "use the rlsync that wrote it") from error
     assert isinstance(config, Config)
-    return config
-
-
-def _unreadable(file: Path, error: Exception) -> ConfigError:
-    what = f"cannot read the run's configuration: {first_line(error)}"
-    return ConfigError(what, str(file), "use the rlsync that wrote it")
+    return settings.of_older_run(config)
 
 
 def writable(settings: Any) -> DictConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
@@ -16,7 +16,7 @@ from rlsync.recipes.bounds import (
     same_as,
     values_for,
 )
-from rlsync.recipes.config import SCHEDULE, Config, EnvConfig, RecipeConfig, width_errors
+from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
 from rlsync.recipes.env_config import atari_before_keys
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.trust import TrustRegion
@@ -162,9 +162,11 @@ class ImpalaConfig(RecipeConfig):
                 f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}",
             )
 
-    def env_of_old_run(self, env: EnvConfig) -> EnvConfig:
-        """See :meth:`RecipeConfig.env_of_old_run`."""
-        return atari_before_keys(env)
+    @classmethod
+    def of_older_run(cls, config: Config) -> Config:
+        """See :meth:`RecipeConfig.of_older_run`. Configs said ``sync`` here before it was refused."""
+        collector = replace(config.collector, kind="async")
+        return replace(config, env=atari_before_keys(config.env), collector=collector)
 
 
 def settings_of(config: Config) -> ImpalaConfig:
