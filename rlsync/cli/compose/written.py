@@ -18,7 +18,8 @@ from rlsync.recipes.registry import recipe_named
 def written(file: Path) -> Config:
     """The config in a run's ``config.yaml``. Keys that are newer than the run get their defaults.
 
-    Values are not checked against their bounds. A recipe that lies beside a folder of the user's is imported from there; the run has noted where.
+    Values are not checked against their bounds. A recipe that lies beside a folder of the user's is imported
+    from there; the run has noted where.
 
     Args:
         file: the run's ``config.yaml``.
