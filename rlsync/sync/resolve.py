@@ -41,6 +41,7 @@ class BoundRoute:
         picked: source leaves that are sent, in the order of ``keys``.
         keys: destination leaves that they go to.
         specs: the destination's leaves.
+        ties: pairs of source leaves that go to one piece of memory, and must be one themselves.
     """
 
     route: Route
@@ -52,10 +53,12 @@ class BoundRoute:
     picked: list[Leaf]
     keys: list[Key]
     specs: list[LeafSpec]
+    ties: list[tuple[Leaf, Leaf]]
 
     def current(self, root: object) -> bool:
-        """Whether the source still is the object, of the same make, that was resolved."""
-        return _walk_source(root, self.path, "") is self.leaves.root and self.leaves.unchanged()
+        """Whether the source still is the object, of the same make and ties, that was resolved."""
+        same = _walk_source(root, self.path, "") is self.leaves.root and self.leaves.unchanged()
+        return same and all(memory_key(one.read()) == memory_key(other.read()) for one, other in self.ties)
 
     def tensors(self) -> list[Tensor]:
         """The present source tensors, in the order of the keys."""
@@ -153,7 +156,9 @@ def bind_route(
     sent = [c for c in comparisons if c.verdict in (Verdict.ALIASED, Verdict.COPIED, Verdict.CAST)]
     keys = [(found, f"{prefix}.{c.name}" if prefix else c.name) for c in sent]
     picked = [by_name[c.name] for c in sent]
-    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, [c.spec for c in sent])
+    specs = [c.spec for c in sent]
+    ties = [(by_name[s.name], by_name[s.tie]) for s in specs if s.tie in by_name]
+    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, specs, ties)
 
 
 def _compare(

@@ -109,6 +109,37 @@ def test_a_source_that_no_longer_fits_at_a_publish_is_refused_and_the_old_weight
     assert acted(batch) == values(batch, "policy_version") == {2}
 
 
+def make_tied_canary() -> nn.Module:
+    """A canary whose second weight is its first."""
+    policy = make_small_canary()
+    policy.canary.weights[1] = policy.canary.weights[0]
+    return policy
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_a_tie_that_the_source_loses_is_refused_at_the_next_publish(
+    process: bool, fork_workers: None
+) -> None:
+    with (
+        on_a_board(policy_factory=make_tied_canary, workers=1)
+        if process
+        else running(make_collector(make_tied_canary()))
+    ) as collector:
+        trainer = make_dqn_trainer(collector)
+        trainer.source = make_tied_canary().fill(2)
+        hook = SyncWeights({"policy": "source"})
+        hook.register(trainer)
+        version = hook.publish().version
+        state = {name: weight + 1 for name, weight in trainer.source.state_dict().items()}
+        trainer.source.load_state_dict(state, assign=True)  # a tensor of its own for each name
+        with pytest.raises(LayoutMismatch, match=r"the destination ties it to canary\.weights\.0") as refusal:
+            hook.publish()
+        batch = next(iter(collector))
+    assert in_three_lines(refusal.value)
+    assert hook.version == version
+    assert acted(batch) == {2}
+
+
 def test_an_empty_map_is_refused() -> None:
     trainer = make_dqn_trainer(make_collector(make_small_canary()))
     with pytest.raises(NothingToSync):
