@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from torchrl.objectives.value import GAE
 from torchrl.trainers import Trainer, UpdateWeights
 
 import rlsync
-from rlsync import RlsyncError, Source, SyncWeights
+from rlsync import NothingChanged, RlsyncError, Source, SyncWeights
 from rlsync.cli.doctor.arrivals import findings_of
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.parts import ACTIONS, FRAMES_PER_BATCH, make_mlp, make_ppo_loss
@@ -28,6 +29,8 @@ PAGE = ROOT / "docs" / "silent_syncs.md"
 ACTOR = {"policy": "loss_module.actor_network"}
 BATCHES = 3
 TIMEOUT_S = 30.0
+#: How the lines begin that say more than what moves.
+REMARKS = ("frozen ", "unsent ", "note ")
 
 
 # ------------------------------------------------------------------------------------- the page
@@ -94,6 +97,7 @@ def make_trainer(
     collector: BaseCollector,
     loss: LossModule | None = None,
     trained: Iterable[Tensor] | None = None,
+    batches: int = BATCHES,
 ) -> Trainer:
     """A trainer of a PPO loss, or of another, without any hook that publishes.
 
@@ -101,11 +105,12 @@ def make_trainer(
         collector: what collects.
         loss: the loss.
         trained: what the optimizer holds; all parameters of the loss by default.
+        batches: how many it trains on.
     """
     loss = loss or make_ppo_loss(actor_of(make_mlp(ACTIONS)))
     trainer = Trainer(
         collector=collector,
-        total_frames=BATCHES * FRAMES_PER_BATCH,
+        total_frames=batches * FRAMES_PER_BATCH,
         frame_skip=1,
         optim_steps_per_batch=1,
         loss_module=loss,
@@ -181,10 +186,13 @@ def first_publish(trainer: Trainer, getter: Callable[[], object]) -> Said:
 
 
 def explain(trainer: Trainer, sync_map: dict[str, str | Source] | None = None) -> Said:
-    """The notes of the plan, as ``rlsync explain`` prints them."""
+    """The remarks below the plan, as ``rlsync explain`` prints them."""
     sync = SyncWeights(sync_map or ACTOR)
-    sync.register(trainer)
-    return Said("explain", sync.plan.notes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a map may be remarked on and warned of
+        sync.register(trainer)
+    lines = sync.plan.table().splitlines()
+    return Said("explain", tuple(" ".join(line.split()) for line in lines if line.startswith(REMARKS)))
 
 
 def doctor(trainer: Trainer) -> Said:
@@ -193,10 +201,19 @@ def doctor(trainer: Trainer) -> Said:
     return Said("doctor", tuple(finding.found for finding in findings if finding.verdict != "ok"))
 
 
-def training(trainer: Trainer) -> Said:
-    """What is raised while training, by rlsync's hooks."""
+def verify(trainer: Trainer) -> Said:
+    """What ``VerifySync`` raises while training."""
     try:
         trainer.train()
     except RlsyncError as error:
         return Said("VerifySync", (error.what,))
     return Said("VerifySync", ())
+
+
+def warned(trainer: Trainer) -> Said:
+    """What rlsync warns of while training."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NothingChanged)
+        trainer.train()
+    own = [warning.message for warning in caught if issubclass(warning.category, NothingChanged)]
+    return Said("warning", tuple(str(message).splitlines()[0] for message in own))

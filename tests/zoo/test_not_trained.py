@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+
+import torch
 from torch import Tensor, nn
 from torchrl.objectives import LossModule
 from torchrl.trainers import Trainer
 
-from tests.parts import ACTIONS, OBSERVATIONS, make_collector, make_policy, make_ppo_loss
+from tests.parts import ACTIONS, OBSERVATIONS, make_collector, make_mlp, make_policy, make_ppo_loss
 from tests.zoo.parts import (
     Row,
     actor_of,
     doctor,
+    explain,
     held,
     make_trainer,
     ours,
     same,
     sends,
+    warned,
 )
 
 
@@ -83,8 +88,8 @@ def test_adapters_are_trained_and_only_the_frozen_layer_is_sent(row: Row) -> Non
     assert same(acting.up, acted)
     assert not same(learner.up, learned)
     base = "module[0].module.base"
-    row.is_named(doctor(ours(adapted(), {f"policy.{base}": f"loss_module.actor_network.{base}"})))
-    assert doctor(ours(adapted())).lines == ()
+    row.is_named(explain(adapted(), {f"policy.{base}": f"loss_module.actor_network.{base}"}))
+    assert not [line for line in explain(adapted()).lines if line.startswith("unsent ")]
 
 
 def test_parameters_are_replaced_after_the_optimizer_is_made(row: Row) -> None:
@@ -102,3 +107,41 @@ def test_parameters_are_replaced_after_the_optimizer_is_made(row: Row) -> None:
     assert not acts_as_in_the_beginning(sends_whole(build(assign=False)))
     row.is_named(doctor(ours(build(assign=True))))
     assert doctor(ours(build(assign=False))).lines == ()
+
+
+def test_a_part_of_the_policy_is_in_no_optimizer(row: Row) -> None:
+    def build(*, whole: bool) -> Trainer:
+        actor = actor_of(nn.Sequential(make_mlp(8), nn.Linear(8, ACTIONS)))
+        loss = make_ppo_loss(actor)
+        first = set(actor.module[0].module[0].parameters())
+        trained = [weight for weight in loss.parameters() if whole or weight not in first]
+        return make_trainer(make_collector(copy.deepcopy(actor)), loss, trained)
+
+    trainer = sends_whole(build(whole=False))
+    acting = trainer.collector.policy.module[0].module
+    first, second = held(acting[0]), held(acting[1])
+    trainer.train()
+
+    assert same(acting[0], first)
+    assert not same(acting[1], second)
+    row.is_named(explain(build(whole=False)))
+    assert explain(build(whole=True)).lines == ()
+
+
+def test_the_weights_that_are_sent_are_no_longer_those_that_are_trained(row: Row) -> None:
+    """A checkpoint is loaded into the module while the loss trains the tensors that it had before."""
+    checkpoint = {name: weight.clone() for name, weight in make_policy().state_dict().items()}
+
+    def build(*, assign: bool, batches: int = 12) -> Trainer:
+        trainer = make_trainer(make_collector(make_policy()), batches=batches)
+        actor = trainer.loss_module.actor_network
+        resume = iter([lambda: actor.load_state_dict(checkpoint, assign=assign)])
+        trainer.register_op("pre_optim_steps", lambda: next(resume, int)())
+        return trainer
+
+    trainer = sends_whole(build(assign=True, batches=3))
+    trainer.train()
+    assert all(torch.equal(trainer.collector.policy.state_dict()[name], w) for name, w in checkpoint.items())
+
+    row.is_named(warned(ours(build(assign=True))))
+    assert warned(ours(build(assign=False))).lines == ()

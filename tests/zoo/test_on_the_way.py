@@ -14,7 +14,7 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 from rlsync import BoardScheme, Every, SyncWeights, VerifySync
 from tests.faults.running import running
 from tests.parts import make_collector, make_policy, make_ppo_loss, make_small_canary, make_workers
-from tests.zoo.parts import ACTOR, Row, doctor, explain, make_trainer, ours, sends, stays_behind, training
+from tests.zoo.parts import ACTOR, Row, doctor, explain, make_trainer, ours, sends, stays_behind, verify
 
 
 def test_the_weights_of_the_start_are_loaded_again_before_each_rollout(row: Row) -> None:
@@ -39,8 +39,8 @@ def test_the_weights_of_the_start_are_loaded_again_before_each_rollout(row: Row)
     trainer.train()
     assert all(torch.equal(acted[0], later) for later in acted[1:])
 
-    row.is_named(training(verified(build(reload=True))))
-    assert training(verified(build(reload=False))).lines == ()
+    row.is_named(verify(verified(build(reload=True))))
+    assert verify(verified(build(reload=False))).lines == ()
 
 
 def first_bias(policy: nn.Module) -> torch.Tensor:

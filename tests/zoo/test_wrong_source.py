@@ -19,7 +19,18 @@ from tests.parts import (
     make_q_policy,
     make_sac_loss,
 )
-from tests.zoo.parts import Row, doctor, held, make_trainer, ours, register, same, sends, stays_behind
+from tests.zoo.parts import (
+    Row,
+    doctor,
+    explain,
+    held,
+    make_trainer,
+    ours,
+    register,
+    same,
+    sends,
+    stays_behind,
+)
 
 TARGET = {"policy": "loss_module.target_value_network_params"}
 ONLINE = {"policy": "loss_module.value_network"}
@@ -38,8 +49,8 @@ def test_workers_act_with_the_target_network(row: Row) -> None:
     acting = dict(trainer.collector.policy.named_parameters())
     assert all(torch.equal(acting[name], weight) for name, weight in online.items()), "as in the beginning"
     assert not same(trainer.loss_module.value_network, online), "the online network learns"
-    row.is_named(doctor(ours(build(), TARGET)))
-    assert doctor(ours(build(), ONLINE)).lines == ()
+    row.is_named(explain(build(), TARGET))
+    assert explain(build(), ONLINE).lines == ()
 
 
 def test_a_policy_is_given_its_own_weights(row: Row) -> None:
