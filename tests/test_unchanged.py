@@ -14,6 +14,9 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers import DefaultOptimizationStepper, Trainer
 
 from rlsync import ConfigError, Every, NothingChanged, SyncWeights, UpdateWeights
+from rlsync.recipes import dqn, ppo
+from rlsync.recipes.config import WhenConfig
+from rlsync.recipes.impala import recipe as impala_recipe
 from rlsync.torchrl_plugin import compat
 from tests.parts import (
     FRAMES_PER_BATCH,
@@ -28,6 +31,9 @@ from tests.parts import (
     make_q_policy,
     make_sac_trainer,
 )
+from tests.test_impala_recipe import LASER
+from tests.test_impala_recipe import small as small_impala
+from tests.test_recipes import small_dqn, small_ppo
 
 ACTOR = "loss_module.actor_network"
 
@@ -268,3 +274,36 @@ def test_nothing_is_told_of_a_stock_trainer(name: str, when: Every, shared: bool
     assert (hook.plan.frozen, hook.plan.unsent) == ((), ())
     assert told(trainer.train) == []
     assert len(hook.receipts) > 4
+
+
+def make_small_ppo() -> Trainer:
+    config = small_ppo()
+    config.recipe.total_frames = 12 * config.collector.frames_per_batch
+    return ppo.build(config)
+
+
+def make_small_dqn() -> Trainer:
+    config = small_dqn(WhenConfig(every=6, unit="optim_steps"))
+    config.recipe.total_frames = 12 * config.collector.frames_per_batch
+    return dqn.build(config)
+
+
+def make_small_impala() -> Trainer:
+    return impala_recipe.build(small_impala())
+
+
+def make_small_laser() -> Trainer:
+    return impala_recipe.build(small_impala(replay=LASER))
+
+
+@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.parametrize("make", [make_small_ppo, make_small_dqn, make_small_impala, make_small_laser])
+def test_nothing_is_told_of_a_recipe(make: Callable[[], Trainer]) -> None:
+    trainer = make()
+    try:
+        (hook,) = (m for m in compat.registered_modules(trainer) if isinstance(m, SyncWeights))
+        assert (hook.plan.frozen, hook.plan.unsent) == ((), ())
+        assert told(trainer.train) == []
+        assert len(hook.receipts) > 10
+    finally:
+        trainer.shutdown()
