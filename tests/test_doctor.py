@@ -405,9 +405,9 @@ def test_a_build_that_hangs_is_reported_and_its_workers_are_gone(
 ) -> None:
     pids = tmp_path / "pids"
     monkeypatch.setenv(PIDS, str(pids))
-    status, said = said_by(capsys, "--timeout-s", "40", "--trainer", f"{HERE}:make_that_never_returns")
+    status, said = said_by(capsys, "--timeout-s", "20", "--trainer", f"{HERE}:make_that_never_returns")
 
-    assert (status, said["trainer"]["found"]) == (1, "building it took more than 40 s")
+    assert (status, said["trainer"]["found"]) == (1, "building it took more than 20 s")
     assert pids.is_file(), "the build had not started its worker yet"
     assert not [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)]
 

@@ -16,9 +16,6 @@ from rlsync.cli.users_trainer import build, target_of
 from tests.faults.running import in_three_lines
 from tests.parts import is_alive, wait_until
 
-#: Of a process that imports torch and TorchRL anew, on a busy machine.
-PATIENT_S = 200.0
-
 FILE = """
 from tests.parts import make_a2c_trainer, make_collector, make_policy
 
@@ -162,6 +159,6 @@ def _hang(file: Path, say: Say) -> None:
 @pytest.mark.processes
 @pytest.mark.seconds
 def test_work_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:
-    said = run_apart(_hang, tmp_path / "pid", timeout_s=PATIENT_S)
+    said = run_apart(_hang, tmp_path / "pid")
     assert said == Failed("waiting for ever took more than 0.2 s", "hurry up")
     assert wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())), 60.0)

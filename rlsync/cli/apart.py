@@ -18,6 +18,9 @@ from rlsync.sync.processes import ending
 #: Default of ``--timeout-s``.
 TIMEOUT_S = 60.0
 
+#: How long the process may take to import torch and TorchRL, on a busy machine too.
+_START_TIMEOUT_S = 300.0
+
 #: How long the process may take to end after its result.
 _SHUTDOWN_TIMEOUT_S = 15.0
 
@@ -55,7 +58,7 @@ Say = Callable[[object], None]
 Work = Callable[..., None]
 
 
-def run_apart(work: Work, *arguments: object, timeout_s: float) -> object:
+def run_apart(work: Work, *arguments: object) -> object:
     """Call ``work(*arguments, say)`` in a process of its own, and return what it says.
 
     The process has a session of its own, whose processes are all killed in the end. What it prints goes to
@@ -65,7 +68,6 @@ def run_apart(work: Work, *arguments: object, timeout_s: float) -> object:
         work: a function of a module. It says a :class:`Stage` before each step, then the result, and then
             cleans up.
         arguments: what it is given; like the result, they are pickled.
-        timeout_s: how many seconds may pass before it says its first stage.
 
     Returns:
         The result, or :class:`Failed`.
@@ -79,7 +81,7 @@ def run_apart(work: Work, *arguments: object, timeout_s: float) -> object:
     process.start()
     theirs.close()
     try:
-        said = _hear(ours, process, Stage("starting its process", timeout_s))
+        said = _hear(ours, process, Stage("starting its process", _START_TIMEOUT_S))
         wait([process.sentinel], 0.0 if isinstance(said, Failed) else _SHUTDOWN_TIMEOUT_S)
     finally:
         _end(process)

@@ -96,7 +96,7 @@ def plan_apart(target: Target, timeout_s: float) -> SyncPlan:
     Raises:
         RlsyncError: there is none.
     """
-    said = run_apart(_plan, target, timeout_s, timeout_s=timeout_s)
+    said = run_apart(_plan, target, timeout_s)
     if isinstance(said, Failed):
         raise RlsyncError(said.why, target.where, said.cure)
     assert isinstance(said, SyncPlan)

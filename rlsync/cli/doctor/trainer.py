@@ -23,7 +23,7 @@ def trainer_findings(target: Target, timeout_s: float) -> list[Finding]:
         ConfigError: the file cannot be run, or makes no such trainer.
         RlsyncError: rlsync refused something while the trainer was built.
     """
-    said = run_apart(_examine, target, timeout_s, timeout_s=timeout_s)
+    said = run_apart(_examine, target, timeout_s)
     if isinstance(said, Failed):
         return [Finding("fail", "trainer", said.why, said.cure)]
     assert isinstance(said, Examination)
