@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from omegaconf import OmegaConf
 
 from rlsync.cli.compose import composing, overrides, schema
 from rlsync.cli.eval import config_of
+from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import AtariConfig, Config, EnvConfig, check
 from rlsync.recipes.hooks import UnrollReturns
@@ -307,6 +309,20 @@ def test_the_first_lines_and_the_config_of_a_run_tell_settings_protocol_and_end(
     assert (env.id, env.repeat_action_probability, env.frameskip) == ("ALE/Breakout-v5", 0.25, 4)
     assert (env.life_loss_ends_episode, env.noop_max, env.max_episode_frames) == (True, 30, 108_000)
     assert config_of(tmp_path / "run").env == AtariConfig("ALE/Breakout-v5", 2, life_loss_ends_episode=True)
+
+
+@pytest.mark.seconds
+def test_a_check_tells_general_settings_from_tuned_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "env.id=Acrobot-v1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "settings recipe/ppo alone: general settings, not tuned for Acrobot-v1",
+        "plays Acrobot-v1",
+        "ends after 150,000 frames; no target return is set",
+    ]
+    assert main(["check", "--json", "recipe=impala", "env=pong", "env.id=ALE/Breakout-v5"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["configs"]
+    assert told["settings"].startswith("recipe/impala with tuned/impala_pixels (Atari games from pixels")
+    assert told["plays"].startswith("ALE/Breakout-v5: no sticky actions")
 
 
 def test_an_old_run_on_atari_is_read_as_it_was_played(tmp_path: Path) -> None:

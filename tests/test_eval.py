@@ -358,8 +358,9 @@ def test_the_last_frame_is_the_end_of_the_episode_and_not_the_next_beginning() -
     [
         AtariEnvs("pong"),
         AtariEnvs("pong", repeat_action_probability=0.25, options={"frameskip": 2, "noop_max": 9}),
+        AtariEnvs("breakout", life_loss_ends_episode=True),
     ],
-    ids=["usual", "sticky"],
+    ids=["usual", "sticky", "lives"],
 )
 def test_an_atari_film_shows_in_colour_what_the_network_sees_in_grey(spec: AtariEnvs) -> None:
     envs = FilmedAtari(spec)
@@ -373,7 +374,7 @@ def test_an_atari_film_shows_in_colour_what_the_network_sees_in_grey(spec: Atari
         small = torch.nn.functional.interpolate(grey, (84, 84), mode="area").flatten()
         seen = observation[0, -1].flatten().to(small.dtype)
         assert torch.corrcoef(torch.stack([small, seen]))[0, 1] > 0.99
-        envs.send(torch.randint(6, (1,), generator=generator))
+        envs.send(torch.randint(4, (1,), generator=generator))
         observation = envs.recv().observation
     assert (frame.max(-1) != frame.min(-1)).any(), "in colour"
     envs.close()

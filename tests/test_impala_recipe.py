@@ -295,6 +295,7 @@ def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
     told = rlsync(tmp_path, "explain", "recipe=impala")
     assert told.returncode == 0, told.stderr
     assert "loss_module.actor_network.torso.0.weight" in told.stdout
+    assert "settings recipe/impala with tuned/impala_cartpole" in told.stderr
     assert "board: 2 worker processes, adopted by alias" in told.stdout
 
 

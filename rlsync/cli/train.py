@@ -10,7 +10,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from torchrl.trainers import Trainer
 from rlsync import SyncWeights
 from rlsync.cli.compose import overrides, running, schema
 from rlsync.cli.compose.overrides import CommandLine
+from rlsync.cli.compose.tuned import told
 from rlsync.cli.ending import Ending
 from rlsync.cli.interrupt import Interrupts
 from rlsync.cli.job import Job, checked
@@ -90,7 +91,11 @@ def run_job(composed: DictConfig, jobs: list[Job], line: CommandLine) -> None:
     """
     try:
         config = overrides.typed(composed)
-        job = next((job for job in jobs if job.config == config), None) or checked(config)
+        job = next((job for job in jobs if job.config == config), None)
+        if job is None:
+            job = replace(
+                checked(config), told=told(HydraConfig.get().runtime.choices, config, line.config_dir)
+            )
         status = train_job(job.placed(HydraConfig.get().runtime.output_dir, line.config_dir))
     except RlsyncError as error:
         print(error, file=sys.stderr)

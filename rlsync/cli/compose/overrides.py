@@ -194,7 +194,7 @@ def examined(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
         errors += wrong
         if job is not None and not faults:
             whole = compose(line.config_name, list(words), return_hydra_config=True)
-            found.append(replace(job, told=told(whole, job.config, line.config_dir)))
+            found.append(replace(job, told=told(whole.hydra.runtime.choices, job.config, line.config_dir)))
     errors += _shared_folders(found)
     once: dict[tuple[str, str], RlsyncError] = {}
     for error in errors:

@@ -12,6 +12,7 @@ from rlsync.cli.compose import shipped
 from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED
 from rlsync.recipes.config import Config, EnvConfig
 
+#: The file that was chosen in each config group.
 Choices = Mapping[str, Any]
 
 
@@ -39,7 +40,7 @@ def fitting(config: DictConfig, options: Collection[str], id_of: Callable[[str],
     Returns:
         One of the options; None if none fits.
     """
-    choices, name = _choices(config), config.env.id
+    choices, name = config.hydra.runtime.choices, config.env.id
     recipe, chosen = choices.get(RECIPE), choices.get(ENV)
     if chosen and f"{recipe}_{chosen}" in options and id_of(chosen) in (None, "", name):
         return f"{recipe}_{chosen}"
@@ -52,20 +53,20 @@ def fitting(config: DictConfig, options: Collection[str], id_of: Callable[[str],
     return general if general in options else None
 
 
-def told(config: DictConfig, typed: Config, own: Path | None) -> dict[str, str]:
+def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
     """Where the settings of a run come from, what it plays, and when it ends.
 
     Args:
-        config: composed, with the node ``hydra``.
-        typed: the same, typed.
+        choices: what was chosen.
+        config: composed from them.
         own: the folder that ``--config-dir`` names.
     """
-    recipe, choices = typed.recipe, _choices(config)
+    recipe = config.recipe
     files = {file.name: file for file in shipped.groups(own).get(TUNED, [])}
     tuned = files.get(str(choices.get(TUNED)))
     origin = f"{RECIPE}/{choices.get(RECIPE)}"
     if tuned is None:
-        origin += f", without settings tuned for {typed.env.id}"
+        origin += f" alone: general settings, not tuned for {config.env.id}"
     else:
         about = tuned.description()
         origin += f" with {tuned}" + (f" ({about})" if about else "")
@@ -76,9 +77,4 @@ def told(config: DictConfig, typed: Config, own: Path | None) -> dict[str, str]:
         ends = (
             f"at a mean return of {recipe.target_return:g} over {recipe.target_episodes} episodes, or {ends}"
         )
-    return {"settings": origin, "plays": typed.env.facts(), "ends": ends}
-
-
-def _choices(config: DictConfig) -> Choices:
-    choices: Choices = config.hydra.runtime.choices
-    return choices
+    return {"settings": origin, "plays": config.env.facts(), "ends": ends}
