@@ -82,7 +82,7 @@ def trained(trainer: Trainer, look: Callable[[TensorDict], None] | None = None) 
         ("recipe", "entropy_coeff", -0.1, "give a number >= 0"),
         ("collector", "num_workers", 0, "give a number > 0"),
         ("collector", "adopt", "alais", "did you mean 'alias'? give one of alias, copy"),
-        ("logger", "kind", "cvs", "did you mean 'csv'? give one of csv, tensorboard, none"),
+        ("logger", "kind", "cvs", "did you mean 'csv'? give one of csv, tensorboard, wandb, none"),
     ],
 )
 def test_a_value_out_of_bounds_is_refused_with_its_key_and_what_it_accepts(
