@@ -120,11 +120,8 @@ def make_tied_canary() -> nn.Module:
 def test_a_tie_that_the_source_loses_is_refused_at_the_next_publish(
     process: bool, fork_workers: None
 ) -> None:
-    with (
-        on_a_board(policy_factory=make_tied_canary, workers=1)
-        if process
-        else running(make_collector(make_tied_canary()))
-    ) as collector:
+    board = on_a_board(policy_factory=make_tied_canary, workers=1)
+    with board if process else running(make_collector(make_tied_canary())) as collector:
         trainer = make_dqn_trainer(collector)
         trainer.source = make_tied_canary().fill(2)
         hook = SyncWeights({"policy": "source"})
