@@ -230,3 +230,12 @@ def test_help_has_examples_and_exit_statuses(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().out
     assert "examples:" in said
     assert "exit status: 0 nothing is wrong, 2 something is" in said
+
+
+@pytest.mark.parametrize("recipe", ["impala", "laser"])
+def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (error,) = checked(capsys, f"recipe={recipe}", "collector=sync")
+    assert error["where"] == "collector.kind"
+    assert not checked(capsys, f"recipe={recipe}", "collector=async")
