@@ -279,6 +279,7 @@ def test_a_trainer_without_an_optimizer_is_refused_with_the_cure() -> None:
     with on_a_board(policy) as collector:
         trainer = make_counting_trainer(collector, policy, 1)
         trainer.optimizer = None
+        trainer._optimizer_ops.clear()
         for name in [n for n, m in trainer._modules.items() if "optim" in n]:
             del trainer._modules[name]
         hook = SyncWeights({"policy": "loss_module.policy"}, background=True)

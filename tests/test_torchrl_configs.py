@@ -133,7 +133,7 @@ def test_the_configs_have_every_argument_of_what_they_make_with_its_default(conf
 def test_torchrls_groups_do_not_turn_up_among_those_of_rlsync_train() -> None:
     torchrl_configs.register()
     schema.register()
-    assert overrides.choices()["logger"] == ["csv", "none", "tensorboard"]
+    assert overrides.choices()["logger"] == ["csv", "none", "tensorboard", "wandb"]
     assert "trainer" not in overrides.choices()
     (config,) = overrides.configs(overrides.read(["collector=sync", "logger=csv"]))
     assert OmegaConf.structured(config).collector.kind == "sync"
