@@ -29,6 +29,7 @@ import time
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -80,29 +81,27 @@ def measure_hold(name: str, policy: nn.Module, trials: int) -> dict[str, float]:
 
 
 def measure_calls(policy: nn.Module, trials: int) -> dict[str, float]:
-    """How long ``update_policy_weights_`` holds the learner, against the hook, timed in turn."""
+    """How long ``update_policy_weights_`` holds the learner with each form of weights, beside the hook.
+
+    A loop sends one form again and again, so each form has its own turns.
+    """
     collector = make_workers(MultiSyncCollector, policy, BoardScheme(), 100)
+    found = {}
     try:
         learner = deepcopy(policy)
         hook = SyncWeights(MAP, trainer=make_trainer(collector, learner))
-        tensordict = TensorDict.from_module(learner)
-        calls = {
-            "hook": hook.publish,
-            "tensordict": lambda: collector.update_policy_weights_(tensordict),
-            "module": lambda: collector.update_policy_weights_(learner),
-        }
-        samples: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(WARM_UP + trials):
-            for name, call in calls.items():
-                samples[name].append(timed(call))
+        forms = {"tensordict": TensorDict.from_module(learner), "module": learner}
+        for name, weights in forms.items():
+            calls, hooks = [], []
+            for _ in range(WARM_UP + trials):
+                hooks.append(timed(hook.publish))
+                calls.append(timed(partial(collector.update_policy_weights_, weights)))
+            taken = statistics.median(calls[WARM_UP:])
+            found[f"{name}_us"] = 1e6 * taken
+            found[f"{name}_per_hook"] = taken / statistics.median(hooks[WARM_UP:])
     finally:
         collector.shutdown()
-    medians = {name: statistics.median(taken[WARM_UP:]) for name, taken in samples.items()}
-    return {
-        f"{name}_{what}": value
-        for name in ("tensordict", "module")
-        for what, value in (("us", 1e6 * medians[name]), ("per_hook", medians[name] / medians["hook"]))
-    }
+    return found
 
 
 def make_push(name: str, trainer: Trainer) -> Callable[[], object]:
