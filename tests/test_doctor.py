@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -217,6 +218,14 @@ def test_a_source_that_no_optimizer_trains_is_pointed_out() -> None:
 
     assert found.coverage.untrained == ("loss_module.qvalue_network",)
     assert any("qvalue_network_params" in finding.cure for finding in findings_of(found))
+
+
+def test_a_path_to_parameters_is_not_given_as_its_own_cure_once_more() -> None:
+    found = examine(make_dropped(), TIMEOUT_S)
+    untrained = replace(found.coverage, untrained=("loss_module.target_value_network_params",))
+    lines = findings_of(replace(found, coverage=untrained))
+    (line,) = [finding for finding in lines if finding.what == "source"]
+    assert line.cure == "name the module that the optimizer trains"
 
 
 def test_a_module_of_the_environments_transforms_is_looked_into() -> None:

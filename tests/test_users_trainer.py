@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_run_as_a_module_is_told_of_the_main_guard(
 
 
 @pytest.mark.usefixtures("train_py")
-@pytest.mark.parametrize("verb", ["explain", "doctor --trainer"])
+@pytest.mark.parametrize("verb", ["explain", "doctor", "doctor --trainer"])
 @pytest.mark.parametrize(
     ("word", "what", "cure"),
     [

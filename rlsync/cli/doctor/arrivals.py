@@ -32,7 +32,9 @@ def _sync(found: Examination) -> Finding:
 def _sources(found: Examination) -> Iterator[Finding]:
     covered = found.coverage
     for source in covered.untrained:
-        cure = f"name the trained module; TorchRL's losses keep it under {source}_params"
+        cure = "name the module that the optimizer trains"
+        if not source.endswith("_params"):
+            cure += f"; TorchRL's losses keep it under {source}_params"
         yield Finding("warn", "source", f"no optimizer of the trainer holds a tensor of {source}", cure)
     if covered.frozen:
         cure = "give them to the optimizer, unless they are frozen on purpose"

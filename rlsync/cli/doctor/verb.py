@@ -38,7 +38,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--trainer", metavar=FORM, help=MEANING)
+    trainer = found.add_mutually_exclusive_group()
+    trainer.add_argument("--trainer", metavar=FORM, help=MEANING)
+    trainer.add_argument("target", nargs="?", metavar=FORM, help="the same without --trainer")
     found.add_argument(
         "--timeout-s",
         type=float,
@@ -57,11 +59,12 @@ def main(arguments: list[str]) -> int:
     """Run the checks, print the findings, and return 1 if a check fails.
 
     Raises:
-        ConfigError: ``--trainer`` does not name a function that returns a trainer.
+        ConfigError: the argument does not name a function that returns a trainer.
         RlsyncError: rlsync refused the trainer's sync.
     """
     given = parser().parse_args(arguments)
-    target = None if given.trainer is None else target_of(given.trainer)
+    named = given.target if given.trainer is None else given.trainer
+    target = None if named is None else target_of(named)
     findings = [*packages(), *machine()]
     if target is not None:
         findings += trainer_findings(target, given.timeout_s)
