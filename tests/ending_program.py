@@ -13,13 +13,13 @@ from typing import Any
 
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
-from torchrl.weight_update import MultiProcessWeightSyncScheme
+from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 
 from rlsync import BoardScheme, SyncWeights
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from tests.parts import make_a2c_trainer, make_policy, make_workers
 
-SCHEMES = {"board": BoardScheme, "stock": MultiProcessWeightSyncScheme}
+SCHEMES = {"board": BoardScheme, "stock": MultiProcessWeightSyncScheme, "shared": SharedMemWeightSyncScheme}
 SOURCE = "loss_module.actor_network"
 
 
@@ -88,6 +88,11 @@ def leaves_at_once(collector: BaseCollector) -> None:
 
 def forgets_to_shut_down(collector: BaseCollector) -> None:
     next(iter(collector))
+
+
+def drops_a_hooked_trainer(collector: BaseCollector) -> None:
+    hooked(collector)
+    held.clear()
 
 
 held: list[Any] = []  # as a notebook's or a script's global would hold them

@@ -94,6 +94,21 @@ def test_a_program_that_forgets_to_shut_down_ends_well_and_says_nothing(sessions
     assert len(said.splitlines()) == 1, said
 
 
+#: In an interpreter of its own: what is tested happens while Python takes its modules apart.
+DROPS = """
+import multiprocessing
+multiprocessing.set_start_method("fork", force=True)
+from tests.ending_program import main
+main("shared", "sync", "drops_a_hooked_trainer")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_ends_whose_trainer_was_held_by_nobody(sessions: list[int]) -> None:
+    status, said = run_by_python(sessions, "-c", DROPS)
+    assert status == 0, said
+
+
 LEFT_OPEN = """
 import multiprocessing
 from torchrl.collectors import MultiSyncCollector

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
+from typing import Protocol
 from weakref import WeakSet
 
 from rlsync.sync.workers_publisher import WorkerProcesses
@@ -23,7 +23,32 @@ LEAVE_WITHIN_S = 2.5
 #: Above the priorities of multiprocessing's own exit functions (at most 15): workers may need what they end.
 _FIRST = 100
 
-_open: dict[int, WeakSet[WorkerProcesses]] = {}
+
+class Closable(Protocol):
+    """What collectors leave to the garbage collector."""
+
+    def shutdown(self) -> None:
+        """Let go of queues and threads; a second call does nothing."""
+
+
+class _Open:
+    """What is ended when this process exits."""
+
+    def __init__(self) -> None:
+        self.collectors: WeakSet[WorkerProcesses] = WeakSet()
+        self.closables: WeakSet[Closable] = WeakSet()
+
+
+_open: dict[int, _Open] = {}
+
+
+def _of_this_process() -> _Open:
+    pid = os.getpid()  # a forked child inherits the dictionary, but its parent's workers are not its own
+    if pid not in _open:
+        _open[pid] = _Open()
+        # Not atexit: processes of multiprocessing run only these functions at their exit.
+        Finalize(None, _end_all, args=(_open[pid],), exitpriority=_FIRST)
+    return _open[pid]
 
 
 def end_with_program(collector: WorkerProcesses) -> None:
@@ -35,16 +60,31 @@ def end_with_program(collector: WorkerProcesses) -> None:
     Args:
         collector: may be under construction; its workers need not be started yet.
     """
-    pid = os.getpid()  # a forked child inherits the set, but its parent's workers are not its own
-    if pid not in _open:
-        _open[pid] = WeakSet()
-        # Not atexit: processes of multiprocessing run only these functions at their exit.
-        Finalize(None, _end_all, args=(_open[pid],), exitpriority=_FIRST)
-    _open[pid].add(collector)
+    _of_this_process().collectors.add(collector)
 
 
-def _end_all(collectors: Iterable[WorkerProcesses]) -> None:
-    left = list(collectors)
+def close_with_program(closable: Closable) -> None:
+    """Shut ``closable`` down when this process exits, after the workers have ended.
+
+    TorchRL's schemes do so only when they are deleted. If that is after Python's last thread, their queue
+    waits for ever for a thread that cannot start.
+
+    Args:
+        closable: of a collector whose workers end with the program.
+    """
+    _of_this_process().closables.add(closable)
+
+
+def _end_all(opened: _Open) -> None:
+    try:
+        _end_workers(list(opened.collectors))
+    finally:
+        for closable in list(opened.closables):
+            with suppress(Exception):  # TorchRL's schemes ignore them, too, when they are deleted
+                closable.shutdown()
+
+
+def _end_workers(left: list[WorkerProcesses]) -> None:
     processes = [process for collector in left for process in _processes_of(collector)]
     deadline = time.monotonic() + LEAVE_WITHIN_S
     try:

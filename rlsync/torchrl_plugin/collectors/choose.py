@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlsync.core.errors import ConfigError, NoBoard, warn
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.program_end import end_with_program
+from rlsync.sync.program_end import close_with_program, end_with_program
 from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
@@ -37,6 +37,8 @@ def endpoint_of(collector: object) -> Endpoint:
         return InProcessEndpoint(collector)
     if isinstance(collector, compat.MultiCollector):
         end_with_program(collector)  # one on a board says so itself
+        for scheme in schemes.values():
+            close_with_program(scheme)
     return ForeignEndpoint(collector, list(schemes))
 
 
