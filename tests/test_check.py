@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlsync.cli.main import main
+from rlsync.recipes.run_files import RECEIPTS
 from tests.parts.processes import child_pids
 
 #: Every kind of error, and what each says.
@@ -239,3 +240,13 @@ def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
     (error,) = checked(capsys, f"recipe={recipe}", "collector=sync")
     assert error["where"] == "collector.kind"
     assert not checked(capsys, f"recipe={recipe}", "collector=async")
+
+
+def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:
+    taken = Path("first")
+    taken.mkdir()
+    assert not checked(capsys, f"run_dir={taken}")
+    (taken / RECEIPTS).touch()
+    (error,) = checked(capsys, f"run_dir={taken}")
+    assert error["what"] == "the folder 'first' holds another run"
+    assert f"resume={taken}" in error["cure"]

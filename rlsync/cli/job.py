@@ -11,11 +11,12 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.compose.written import written
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, config_beside, require_fit
-from rlsync.core.errors import RlsyncError
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import config as recipe_config
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.config import Config
 from rlsync.recipes.registry import Recipe, recipe_of
+from rlsync.recipes.run_files import RECEIPTS
 
 T = TypeVar("T")
 
@@ -85,7 +86,25 @@ def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
     changed = None if before is None else changes(before, config)
     if checkpoint is not None:
         tried(lambda: require_fit(recipe, config, spaces, checkpoint, changed or []))
-    return (None if errors else Job(config, recipe, spaces, checkpoint, changed)), errors
+    job = Job(config, recipe, spaces, checkpoint, changed)
+    tried(lambda: require_free_folder(job))
+    return (None if errors else job), errors
+
+
+def require_free_folder(job: Job) -> None:
+    """Refuse a ``run_dir`` that another run has written to: its curves and receipts would be mixed.
+
+    Raises:
+        ConfigError: one has, and it is not the run that is resumed.
+    """
+    run_dir = job.config.run_dir
+    if run_dir is None or job.continues_in(Path(run_dir)) or not (Path(run_dir) / RECEIPTS).is_file():
+        return
+    raise ConfigError(
+        f"the folder {run_dir!r} holds another run",
+        f"run_dir={run_dir}",
+        f"give another folder, or resume={run_dir} to go on with that run",
+    )
 
 
 def config_before(folder: Path) -> Config | None:
