@@ -65,13 +65,6 @@ class StopIfNotFinite(RegistersItself):
         if isinstance(trainer.loss_module, nn.Module):
             trainer.loss_module.register_forward_hook(self._seen)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
-
     def _before_step(self, optimizer: optim.Optimizer, args: object, kwargs: object) -> None:
         self._steps += 1
         losses, norms = self._seen.losses(), self._seen.norms() or [_norm(optimizer)]

@@ -69,14 +69,3 @@ class LogReceipts(RegistersItself):
             "copied_bytes": newest.copied_bytes,
         }
         return {f"{self.prefix}/{name}": value for name, value in told.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load.
-
-        Args:
-            state_dict: not used.
-        """

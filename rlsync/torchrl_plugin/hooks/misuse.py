@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
@@ -46,7 +48,10 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
 
 
 class RegistersItself(TrainerHookBase):
-    """A hook that ``register_op`` cannot register, because it works in several places."""
+    """A hook that ``register_op`` cannot register, because it works in several places.
+
+    It keeps nothing in checkpoints, unless a subclass does.
+    """
 
     def __call__(self, *given: object) -> None:
         """Refuse to be an operation.
@@ -60,6 +65,17 @@ class RegistersItself(TrainerHookBase):
             f"trainer.register_op(stage, {name}(...))",
             "call hook.register(trainer) instead: it registers what is needed at each stage",
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load.
+
+        Args:
+            state_dict: not used.
+        """
 
 
 class Calls:

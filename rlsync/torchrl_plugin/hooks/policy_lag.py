@@ -88,17 +88,6 @@ class LogPolicyLag(RegistersItself):
             self._versions, self._optim_steps = [], []
         return {f"{self.prefix}/{name}": value for name, value in told.items()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep: everything is logged before a checkpoint is written."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load.
-
-        Args:
-            state_dict: not used.
-        """
-
 
 def _spread(age: Tensor) -> dict[str, float]:
     age = age.double()

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
 from rlsync.sync.silence import Silence
@@ -102,17 +101,6 @@ class WatchWorkers(RegistersItself):
         watch = _Watch(endpoint.publisher, self.silent_timeout_s)
         waits.around_waits(collector, watch.wait, watch.came)
         waits.around_requests(collector, watch.told)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load.
-
-        Args:
-            state_dict: not used.
-        """
 
 
 class _Watch:
