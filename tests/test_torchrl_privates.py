@@ -1,4 +1,4 @@
-"""TorchRL's private names are used in compat.py and nowhere else in rlsync."""
+"""TorchRL's private names are used in the compat package and nowhere else in rlsync."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import rlsync
 from rlsync.torchrl_plugin import compat
 
 PACKAGE = Path(rlsync.__file__).parent
-COMPAT = Path(compat.__file__)
-FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != COMPAT)
+COMPAT = Path(compat.__file__).parent
+FILES = sorted(file for file in PACKAGE.rglob("*.py") if COMPAT not in file.parents)
 # Names of torch's modules and tensors. Trainer has some of them too, but the floors below never see one.
 TORCHS = {"_modules", "_parameters", "_buffers", "_version"}
 BELOW = ("core", "tensors", "transport", "sync")
@@ -44,7 +44,12 @@ def names_in(source: str) -> set[str]:
 
 
 def private_names(folder: Path) -> set[str]:
-    return {name for file in folder.rglob("*.py") if file != COMPAT for name in names_in(file.read_text())}
+    return {
+        name
+        for file in folder.rglob("*.py")
+        if COMPAT not in file.parents
+        for name in names_in(file.read_text())
+    }
 
 
 def is_own(node: ast.expr) -> bool:

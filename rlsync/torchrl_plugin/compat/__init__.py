@@ -1,0 +1,81 @@
+"""All uses of TorchRL's private names: what each is for, and when it can be removed.
+
+All of it was written against torchrl 0.14.1 (2026-11). No module of rlsync outside this room reads or writes
+an attribute of TorchRL whose name begins with an underscore; tests/test_torchrl_privates.py looks for them.
+The one exception is TorchRL's interface for weight-sync schemes, which has such names: BoardScheme overrides
+_init_on_sender_impl, _init_on_receiver_impl, _setup_connection_and_weights_on_sender_impl and
+_setup_connection_and_weights_on_receiver_impl.
+"""
+
+from __future__ import annotations
+
+from torchrl.collectors import Collector
+from torchrl.collectors._multi_base import MultiCollector
+from torchrl.trainers import Trainer
+from torchrl.trainers import UpdateWeights as StockUpdateWeights
+from torchrl.weight_update import WeightSyncScheme
+
+from rlsync.torchrl_plugin.compat.collectors import (
+    around_rollouts,
+    collects_in_the_background,
+    drop_first_weights,
+    has_own_policy_template,
+    runs_compiled,
+    runs_free,
+    says_a_worker_died,
+    wrap_write_lock,
+)
+from rlsync.torchrl_plugin.compat.schemes import (
+    around_updates,
+    forget_sender,
+    schemes_of,
+    set_context,
+)
+from rlsync.torchrl_plugin.compat.stamps import (
+    STAMP,
+    announce_version,
+    is_stamped,
+    stamp,
+    turn_on_stamps,
+)
+from rlsync.torchrl_plugin.compat.trainers import (
+    optimizer_steps,
+    optimizers,
+    refuse_remote_learner,
+    registered_modules,
+    remove_stock_update_weights,
+    replace_component,
+    stock_update_weights,
+)
+
+__all__ = [
+    "Collector",
+    "MultiCollector",
+    "STAMP",
+    "StockUpdateWeights",
+    "Trainer",
+    "WeightSyncScheme",
+    "announce_version",
+    "around_rollouts",
+    "around_updates",
+    "collects_in_the_background",
+    "drop_first_weights",
+    "forget_sender",
+    "has_own_policy_template",
+    "is_stamped",
+    "optimizer_steps",
+    "optimizers",
+    "refuse_remote_learner",
+    "registered_modules",
+    "remove_stock_update_weights",
+    "replace_component",
+    "runs_compiled",
+    "runs_free",
+    "says_a_worker_died",
+    "schemes_of",
+    "set_context",
+    "stamp",
+    "stock_update_weights",
+    "turn_on_stamps",
+    "wrap_write_lock",
+]

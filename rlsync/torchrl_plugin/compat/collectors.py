@@ -1,0 +1,79 @@
+"""TorchRL's collectors: how they act, and what they hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from tensordict import TensorDict
+from torchrl.collectors import Collector, MultiAsyncCollector
+from torchrl.collectors._multi_base import MultiCollector
+from torchrl.data import ReplayBuffer
+
+
+def has_own_policy_template(collector: MultiCollector) -> bool:
+    """Whether the workers' policy is built from ``collector.policy``, and not by a policy_factory."""
+    return collector.policy is not None and not any(collector.policy_factory)
+
+
+def drop_first_weights(collector: Collector) -> None:
+    """Release the first memory of the policy of a worker's collector.
+
+    ``Collector.policy_weights`` refers to this memory, for weight updaters that only the learner's collector
+    has. In a worker whose policy now points to the board, it would keep an extra copy of the weights alive.
+    TorchRL itself sets an empty TensorDict for policies that are not modules.
+    """
+    collector.policy_weights = TensorDict()
+
+
+def runs_compiled(collector: Collector) -> bool:
+    """Whether the collector compiles its policy, or records it as a CUDA graph.
+
+    Such code does not see a parameter whose ``.data`` was pointed to other memory.
+    """
+    return bool(collector.compiled_policy or collector.cudagraphed_policy)
+
+
+def collects_in_the_background(collector: object) -> bool:
+    """Whether the workers collect while the learner uses a batch."""
+    return isinstance(collector, MultiAsyncCollector) or bool(getattr(collector, "_running_free", False))
+
+
+def around_rollouts(
+    collector: Collector, enter: Callable[[Collector], AbstractContextManager[object]]
+) -> None:
+    """Run every rollout of ``collector`` inside ``enter(collector)``, in the thread that acts.
+
+    This wraps ``rollout`` and does not use ``pre_collect_hook``, because a hook that the user sets later
+    would replace ours without an error. The wrapper holds only a weak reference to the collector, so that
+    the collector is freed when the user drops it.
+    """
+    ref = weakref.ref(collector)
+
+    def rollout() -> Any:
+        self = ref()
+        if self is None:
+            raise ReferenceError("the collector is gone")
+        with enter(self):
+            return type(self).rollout(self)
+
+    collector.rollout = rollout
+
+
+def runs_free(collector: MultiCollector) -> bool:
+    """Whether its workers fill a replay buffer now: after ``start()``, and not inside ``pause()``."""
+    return bool(collector._running_free)
+
+
+def wrap_write_lock(collector: MultiCollector, wrap: Callable[[Any], object]) -> None:
+    """Replace the lock of a shared replay buffer, if there is one, by ``wrap(lock)``."""
+    buffer = collector.replay_buffer
+    if isinstance(buffer, ReplayBuffer) and buffer.shared:
+        buffer._write_lock = wrap(buffer._write_lock)
+
+
+def says_a_worker_died(error: RuntimeError) -> bool:
+    """Whether TorchRL raised ``error`` because it found a worker process dead."""
+    return str(error).startswith("At least one process failed")
