@@ -15,6 +15,7 @@ from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 from torchrl.weight_update import WeightSyncScheme
 
+from rlsync.torchrl_plugin.compat.bridges import bridge_for_trainer
 from rlsync.torchrl_plugin.compat.collectors import (
     around_rollouts,
     collects_in_the_background,
@@ -58,6 +59,7 @@ __all__ = [
     "announce_version",
     "around_rollouts",
     "around_updates",
+    "bridge_for_trainer",
     "collects_in_the_background",
     "drop_first_weights",
     "forget_sender",

@@ -153,6 +153,7 @@ class PublishHook(TrainerHookBase):
         self.trainer = trainer
         self.ledger.count_with(lambda: self.counters().optim_steps)
         compat.remove_stock_update_weights(trainer)
+        compat.bridge_for_trainer(trainer.collector)
         trainer.register_module(name, self)
         trainer.register_op("setup", self._settle)
 
