@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from rlsync.torchrl_plugin.hooks.verify import VerifySync
     from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers
     from rlsync.torchrl_plugin.resolve import resolve
-    from rlsync.torchrl_plugin.scheme import BoardScheme, WeightBoard
+    from rlsync.torchrl_plugin.scheme import BoardScheme
+    from rlsync.torchrl_plugin.weight_board import WeightBoard
 
     LagAbove = StepsAhead  # deprecated, see _RENAMED
 
@@ -101,7 +102,7 @@ _HOMES = {
     "Every": "rlsync.core.trigger",
     "StepsAhead": "rlsync.core.trigger",
     "Source": "rlsync.core.plan",
-    "WeightBoard": "rlsync.torchrl_plugin.scheme",
+    "WeightBoard": "rlsync.torchrl_plugin.weight_board",
     "BoardScheme": "rlsync.torchrl_plugin.scheme",
     "Forkserver": "rlsync.torchrl_plugin.forkserver",
     "resolve": "rlsync.torchrl_plugin.resolve",

@@ -16,7 +16,7 @@ from rlsync.core.ledger import Ledger
 from rlsync.core.path import nearest_name
 from rlsync.core.plan import no_destination
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.publisher import Publisher
+from rlsync.sync.publisher import LeavesAt, Publisher
 from rlsync.tensors.compare import check_same_leaves
 from rlsync.tensors.fit import Fit
 from rlsync.tensors.layout import Layout, LeafSpec
@@ -66,6 +66,7 @@ class WorkersPublisher(Publisher):
         super().__init__(transport, ledger)
         self.destinations: list[str] = []
         self.publish_default: Callable[[], object] | None = None
+        self.expected: LeavesAt | None = None  #: the leaves that workers will have, before they tell
         self._collector: weakref.ref[WorkerProcesses] | None = None
         self._specs: dict[str, list[LeafSpec]] = {}
         self._staged: dict[Key, Tensor] | None = None
@@ -112,7 +113,10 @@ class WorkersPublisher(Publisher):
         """
         if destination not in self._specs:
             self._read_notes()
-        return self._specs.get(destination)
+        if destination in self._specs or self.expected is None:
+            return self._specs.get(destination)
+        expected = self.expected(destination)
+        return None if expected is None else list(expected)
 
     def _read_notes(self) -> None:
         notes = [self.transport.note(worker, Note.LEAVES) for worker in range(self.collector.num_workers)]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.workers_publisher import WorkersPublisher
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.served import Served
+from rlsync.torchrl_plugin.server import ServerSync
 from rlsync.torchrl_plugin.worker import WorkerSync
 from rlsync.transport.board.handle import BoardHandle
 
@@ -21,9 +26,12 @@ class BoardLink:
         self.board: NumberedBoard | None = board
         self.publisher: WorkersPublisher | None = WorkersPublisher(board, board.ledger)
         self.worker: WorkerSync | None = None
+        self.server: ServerSync | None = None
+        self.served: Served | None = None
+        self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"handle": self.handle, "board": None, "publisher": None, "worker": None}
+        return {**dict.fromkeys(vars(self)), "handle": self.handle}
 
     def in_worker(self, worker_idx: int) -> WorkerSync:
         """The one adopter of this process."""
@@ -31,3 +39,31 @@ class BoardLink:
             self.worker = WorkerSync(self.handle, worker_idx)
             self.board = self.publisher = None
         return self.worker
+
+    def in_server(self, destination: str, adopt: Adopt, server: compat.InferenceServer) -> ServerSync:
+        """The one adopter of an inference server, in the learner's process or in its own."""
+        beside_learner = self._pid == os.getpid()
+        if not beside_learner:
+            self.board = self.publisher = self.served = None  # a forked process inherits the learner's
+        self.server = ServerSync(self.handle, destination, adopt, server, beside_learner=beside_learner)
+        return self.server
+
+    def serve(self, holder: object, scheme: object) -> Served:
+        """Let the publisher serve an inference server.
+
+        Args:
+            holder: the server, or the collector that has it.
+            scheme: what the server must have been given as ``weight_sync``.
+
+        Raises:
+            ConfigError: the server was given another scheme, or a board cannot serve it.
+            PublishError: the publisher serves another one already.
+        """
+        if self.served is not None and self.served.serves(holder):
+            return self.served
+        served = Served(holder, scheme)
+        if self.publisher is not None:
+            self.publisher.serve(served, served.destination)
+            self.publisher.expected = served.expected
+        self.served = served
+        return served

@@ -17,53 +17,17 @@ from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.program_end import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.link import BoardLink
-from rlsync.transport.board.format import MAX_SLOTS
+from rlsync.torchrl_plugin.served import Served
 
 BACKEND = "board"
 
 T = TypeVar("T")
 
 
-class WeightBoard(NumberedBoard):
-    """A board that hands out TorchRL schemes, one for each destination; all are published as one version.
-
-    Args:
-        max_slots: upper bound of slots in memory. When all are leased, a publish is coalesced. The default
-            never coalesces.
-
-    Raises:
-        ConfigError: ``max_slots`` is out of range.
-        BoardClosed: a method is called that needs an open board, and it was closed.
-
-    Example:
-        >>> board = WeightBoard()
-        >>> schemes = {"policy": board.scheme(), "env.transform[0].module": board.scheme("copy")}
-        >>> board.close()
-    """
-
-    def __init__(self, max_slots: int = MAX_SLOTS) -> None:
-        super().__init__(max_slots)
-        self._link: weakref.ref[BoardLink] | None = None  # the link holds the board, not the reverse
-
-    def scheme(self, adopt: Adopt = "alias") -> BoardScheme:
-        """A scheme for one destination on this board.
-
-        Args:
-            adopt: see :class:`BoardScheme`.
-
-        Raises:
-            ConfigError: there is no such mode.
-        """
-        link = None if self._link is None else self._link()
-        if link is None:
-            link = BoardLink(self)
-            self._link = weakref.ref(link)
-        return BoardScheme(adopt, _link=link)
-
-
 class BoardScheme(compat.WeightSyncScheme):
-    """Weights through a :class:`WeightBoard`: one copy a publish, no waiting, no torn read, exact stamps.
+    """Weights through a :class:`rlsync.WeightBoard`: no waits, no torn read, exact stamps.
 
     Stands in ``weight_sync_schemes=`` of MultiSyncCollector and MultiAsyncCollector, with ``policy=`` or
     ``policy_factory=``. Workers adopt between rollouts, in the thread that acts, and every frame carries
@@ -116,6 +80,8 @@ class BoardScheme(compat.WeightSyncScheme):
         self._pid = os.getpid()
         self._board: NumberedBoard | None = None
         if _link is None:
+            from rlsync.torchrl_plugin.weight_board import WeightBoard  # which imports this file
+
             self._board = WeightBoard()
             _link = BoardLink(self._board)
         self._link = _link
@@ -123,10 +89,25 @@ class BoardScheme(compat.WeightSyncScheme):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}
 
+    def init_on_receiver(self, *, model_id: str, context: Any = None, **kwargs: Any) -> None:
+        """Begin in a worker or in an inference server; TorchRL calls it.
+
+        Args:
+            model_id: the destination.
+            context: the worker's collector, or the server; by default the server that TorchRL has set.
+            kwargs: as TorchRL passes them.
+        """
+        server = self.context if isinstance(self.context, compat.InferenceServer) else None
+        super().init_on_receiver(model_id=model_id, context=context or server, **kwargs)
+
     @property
     def initialized_on_sender(self) -> bool:
-        """Whether this process is the learner. A forked worker inherits the learner's scheme as it is."""
-        return super().initialized_on_sender and self._pid == os.getpid()
+        """Whether this process is the learner. A forked worker inherits the learner's scheme as it is.
+
+        False for an inference server: in a thread of the learner, the scheme is both ends, and TorchRL would
+        erase the learner's.
+        """
+        return super().initialized_on_sender and self._pid == os.getpid() and self._link.served is None
 
     @property
     def publisher(self) -> WorkersPublisher:
@@ -155,6 +136,9 @@ class BoardScheme(compat.WeightSyncScheme):
         return self.publisher
 
     def _init_on_sender_impl(self, model_id: str, context: Any, ctx: Any = None) -> None:
+        if compat.server_of(context) is not None:
+            self.model_id = self.serving(context).connect(self, self.publisher)
+            return
         if not isinstance(context, compat.MultiCollector):
             raise ConfigError(
                 f"a board serves process collectors, not {type(context).__name__}",
@@ -175,6 +159,18 @@ class BoardScheme(compat.WeightSyncScheme):
             # Workers receive this policy without its memory and take the weights from the board.
             publisher.publish_modules({"policy": context.policy}, "the collector")
 
+    def serving(self, holder: object) -> Served:
+        """The inference server that was given this scheme as ``weight_sync``.
+
+        Args:
+            holder: the server, or the AsyncBatchedCollector that has it.
+
+        Raises:
+            ConfigError: it was given another scheme, or is an actor of Ray.
+            PublishError: this board serves another server or collector already.
+        """
+        return self._link.serve(holder, self)
+
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any | None = None
     ) -> None:
@@ -193,9 +189,13 @@ class BoardScheme(compat.WeightSyncScheme):
         model: nn.Module | None = None,
     ) -> None:
         compat.forget_sender(self)
-        self._board = None
         self.model_id = model_id
         self.worker_idx = worker_idx
+        if isinstance(context, compat.InferenceServer):
+            compat.set_context(self, context)
+            self._link.in_server(model_id, self.adopt, context)
+            return
+        self._board = None
         worker = self._link.in_worker(worker_idx)
         worker.declare(model_id, self.adopt)
         if model is not None:
@@ -233,6 +233,18 @@ class BoardScheme(compat.WeightSyncScheme):
         self._check_all_workers(worker_ids)
         self.publisher.send(self.model_id, weights)
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until what reads the board acts with the newest version.
+
+        Args:
+            timeout_s: give up after this many seconds.
+
+        Raises:
+            WorkerLost: a worker, or the process of the inference server, is dead.
+            AdoptionTimeout: the deadline passed.
+        """
+        BoardEndpoint(self.publisher, {}).wait(timeout_s)
+
     def _check_all_workers(self, worker_ids: int | list[int] | None) -> None:
         if worker_ids is None:
             return
@@ -246,11 +258,13 @@ class BoardScheme(compat.WeightSyncScheme):
             )
 
     def receive(self, timeout: float | None = None) -> None:
-        """Nothing to do: workers adopt by themselves, between rollouts.
+        """Adopt, in an inference server, between two batches. Workers adopt by themselves, between rollouts.
 
         Args:
-            timeout: not used.
+            timeout: not used: nobody waits.
         """
+        if self._link.server is not None:
+            self._link.server.between_batches()
 
     def shutdown(self) -> None:
         """Close the board if it is this scheme's own."""

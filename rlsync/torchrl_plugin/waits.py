@@ -126,9 +126,45 @@ def around_waits(collector: compat.MultiCollector, wait: Wait, came: Callable[[i
     compat.wrap_write_lock(collector, lambda lock: _WatchedLock(lock, wait))
 
 
-def is_watched(collector: compat.MultiCollector) -> bool:
-    """Whether :func:`around_waits` was called."""
-    return "get" in vars(collector.queue_out)
+def around_server(
+    collector: compat.AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
+) -> None:
+    """Use ``wait`` wherever the learner waits for frames, and iterate over batches inside ``enter()``.
+
+    TorchRL 0.14 looks by itself whether the server lives. It waits for ever if the server is stopped.
+
+    Args:
+        collector: the collector; its server and its environments need not be started.
+        wait: see :data:`Wait`; its errors pass through TorchRL.
+        came: called with the number of the server when frames arrive.
+        enter: see :data:`Enter`.
+    """
+    compat.around_results(collector, lambda queue: _watched_get(queue, wait, came))
+    compat.around_iterations(collector, enter)
+
+
+def _watched_get(queue: Any, wait: Wait, came: Callable[[int], None]) -> None:
+    ref = weakref.ref(queue)
+
+    def get(block: bool = True, timeout: float | None = None) -> Any:
+        there: Any = ref()
+        if not block:
+            return type(there).get(there, False)
+        taken: list[Any] = []
+
+        def step(seconds: float) -> bool:
+            try:
+                taken.append(type(there).get(there, True, seconds))
+            except Empty:
+                return False
+            return True
+
+        if not wait(step, timeout):
+            raise Empty
+        came(0)
+        return taken[0]
+
+    queue.get = get
 
 
 def _poll_by(wait: Wait, pipe: Any) -> None:

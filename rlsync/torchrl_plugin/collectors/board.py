@@ -26,12 +26,17 @@ class BoardEndpoint:
         adopt: by destination, how workers adopt; those not named adopt by alias.
     """
 
-    stamped = True
-    notes: tuple[str, ...] = ()
-
     def __init__(self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt]) -> None:
         self.publisher = publisher
         self._adopt = adopt
+
+    @property
+    def stamped(self) -> bool:
+        return True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def description(self) -> str:

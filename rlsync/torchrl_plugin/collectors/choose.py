@@ -10,6 +10,7 @@ from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.foreign import WITH_A_BOARD, ForeignEndpoint
 from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
+from rlsync.torchrl_plugin.collectors.server import OtherServerEndpoint, ServerEndpoint
 from rlsync.torchrl_plugin.scheme import BoardScheme
 
 
@@ -22,6 +23,12 @@ def endpoint_of(collector: object) -> Endpoint:
     if isinstance(collector, BoardCollector):
         publisher = collector.publisher
         return BoardEndpoint(publisher, dict.fromkeys(publisher.destinations, collector.adopt))
+    server = compat.server_of(collector)
+    if server is not None:
+        scheme = compat.scheme_of_server(server)
+        if isinstance(scheme, BoardScheme):
+            return ServerEndpoint(scheme, collector)
+        return OtherServerEndpoint(collector)
     schemes = compat.schemes_of(collector)
     boards = {name: s for name, s in schemes.items() if isinstance(s, BoardScheme)}
     if boards:

@@ -9,7 +9,7 @@ _setup_connection_and_weights_on_receiver_impl.
 
 from __future__ import annotations
 
-from torchrl.collectors import Collector
+from torchrl.collectors import AsyncBatchedCollector, Collector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
@@ -32,6 +32,26 @@ from rlsync.torchrl_plugin.compat.schemes import (
     schemes_of,
     set_context,
 )
+from rlsync.torchrl_plugin.compat.servers import (
+    InferenceServer,
+    ProcessInferenceServer,
+    RayInferenceServer,
+    around_iterations,
+    around_results,
+    destination_of_server,
+    give_own_policy,
+    is_in_a_process,
+    is_stamped_by,
+    learners_policy,
+    process_of,
+    records_a_graph,
+    refuse_updates,
+    scheme_of_server,
+    send_by,
+    serve_version,
+    server_of,
+    stamp_both_ends,
+)
 from rlsync.torchrl_plugin.compat.stamps import (
     STAMP,
     announce_version,
@@ -50,33 +70,52 @@ from rlsync.torchrl_plugin.compat.trainers import (
 )
 
 __all__ = [
+    "AsyncBatchedCollector",
     "Collector",
+    "InferenceServer",
     "MultiCollector",
+    "ProcessInferenceServer",
+    "RayInferenceServer",
     "STAMP",
     "StockUpdateWeights",
     "Trainer",
     "WeightSyncScheme",
     "announce_version",
+    "around_iterations",
+    "around_results",
     "around_rollouts",
     "around_updates",
     "bridge_for_trainer",
     "collects_in_the_background",
+    "destination_of_server",
     "drop_first_weights",
     "forget_sender",
+    "give_own_policy",
     "has_own_policy_template",
+    "is_in_a_process",
     "is_stamped",
+    "is_stamped_by",
+    "learners_policy",
     "optimizer_steps",
     "optimizers",
+    "process_of",
+    "records_a_graph",
     "refuse_remote_learner",
+    "refuse_updates",
     "registered_modules",
     "remove_stock_update_weights",
     "replace_component",
     "runs_compiled",
     "runs_free",
     "says_a_worker_died",
+    "scheme_of_server",
     "schemes_of",
+    "send_by",
+    "serve_version",
+    "server_of",
     "set_context",
     "stamp",
+    "stamp_both_ends",
     "stock_update_weights",
     "turn_on_stamps",
     "wrap_write_lock",

@@ -26,11 +26,14 @@ END_WITHIN_S = 5.0
 
 _DEAD_WITHIN_S = 1.0
 
+_WATCHED: weakref.WeakSet[WorkersPublisher] = weakref.WeakSet()
+
 
 class WatchWorkers(RegistersItself):
     """Raise in the learner, instead of waiting for ever, when a worker is dead, stopped or hangs.
 
-    The hook watches the workers of a process collector with a board, wherever the trainer waits for them:
+    The hook watches the workers of a process collector with a board, or the inference server of an
+    AsyncBatchedCollector with one, wherever the trainer waits for them:
 
     - for a batch of the collector that it iterates over;
     - for frames in a replay buffer that the workers fill (``async_collection``), and for the lock of that
@@ -87,7 +90,8 @@ class WatchWorkers(RegistersItself):
             raise ConfigError(
                 "this collector has no workers on a board",
                 f"WatchWorkers.register; the collector is a {type(trainer.collector).__name__}",
-                "pass weight_sync_schemes={'policy': BoardScheme()} to a process collector",
+                "pass weight_sync_schemes={'policy': BoardScheme()} to a process collector, "
+                "or weight_sync=BoardScheme() to an AsyncBatchedCollector",
             )
         collector = endpoint.publisher.collector
         if isinstance(collector, BoardCollector):
@@ -96,11 +100,15 @@ class WatchWorkers(RegistersItself):
                 f"WatchWorkers.register; the collector is a {type(collector).__name__}",
                 "leave WatchWorkers out",
             )
-        if waits.is_watched(collector):
+        if endpoint.publisher in _WATCHED:
             raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
         watch = _Watch(endpoint.publisher, self.silent_timeout_s)
-        waits.around_waits(collector, watch.wait, watch.came)
-        waits.around_requests(collector, watch.told)
+        if isinstance(trainer.collector, compat.AsyncBatchedCollector):
+            waits.around_server(trainer.collector, watch.wait, watch.came, watch.told)
+        else:
+            waits.around_waits(collector, watch.wait, watch.came)
+            waits.around_requests(collector, watch.told)
+        _WATCHED.add(endpoint.publisher)
 
 
 class _Watch:

@@ -1,0 +1,179 @@
+"""TorchRL's inference servers, and the collector that asks one for its actions."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeAlias
+
+from tensordict import TensorDictBase
+from torch import nn
+from torchrl.collectors import AsyncBatchedCollector
+from torchrl.modules.inference_server import (
+    InferenceServer,
+    ProcessInferenceServer,
+    ProcessSlotTransport,
+    SharedMemoryTransport,
+)
+from torchrl.modules.inference_server._server import _RayInferenceServer as RayInferenceServer
+from torchrl.weight_update import WeightSyncScheme
+
+from rlsync.torchrl_plugin.compat.stamps import STAMP
+
+#: An InferenceServer, whose loop is a thread of this process, or a ProcessInferenceServer.
+Server: TypeAlias = Any
+
+#: Transports whose answers have the keys that were declared when they were made, and no others.
+_DECLARED = (ProcessSlotTransport, SharedMemoryTransport)
+
+
+def server_of(holder: object) -> Server | None:
+    """The server that ``holder`` is, or that it asks for its actions; ``None`` if there is none.
+
+    Remove this function when AsyncBatchedCollector shows its server.
+    """
+    if isinstance(holder, AsyncBatchedCollector):
+        return holder._server
+    return holder if isinstance(holder, (InferenceServer, ProcessInferenceServer)) else None
+
+
+def is_in_a_process(server: Server) -> bool:
+    """Whether the loop of ``server`` runs in a process of its own."""
+    return isinstance(server, ProcessInferenceServer)
+
+
+def scheme_of_server(server: Server) -> object:
+    """What was passed as ``weight_sync``; ``None`` for a server whose loop is a Ray actor."""
+    if isinstance(server, RayInferenceServer):
+        return None
+    return _given(server, "weight_sync")
+
+
+def destination_of_server(server: Server) -> Any:
+    """What was passed as ``weight_sync_model_id``."""
+    return _given(server, "_weight_sync_model_id")
+
+
+def learners_policy(holder: object) -> object:
+    """What the learner holds of the policy that is served: a module, or the factory that makes one.
+
+    Args:
+        holder: a server, or the collector that has one.
+    """
+    if isinstance(holder, AsyncBatchedCollector):
+        return holder.policy
+    if isinstance(holder, ProcessInferenceServer):
+        return holder.policy_factory
+    return holder.model if isinstance(holder, InferenceServer) else None
+
+
+def process_of(server: Server) -> BaseProcess | None:
+    """The process of ``server``; ``None`` for a thread, and before the start."""
+    return server._process if isinstance(server, ProcessInferenceServer) else None
+
+
+def give_own_policy(server: InferenceServer) -> None:
+    """Let ``server`` act with a copy of its policy, because the learner may train the one that it was given.
+
+    Call this before the first batch, and before a CUDA graph is recorded.
+    """
+    if isinstance(server.model, nn.Module):
+        server.model = copy.deepcopy(server.model)
+
+
+def records_a_graph(server: InferenceServer) -> bool:
+    """Whether the policy runs as a CUDA graph, which does not see a parameter with other memory."""
+    return server.static_batch_size is not None
+
+
+def serve_version(server: InferenceServer, version: int) -> None:
+    """Make the coming answers carry ``version``; called between two batches, in the thread that computes."""
+    if server.policy_version != version:
+        server._mark_weight_update(version)
+
+
+def refuse_updates(server: InferenceServer, refuse: Callable[..., Any]) -> None:
+    """Call ``refuse`` where somebody writes into the policy of ``server``, or counts its version, himself."""
+    server.update_model = refuse
+    server.update_policy_weights_ = refuse
+
+
+def is_stamped_by(server: Server) -> bool:
+    """Whether the answers of ``server`` carry the version, under ``policy_version``."""
+    transport = server.transport
+    declared = not isinstance(transport, _DECLARED) or STAMP in transport._response_keys
+    return declared and _given(server, "policy_version_key") == STAMP
+
+
+def _given(server: Server, attribute: str) -> Any:
+    """What the constructor was given; a server in a process keeps it for its other half."""
+    if isinstance(server, ProcessInferenceServer):
+        return server._server_kwargs[attribute.removeprefix("_")]
+    return vars(server)[attribute]
+
+
+def send_by(collector: AsyncBatchedCollector, schemes: dict[str, WeightSyncScheme]) -> None:
+    """Let ``collector.update_policy_weights_`` send by ``schemes``.
+
+    The constructor of AsyncBatchedCollector has no argument for them. Remove this when it has.
+    """
+    collector._weight_sync_schemes = schemes
+
+
+def stamp_both_ends(collector: AsyncBatchedCollector) -> None:
+    """Write the version of each step under ``("next", "policy_version")``, too, as other collectors do.
+
+    The server's answer, and so the root of each frame, has it. The environment's part of a frame does not.
+    """
+    ref = weakref.ref(collector)
+    for name in ("_rollout_frames", "_rollout_yield_trajs"):
+        setattr(collector, name, partial(_stamped_rollout, ref, name))
+
+
+def _stamped_rollout(ref: weakref.ref[AsyncBatchedCollector], name: str) -> TensorDictBase:
+    collector = ref()
+    if collector is None:
+        raise ReferenceError("the collector is gone")
+    frames = getattr(type(collector), name)(collector)
+    stamps = frames.get(STAMP, None)
+    if stamps is not None:
+        frames.set(("next", STAMP), stamps.clone())
+    return frames
+
+
+def around_results(collector: AsyncBatchedCollector, wrap: Callable[[Any], None]) -> None:
+    """Call ``wrap(queue)`` with the queue through which frames arrive, as soon as there is one."""
+    ref = weakref.ref(collector)
+    wrapped: list[object] = []
+
+    def ensure_started() -> None:
+        present = ref()
+        if present is None:
+            raise ReferenceError("the collector is gone")
+        type(present)._ensure_started(present)
+        queue = present._result_queue
+        if queue is not None and not any(queue is known for known in wrapped):
+            wrapped[:] = [queue]
+            wrap(queue)
+
+    collector._ensure_started = ensure_started
+
+
+def around_iterations(
+    collector: AsyncBatchedCollector, enter: Callable[[], AbstractContextManager[object]]
+) -> None:
+    """Run each iteration over the batches of ``collector`` inside ``enter()``."""
+    ref = weakref.ref(collector)
+
+    def iterator() -> Any:
+        present = ref()
+        if present is None:
+            raise ReferenceError("the collector is gone")
+        with enter():
+            yield from type(present).iterator(present)
+
+    collector.iterator = iterator
