@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +52,17 @@ class TheirCollector:
         self.taken.append(weights)
         if isinstance(weights, TensorDictBase):
             TensorDict.from_module(self.policy).data.update_(weights.data)
+
+
+class TheirHolder:
+    """A third party's collector that holds its policy, as TorchRL's distributed collectors do."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.policy = policy
+        self.taken: list[object] = []
+
+    def update_policy_weights_(self, weights: object = None) -> None:
+        self.taken.append(weights)
 
 
 class TheirBlindCollector:
@@ -105,6 +117,29 @@ def test_an_unknown_collector_gets_nothing_that_does_not_fit_its_policy(
     hook = UpdateWeights(theirs, 1, policy_weights_getter=make_small_canary)
     with pytest.raises(LayoutMismatch, match="11"):
         hook()
+    assert theirs.taken == []
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        (lambda: CanaryPolicy(24, 10), "has no source leaf canary.canary.weights.10"),
+        (lambda: CanaryPolicy(9, 10), "canary.weights.9"),
+        (lambda: CanaryPolicy(10, 1), r"shape \[10\] does not fit \[1\]"),
+        (lambda: CanaryPolicy(10, 11), r"shape \[10\] does not fit \[11\]"),
+    ],
+    ids=["layers that the source lacks", "a layer too many", "a width of 1", "another width"],
+)
+def test_a_source_is_compared_leaf_by_leaf_with_the_policy_that_a_collector_holds(
+    sources: tuple[Trainer, CanaryPolicy], held: Callable[[], nn.Module], told: str
+) -> None:
+    trainer, _ = sources
+    trainer.canary, theirs = CanaryPolicy(10, 10), TheirHolder(held())
+    ours = SimpleNamespace(collector=theirs, canary=trainer.canary)
+    with pytest.raises(LayoutMismatch, match=told):
+        resolve({"policy": "canary"}, ours).check()
+    with pytest.raises(LayoutMismatch, match=told):
+        UpdateWeights(theirs, 1, weight_update_map={"policy": "canary"}, trainer=trainer)
     assert theirs.taken == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
-from rlsync.core.path import Path, nearest_name
+from rlsync.core.path import Path, nearest_name, parse, walk
 from rlsync.core.plan import no_destination
 from rlsync.sync.publisher import Publisher
 from rlsync.tensors.layout import Layout, LeafSpec
@@ -22,6 +22,29 @@ from rlsync.transport.rules import Key, check_newer
 
 #: The argument of a process collector that puts its workers on a board.
 WITH_A_BOARD = "weight_sync_schemes={'policy': rlsync.BoardScheme()}"
+
+
+def what_keeps_them(collector: object) -> str:
+    """What keeps rlsync's promises where ``collector`` does not, with its verb."""
+    match collector:
+        case compat.MultiCollector() | compat.DistributedCollector():
+            return f"{WITH_A_BOARD} keeps them"
+        case compat.RPCCollector():
+            return f"on one host, DistributedCollector(launcher='mp', {WITH_A_BOARD}) keeps them"
+        case compat.RayCollector():
+            return (
+                "Ray needs a board of its own on each node, which rlsync does not have yet; on one host, "
+                f"MultiSyncCollector({WITH_A_BOARD}) keeps them"
+            )
+    return f"MultiSyncCollector and MultiAsyncCollector keep them, with {WITH_A_BOARD}"
+
+
+@runtime_checkable
+class ShowsModels(Protocol):
+    """A collector that says which module it has for a destination."""
+
+    def get_model(self, model_id: str) -> object:
+        """The module."""
 
 
 class ForeignEndpoint:
@@ -45,7 +68,7 @@ class ForeignEndpoint:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (f"this transport {self.unkept}; {WITH_A_BOARD} keeps them",)
+        return (f"this transport {self.unkept}; {what_keeps_them(self.collector)}",)
 
     @property
     def unkept(self) -> str:
@@ -78,16 +101,22 @@ class ForeignEndpoint:
         return name, ""
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
-        get_model = getattr(self.collector, "get_model", None)
-        if not callable(get_model):
-            return None
-        try:
-            model = get_model(destination)
-        except (ValueError, AttributeError, KeyError):
-            return None
+        model = self._shown(destination)
         if not isinstance(model, torch.nn.Module):
             return None
         return Leaves(model, f"collector.{destination}").specs()
+
+    def _shown(self, destination: str) -> object:
+        """What the learner's collector holds for a destination; ``None`` if it shows nothing."""
+        if isinstance(self.collector, ShowsModels):
+            try:
+                return self.collector.get_model(destination)
+            except (ValueError, AttributeError, KeyError):
+                return None
+        try:  # distributed collectors have no get_model; they hold what their workers copied
+            return walk(self.collector, parse(destination), error=DestinationNotFound, root_name="collector")
+        except DestinationNotFound:
+            return None
 
     def tensors(self, destination: str) -> None:
         return None
@@ -99,7 +128,7 @@ class ForeignEndpoint:
         raise ConfigError(
             f"the workers of this {type(self.collector).__name__} cannot be asked what they act with",
             "VerifySync.register",
-            f"{WITH_A_BOARD} lets them answer",
+            "leave VerifySync out: " + what_keeps_them(self.collector),
         )
 
 

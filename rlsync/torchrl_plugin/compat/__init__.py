@@ -26,12 +26,13 @@ from rlsync.torchrl_plugin.compat.collectors import (
     says_a_worker_died,
     wrap_write_lock,
 )
-from rlsync.torchrl_plugin.compat.schemes import (
-    around_updates,
-    forget_sender,
-    schemes_of,
-    set_context,
+from rlsync.torchrl_plugin.compat.distributed import (
+    DistributedCollector,
+    DistributedSyncCollector,
+    RayCollector,
+    RPCCollector,
 )
+from rlsync.torchrl_plugin.compat.schemes import around_updates, forget_sender, schemes_of, set_context
 from rlsync.torchrl_plugin.compat.servers import (
     InferenceServer,
     ProcessInferenceServer,
@@ -52,13 +53,7 @@ from rlsync.torchrl_plugin.compat.servers import (
     server_of,
     stamp_both_ends,
 )
-from rlsync.torchrl_plugin.compat.stamps import (
-    STAMP,
-    announce_version,
-    is_stamped,
-    stamp,
-    turn_on_stamps,
-)
+from rlsync.torchrl_plugin.compat.stamps import STAMP, announce_version, is_stamped, stamp, turn_on_stamps
 from rlsync.torchrl_plugin.compat.trainers import (
     optimizer_steps,
     optimizers,
@@ -72,9 +67,13 @@ from rlsync.torchrl_plugin.compat.trainers import (
 __all__ = [
     "AsyncBatchedCollector",
     "Collector",
+    "DistributedCollector",
+    "DistributedSyncCollector",
     "InferenceServer",
     "MultiCollector",
     "ProcessInferenceServer",
+    "RPCCollector",
+    "RayCollector",
     "RayInferenceServer",
     "STAMP",
     "StockUpdateWeights",
