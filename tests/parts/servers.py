@@ -95,6 +95,7 @@ def make_async_batched(
     factory: Callable[[], Any] = make_canary_policy,
     frames_per_batch: int = 20,
     envs: int = 2,
+    env: Callable[[], Any] = make_counting_env,
     **options: Any,
 ) -> AsyncBatchedCollector:
     """An AsyncBatchedCollector on counting environments; a policy makes the server a thread.
@@ -106,6 +107,7 @@ def make_async_batched(
         factory: makes the policy.
         frames_per_batch: as it says.
         envs: how many environments.
+        env: makes one of them.
         options: more arguments of the collector.
     """
     match how:
@@ -123,7 +125,7 @@ def make_async_batched(
     in_a_thread = how in ("thread", "shared environments")
     served = {"policy": policy} if in_a_thread and policy is not None else {"policy_factory": factory}
     return AsyncBatchedCollector(
-        [make_counting_env] * envs,
+        [env] * envs,
         **served,
         frames_per_batch=frames_per_batch,
         total_frames=options.pop("total_frames", -1),

@@ -28,6 +28,7 @@ from tests.parts import (
     make_small_canary,
     make_workers,
 )
+from tests.parts.servers import make_async_batched
 from tests.table.row import Cells, Row
 
 #: The columns.
@@ -35,10 +36,11 @@ COLUMNS = ("weights by", "frames", "LogPolicyLag", "BoundStaleness", "VerifySync
 BATCHES = 4
 
 
-Make = Callable[[CanaryPolicy], AbstractContextManager[BaseCollector]]
+Made = AbstractContextManager[BaseCollector]
+Make = Callable[[CanaryPolicy], Made]
 
 
-def _in_process(policy: CanaryPolicy) -> AbstractContextManager[BaseCollector]:
+def _in_process(policy: CanaryPolicy) -> Made:
     return running(make_collector(policy))
 
 
@@ -49,7 +51,7 @@ def _workers(
     return running(make_workers(kind, policy, schemes=schemes, workers=1))
 
 
-def _one_process(policy: CanaryPolicy) -> AbstractContextManager[BaseCollector]:
+def _one_process(policy: CanaryPolicy) -> Made:
     schemes = {"policy": BoardScheme()}
     collector = AsyncCollector(
         make_counting_env, policy, frames_per_batch=20, total_frames=-1, weight_sync_schemes=schemes
@@ -123,9 +125,17 @@ def stamps(batches: list[TensorDictBase]) -> str:
 _KEYS = ("policy_version", ("next", "policy_version"))
 
 
-def _row(collector: str, scheme: str, make: Make) -> Row:
-    return Row("collectors", (f"`{collector}`", scheme and f"`{scheme}`"), partial(observed, make))
+def _server(how: str, scheme: type[WeightSyncScheme] | None, policy: CanaryPolicy) -> Made:
+    given = None if scheme is None else scheme()
+    return running(make_async_batched(how, given, policy=policy, factory=make_small_canary))
 
+
+def _row(collector: str, scheme: str, make: Make, more: str = "") -> Row:
+    name = f"`{collector}`, {more}" if more else f"`{collector}`"
+    return Row("collectors", (name, scheme and f"`{scheme}`"), partial(observed, make))
+
+
+_BATCHED = "AsyncBatchedCollector"
 
 ROWS = (
     _row("Collector", "", _in_process),
@@ -135,4 +145,14 @@ ROWS = (
         for scheme in (BoardScheme, SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme, None)
     ),
     _row("AsyncCollector", "BoardScheme", _one_process),
+    *(
+        _row(
+            "AsyncBatchedCollector",
+            f"{scheme.__name__ if scheme else ''}",
+            partial(_server, how, scheme),
+            where,
+        )
+        for how, where in (("thread", "server in a thread"), ("slots", "server in a process"))
+        for scheme in (BoardScheme, None)
+    ),
 )

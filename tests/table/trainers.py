@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import AsyncBatchedCollector, BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import (
     Bounded,
     LazyTensorStorage,
@@ -55,6 +55,7 @@ from tests.parts import (
     make_workers,
 )
 from tests.parts.policies import StateActionValue
+from tests.parts.servers import make_async_batched
 from tests.table.row import Cells, Row
 
 BATCHES = 4
@@ -91,11 +92,11 @@ _ACTIONS = Bounded(-1.0, 1.0, shape=(1,))
 
 
 def _recorded() -> ReplayBuffer:
-    """Frames that nobody here collected, without versions."""
+    """Frames as of another collector: without versions, and without what collectors add."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=10)
     collector = make_collector(tells(make_continuous_policy()), env=make_continuous_env)
     for batch in collector:
-        buffer.extend(batch.exclude("policy_version", ("next", "policy_version")))
+        buffer.extend(batch.exclude("policy_version", ("next", "policy_version"), "collector"))
         break
     collector.shutdown()
     return buffer
@@ -232,6 +233,7 @@ PLACES: dict[str, type[BaseCollector] | None] = {
     "Collector": None,
     "MultiSyncCollector, BoardScheme": MultiSyncCollector,
     "MultiAsyncCollector, BoardScheme": MultiAsyncCollector,
+    "AsyncBatchedCollector, BoardScheme": AsyncBatchedCollector,
 }
 
 
@@ -240,6 +242,8 @@ def _acting(row: TrainerRow, place: str, policy: nn.Module) -> Iterator[BaseColl
     kind = PLACES[place]
     if kind is None:
         collector = make_collector(policy, env=row.make_env)
+    elif kind is AsyncBatchedCollector:
+        collector = make_async_batched("thread", BoardScheme(), policy=policy, env=row.make_env)
     else:
         board = {"policy": BoardScheme()}
         collector = make_workers(kind, policy, schemes=board, workers=1, env=row.make_env)
