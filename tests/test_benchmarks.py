@@ -133,3 +133,26 @@ def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> 
         assert figures["lag_mean"] >= 0
         assert name in found["versions"]
         assert f"| {name} |" in table.read_text()
+
+
+@pytest.mark.seconds
+def test_the_canary_of_inference_servers_finds_nothing_torn_or_misnamed(tmp_path: Path) -> None:
+    out = tmp_path / "servers.json"
+    ended = _run(BENCHMARKS / "servers.py", "canary", "--servers", "process", "--steps", 20_000, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert (row["torn"], row["misnamed"]) == (0, 0)
+    assert row["steps"] >= 20_000
+    assert row["versions_that_acted"] > 10
+
+
+@pytest.mark.seconds
+def test_the_cost_of_publishing_to_an_inference_server_is_measured(tmp_path: Path) -> None:
+    out = tmp_path / "servers.json"
+    short = ["--servers", "thread", "--turns", 1, "--turn-seconds", 0.5]
+    ended = _run(BENCHMARKS / "servers.py", "cost", *short, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert row["steps_per_s_quiet"] > 0
+    assert row["steps_per_s_publishing"] > 0
+    assert row["held_us"] > 0

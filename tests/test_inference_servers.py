@@ -9,7 +9,15 @@ import pytest
 from torchrl.modules.inference_server import InferenceServer, ThreadingTransport
 from torchrl.weight_update import MultiProcessWeightSyncScheme
 
-from rlsync import AdoptionTimeout, BoardScheme, ConfigError, LayoutMismatch, PublishError, WorkerLost
+from rlsync import (
+    AdoptionTimeout,
+    BoardScheme,
+    ConfigError,
+    DestinationNotFound,
+    LayoutMismatch,
+    PublishError,
+    WorkerLost,
+)
 from tests.faults.running import in_three_lines
 from tests.parts import CanaryPolicy, kill, stopped, wait_until
 from tests.parts.servers import TRANSPORTS, make_canary_policy, make_server, request, serving
@@ -108,6 +116,15 @@ def test_weights_that_do_not_fit_are_refused_before_the_server_has_started() -> 
         scheme.send(CanaryPolicy(tensors=10, size=2000))
 
 
+def test_a_policy_without_weights_is_refused_before_the_server_has_started() -> None:
+    scheme = BoardScheme()
+    server, _ = make_server("thread", scheme, factory=lambda: lambda tensordict: tensordict)
+    told(scheme, server)
+    with pytest.raises(DestinationNotFound, match="no module") as caught:
+        scheme.send(make_canary_policy())
+    assert in_three_lines(caught.value)
+
+
 def test_a_send_by_a_scheme_that_knows_no_server_is_refused() -> None:
     with pytest.raises(PublishError, match="no collector yet") as caught:
         BoardScheme().send(make_canary_policy())
@@ -143,6 +160,19 @@ def test_weights_that_go_around_the_board_are_refused(transport: str) -> None:
         with pytest.raises((PublishError, RuntimeError), match="come from a board"):
             update(request())
         assert saw(client(request())) == (0, 0, 0)
+
+
+@processes
+def test_a_forked_server_inherits_the_learners_scheme_and_is_served() -> None:
+    scheme = BoardScheme()
+    server, (client,) = make_server("process", scheme, start="fork")
+    told(scheme, server)
+    learner = make_canary_policy()
+    scheme.send(learner.fill(1))
+    with serving(server):
+        assert next_to(client, 1) == (1, 1, 1)
+        scheme.send(learner.fill(2))
+        assert next_to(client, 2) == (2, 2, 2)
 
 
 # ----------------------------------------------------------------------------------------- faults

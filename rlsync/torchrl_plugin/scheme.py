@@ -30,7 +30,8 @@ class BoardScheme(compat.WeightSyncScheme):
     """Weights through a :class:`rlsync.WeightBoard`: no waits, no torn read, exact stamps.
 
     Stands in ``weight_sync_schemes=`` of MultiSyncCollector and MultiAsyncCollector, with ``policy=`` or
-    ``policy_factory=``. Workers adopt between rollouts, in the thread that acts, and every frame carries
+    ``policy_factory=``, and in ``weight_sync=`` of AsyncBatchedCollector, InferenceServer and
+    ProcessInferenceServer. Workers adopt between rollouts, in the thread that acts, and every frame carries
     the version that acted as ``policy_version``. The learner's own parameters are neither moved nor
     shared. The workers end with the program, also when an exception ends it. Publish with
     :class:`rlsync.SyncWeights`; TorchRL's ``UpdateWeights`` and ``collector.update_policy_weights_()`` work

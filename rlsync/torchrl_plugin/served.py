@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
@@ -90,9 +90,8 @@ class Served:
             ValueError: the learner holds none.
         """
         holder = self._holder()
-        module = compat.learners_policy(holder)
-        if isinstance(holder, compat.AsyncBatchedCollector) and isinstance(module, nn.Module):
-            return module
+        if isinstance(holder, compat.AsyncBatchedCollector) and isinstance(holder.policy, nn.Module):
+            return holder.policy
         raise ValueError(f"the learner holds no module {model_id!r}")
 
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
@@ -107,27 +106,28 @@ class Served:
         """The leaves of the policy, told by the learner's side before the server has started.
 
         The policy of a server in a process is made once by its factory, and dropped.
+
+        Raises:
+            DestinationNotFound: the policy is no module.
         """
         if destination != self.destination:
             return None
         if self._specs is None:
-            self._specs = specs_of(compat.learners_policy(self._holder()))
+            self._specs = specs_of(self._holder())
+        if self._specs is None:
+            raise DestinationNotFound(
+                f"the {destination!r} of this inference server is no module, so it has no weights",
+                "BoardScheme as weight_sync",
+                "serve an nn.Module, or leave weight_sync out",
+            )
         return self._specs
 
 
-def specs_of(policy: object) -> list[LeafSpec] | None:
-    """The leaves of a policy or of what its factory makes; ``None`` if that is no module.
+def specs_of(holder: object) -> list[LeafSpec] | None:
+    """The leaves of the policy that an inference server serves; ``None`` if it is no module.
 
     Args:
-        policy: a module, or a function without arguments that makes one.
-
-    Example:
-        >>> [spec.name for spec in specs_of(lambda: nn.Linear(2, 1))]
-        ['weight', 'bias']
+        holder: the server, or the collector that has it.
     """
-    module = policy if isinstance(policy, nn.Module) or not callable(policy) else policy()
-    return (
-        Leaves(module, "the policy of the inference server").specs()
-        if isinstance(module, nn.Module)
-        else None
-    )
+    policy = compat.policy_like_served(holder)
+    return Leaves(policy, "the served policy").specs() if isinstance(policy, nn.Module) else None

@@ -57,6 +57,8 @@ class ServerSync:
         if server is None:
             return
         if self._batches is not None:
+            if self._adopter.settled():
+                return
             self._batches.__exit__(None, None, None)
         self._batches = self._adopter.acting()
         compat.serve_version(server, self._batches.__enter__())

@@ -53,10 +53,15 @@ def response() -> TensorDict:
 
 
 def make_server(
-    transport: str, scheme: object, *, factory: Callable[[], Any] = make_canary_policy, clients: int = 1
+    transport: str,
+    scheme: object,
+    *,
+    factory: Callable[[], Any] = make_canary_policy,
+    clients: int = 1,
+    start: str = "forkserver",
 ) -> tuple[InferenceServer | ProcessInferenceServer, list[Callable[[TensorDictBase], TensorDictBase]]]:
     """A server that was not started, and its clients. Processes come from the fork server of the tests."""
-    context = multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context(start)
     match transport:
         case "thread":
             path = ThreadingTransport()

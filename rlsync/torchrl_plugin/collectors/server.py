@@ -7,7 +7,6 @@ from typing import NoReturn
 
 from rlsync.core.errors import ConfigError
 from rlsync.tensors.layout import LeafSpec
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.foreign import ForeignEndpoint
 from rlsync.torchrl_plugin.scheme import BoardScheme
@@ -80,7 +79,7 @@ class OtherServerEndpoint(ForeignEndpoint):
         return True
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
-        return specs_of(compat.learners_policy(self.collector))
+        return specs_of(self.collector)
 
     def verification(self) -> NoReturn:
         raise ConfigError(

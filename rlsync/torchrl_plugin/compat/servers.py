@@ -58,16 +58,16 @@ def destination_of_server(server: Server) -> Any:
     return _given(server, "_weight_sync_model_id")
 
 
-def learners_policy(holder: object) -> object:
-    """What the learner holds of the policy that is served: a module, or the factory that makes one.
+def policy_like_served(holder: object) -> object:
+    """A policy like the one that is served: the learner's, or one that the factory makes now.
 
     Args:
         holder: a server, or the collector that has one.
     """
     if isinstance(holder, AsyncBatchedCollector):
-        return holder.policy
+        return holder._policy_factory() if holder._policy is None else holder._policy
     if isinstance(holder, ProcessInferenceServer):
-        return holder.policy_factory
+        return holder.policy_factory()
     return holder.model if isinstance(holder, InferenceServer) else None
 
 
