@@ -118,6 +118,11 @@ class WorkersPublisher(Publisher):
         expected = self.expected(destination)
         return None if expected is None else list(expected)
 
+    def has_told(self, worker: int) -> bool:
+        """Whether a worker has said which leaves it has, of every destination."""
+        note = self.transport.note(worker, Note.LEAVES)
+        return note is not None and set(self.destinations) <= set(Layout.from_json(note).destinations)
+
     def _read_notes(self) -> None:
         notes = [self.transport.note(worker, Note.LEAVES) for worker in range(self.collector.num_workers)]
         said = [Layout.from_json(note).destinations for note in notes if note is not None]

@@ -9,7 +9,7 @@ from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.served import Served
+from rlsync.torchrl_plugin.served_server import ServedServer
 from rlsync.torchrl_plugin.server import ServerSync
 from rlsync.torchrl_plugin.worker import WorkerSync
 from rlsync.transport.board.handle import BoardHandle
@@ -27,7 +27,7 @@ class BoardLink:
         self.publisher: WorkersPublisher | None = WorkersPublisher(board, board.ledger)
         self.worker: WorkerSync | None = None
         self.server: ServerSync | None = None
-        self.served: Served | None = None
+        self.served: ServedServer | None = None
         self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -40,6 +40,11 @@ class BoardLink:
             self.board = self.publisher = None
         return self.worker
 
+    def leave(self, destination: str | None) -> None:
+        """In a worker: take no more weights for ``destination``. The last one gives the reader back."""
+        if self.worker is not None and self.worker.leave(destination):
+            self.worker = None
+
     def in_server(self, destination: str, adopt: Adopt, server: compat.InferenceServer) -> ServerSync:
         """The one adopter of an inference server, in the learner's process or in its own."""
         beside_learner = self._pid == os.getpid()
@@ -48,7 +53,7 @@ class BoardLink:
         self.server = ServerSync(self.handle, destination, adopt, server, beside_learner=beside_learner)
         return self.server
 
-    def serve(self, holder: object, scheme: object) -> Served:
+    def serve(self, holder: object, scheme: object) -> ServedServer:
         """Let the publisher serve an inference server.
 
         Args:
@@ -61,7 +66,7 @@ class BoardLink:
         """
         if self.served is not None and self.served.serves(holder):
             return self.served
-        served = Served(holder, scheme)
+        served = ServedServer(holder, scheme)
         if self.publisher is not None:
             self.publisher.serve(served, served.destination)
             self.publisher.expected = served.expected

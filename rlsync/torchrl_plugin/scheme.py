@@ -16,10 +16,17 @@ from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.program_end import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin import compat, waits
+from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.link import BoardLink
-from rlsync.torchrl_plugin.served import Served
+from rlsync.torchrl_plugin.served import (
+    ONE_VERSION,
+    OWN_COLLECTORS,
+    check_interface,
+    refuse_some_workers,
+    served,
+)
+from rlsync.torchrl_plugin.served_server import ServedServer
 
 BACKEND = "board"
 
@@ -29,13 +36,13 @@ T = TypeVar("T")
 class BoardScheme(compat.WeightSyncScheme):
     """Weights through a :class:`rlsync.WeightBoard`: no waits, no torn read, exact stamps.
 
-    Stands in ``weight_sync_schemes=`` of MultiSyncCollector and MultiAsyncCollector, with ``policy=`` or
-    ``policy_factory=``, and in ``weight_sync=`` of AsyncBatchedCollector, InferenceServer and
-    ProcessInferenceServer. Workers adopt between rollouts, in the thread that acts, and every frame carries
-    the version that acted as ``policy_version``. The learner's own parameters are neither moved nor
-    shared. The workers end with the program, also when an exception ends it. Publish with
-    :class:`rlsync.SyncWeights`; TorchRL's ``UpdateWeights`` and ``collector.update_policy_weights_()`` work
-    as well.
+    Stands in ``weight_sync_schemes=`` of MultiSyncCollector, MultiAsyncCollector and, with
+    ``launcher="mp"``, DistributedCollector, with ``policy=`` or ``policy_factory=``; and in ``weight_sync=``
+    of AsyncBatchedCollector, InferenceServer and ProcessInferenceServer. Workers adopt between rollouts, in
+    the thread that acts, and every frame carries the version that acted as ``policy_version``. The learner's
+    own parameters are neither moved nor shared. The workers end with the program, also when an exception
+    ends it. Publish with :class:`rlsync.SyncWeights`; TorchRL's ``UpdateWeights`` and
+    ``collector.update_policy_weights_()`` work as well.
 
     Args:
         adopt: ``"alias"`` points the worker's parameters at the board (no copy); ``"copy"`` copies out.
@@ -43,9 +50,11 @@ class BoardScheme(compat.WeightSyncScheme):
             buffers.
         start_timeout_s: how long the workers may take to make their environments and policies, seconds.
             ``None`` waits for ever for those that live.
+        per_worker_weights: an argument of TorchRL's schemes; must be false.
 
     Raises:
-        ConfigError: ``adopt`` is neither; or the collector is not a process collector.
+        ConfigError: ``adopt`` is neither, or ``per_worker_weights`` is true. From the collector's
+            constructor: a board does not reach the workers of this collector.
         WorkerLost: from the collector's constructor, when a worker process ended without a word.
         AdoptionTimeout: from the collector's constructor, when a worker does not stand in time.
 
@@ -67,6 +76,7 @@ class BoardScheme(compat.WeightSyncScheme):
         adopt: Adopt = "alias",
         *,
         start_timeout_s: float | None = 300.0,
+        per_worker_weights: bool = False,
         _link: BoardLink | None = None,
     ) -> None:
         if adopt not in get_args(Adopt):
@@ -75,10 +85,13 @@ class BoardScheme(compat.WeightSyncScheme):
                 f"BoardScheme(adopt={adopt!r})",
                 f"choose one of: {', '.join(get_args(Adopt))}",
             )
+        if per_worker_weights:
+            raise ConfigError(ONE_VERSION, "BoardScheme(per_worker_weights=True)", OWN_COLLECTORS)
         super().__init__(strategy="tensordict")
         self.adopt: Adopt = adopt
         self.start_timeout_s = start_timeout_s
         self._pid = os.getpid()
+        self._first_worker = 0
         self._board: NumberedBoard | None = None
         if _link is None:
             from rlsync.torchrl_plugin.weight_board import WeightBoard  # which imports this file
@@ -136,31 +149,41 @@ class BoardScheme(compat.WeightSyncScheme):
         """
         return self.publisher
 
-    def _init_on_sender_impl(self, model_id: str, context: Any, ctx: Any = None) -> None:
+    def _init_on_sender_impl(
+        self,
+        model_id: str = "policy",
+        context: Any = None,
+        ctx: Any = None,
+        num_workers: int | None = None,
+        remote_collectors: Any = None,
+        model: Any = None,
+        weights: Any = None,
+        params_map: Any = None,
+        devices: Any = None,
+        device_map_fn: Any = None,
+    ) -> None:
+        """TorchRL's interface. Collectors pass the first five, and ``model`` beside their ``context``."""
         if compat.server_of(context) is not None:
             self.model_id = self.serving(context).connect(self, self.publisher)
             return
-        if not isinstance(context, compat.MultiCollector):
-            raise ConfigError(
-                f"a board serves process collectors, not {type(context).__name__}",
-                f"weight_sync_schemes[{model_id!r}]",
-                "use MultiSyncCollector or MultiAsyncCollector; an in-process Collector needs no scheme, "
-                "SyncWeights alone does it",
-            )
+        placed = {"weights": weights, "params_map": params_map, "devices": devices}
+        check_interface(context, placed | {"device_map_fn": device_map_fn}, {"model": model})
         parse(model_id)
-        end_with_program(context)
+        collector = served(context, model_id)
+        end_with_program(collector.workers)
         self.model_id = model_id
         self.context = context
+        self._first_worker = collector.first_worker
         publisher = self.publisher
-        if publisher.serve(context, model_id):
-            compat.turn_on_stamps(context)
+        if publisher.serve(collector.workers, model_id):
+            collector.prepare()
             compat.around_updates(context, publisher.one_publish)
             publisher.announce = partial(_announce, weakref.ref(context))
-        if model_id == "policy" and compat.has_own_policy_template(context):
-            # Workers receive this policy without its memory and take the weights from the board.
-            publisher.publish_modules({"policy": context.policy}, "the collector")
+        policy = collector.policy() if model_id == "policy" else None
+        if policy is not None:
+            publisher.publish_modules({"policy": policy}, "the collector")
 
-    def serving(self, holder: object) -> Served:
+    def serving(self, holder: object) -> ServedServer:
         """The inference server that was given this scheme as ``weight_sync``.
 
         Args:
@@ -180,7 +203,9 @@ class BoardScheme(compat.WeightSyncScheme):
         # Workers of other schemes stand only when those are connected, too; TorchRL waits for them itself.
         schemes = compat.schemes_of(self.context).values()
         if schemes and all(isinstance(scheme, BoardScheme) for scheme in schemes):
-            waits.await_start(self.context, self.start_timeout_s)
+            served(self.context, str(self.model_id)).await_start(
+                self.publisher.has_told, self.start_timeout_s
+            )
 
     def _init_on_receiver_impl(
         self,
@@ -191,13 +216,14 @@ class BoardScheme(compat.WeightSyncScheme):
     ) -> None:
         compat.forget_sender(self)
         self.model_id = model_id
-        self.worker_idx = worker_idx
         if isinstance(context, compat.InferenceServer):
+            self.worker_idx = worker_idx
             compat.set_context(self, context)
             self._link.in_server(model_id, self.adopt, context)
             return
         self._board = None
-        worker = self._link.in_worker(worker_idx)
+        self.worker_idx = worker_idx - self._first_worker
+        worker = self._link.in_worker(self.worker_idx)
         worker.declare(model_id, self.adopt)
         if model is not None:
             worker.prepare(model_id, model)
@@ -231,7 +257,7 @@ class BoardScheme(compat.WeightSyncScheme):
         """
         if self.model_id is None:
             raise PublishError("this scheme has no collector yet", "BoardScheme.send", "pass it to one")
-        self._check_all_workers(worker_ids)
+        refuse_some_workers(worker_ids, weights, self.publisher.collector.num_workers)
         self.publisher.send(self.model_id, weights)
 
     def wait(self, timeout_s: float) -> None:
@@ -246,18 +272,6 @@ class BoardScheme(compat.WeightSyncScheme):
         """
         BoardEndpoint(self.publisher, {}).wait(timeout_s)
 
-    def _check_all_workers(self, worker_ids: int | list[int] | None) -> None:
-        if worker_ids is None:
-            return
-        asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
-        workers = set(range(self.publisher.collector.num_workers))
-        if asked != workers:
-            raise PublishError(
-                f"a board publishes to all workers, not to {sorted(asked, key=str)} alone",
-                f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}",
-                "leave worker_ids out, or give workers of their own kind a collector of their own",
-            )
-
     def receive(self, timeout: float | None = None) -> None:
         """Adopt, in an inference server, between two batches. Workers adopt by themselves, between rollouts.
 
@@ -268,8 +282,9 @@ class BoardScheme(compat.WeightSyncScheme):
             self._link.server.between_batches()
 
     def shutdown(self) -> None:
-        """Close the board if it is this scheme's own."""
+        """Close the board if it is this scheme's own; in a worker, adopt for this destination no more."""
         super().shutdown()
+        self._link.leave(self.model_id)
         if self._board is not None:
             self._board.close()
 

@@ -1,133 +1,215 @@
-"""An inference server as the learner sees it: one worker, which reads a board."""
+"""Which collectors a BoardScheme serves, and what it needs of each kind."""
 
 from __future__ import annotations
 
-import weakref
-from multiprocessing.process import BaseProcess
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from torch import nn
 
-from rlsync.core.errors import ConfigError, DestinationNotFound
-from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin import compat
+from rlsync.core.errors import ConfigError, PublishError
+from rlsync.sync.processes import await_ready
+from rlsync.sync.workers_publisher import WorkerProcesses
+from rlsync.torchrl_plugin import compat, waits
+
+ONE_VERSION = "a board has one newest version for all workers"
+OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of their own"
 
 
-class Served:
-    """What a publisher asks of the collector whose workers it serves, asked of an inference server.
+class Served(Protocol):
+    """A collector under construction whose workers will read a board."""
 
-    Args:
-        holder: the server, or the AsyncBatchedCollector that has it.
-        scheme: what it must have been given as ``weight_sync``.
+    first_worker: int  #: the number that TorchRL gives to its first worker
 
-    Raises:
-        ConfigError: it was given another scheme, or is an actor of Ray.
-    """
+    @property
+    def workers(self) -> WorkerProcesses:
+        """Its workers, as a publisher sees them; the same object whenever it is asked."""
 
-    num_workers = 1
+    def policy(self) -> nn.Module | None:
+        """What the workers act with first; ``None`` if they make it themselves."""
 
-    def __init__(self, holder: Any, scheme: object) -> None:
-        server = compat.server_of(holder)
-        if server is None or isinstance(server, compat.RayInferenceServer):
-            raise ConfigError(
-                "a board serves inference servers of this host, in a thread or in a process",
-                f"BoardScheme, {type(holder).__name__}",
-                "use service_backend='thread' or 'process'; an actor of Ray takes weights by its own "
-                "update_model_weights",
-            )
-        if compat.scheme_of_server(server) is not scheme:
-            raise ConfigError(
-                f"this scheme is not the weight_sync of that {type(holder).__name__}",
-                "BoardScheme.init_on_sender",
-                "pass one scheme to both: weight_sync=scheme when the server or the collector is made",
-            )
-        self._holder = weakref.ref(holder)
-        self._server = weakref.ref(server)
-        self.in_a_process = compat.is_in_a_process(server)
-        self.destination: str = compat.destination_of_server(server)
-        self.stamped = compat.is_stamped_by(server)
-        self._specs: list[LeafSpec] | None = None
+    def prepare(self) -> None:
+        """Make the workers stamp frames. Called once, before they start."""
 
-    def serves(self, holder: object) -> bool:
-        """Whether this is the server that ``holder`` is or has."""
-        return compat.server_of(holder) is self._server()
-
-    def connect(self, scheme: compat.WeightSyncScheme, publisher: WorkersPublisher) -> str:
-        """Let the collector's own method publish, and its frames carry versions at both ends of a step.
+    def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
+        """Wait until the workers stand.
 
         Args:
-            scheme: sends.
-            publisher: makes one version of what one call sends.
-
-        Returns:
-            The name of the server's policy.
-        """
-        holder = self._holder()
-        if isinstance(holder, compat.AsyncBatchedCollector):
-            compat.send_by(holder, {self.destination: scheme})
-            compat.around_updates(holder, publisher.one_publish)
-            compat.stamp_both_ends(holder)
-        return self.destination
-
-    @property
-    def procs(self) -> list[BaseProcess]:
-        """The process of the server; none for a thread, and before the start."""
-        server = self._server()
-        process = None if server is None else compat.process_of(server)
-        return [] if process is None else [process]
-
-    @property
-    def closed(self) -> bool:
-        """Whether the server is gone."""
-        return self._server() is None
-
-    def get_model(self, model_id: str) -> nn.Module:
-        """The learner's module for a destination.
+            told: whether a worker has left its note on the board.
+            timeout_s: how long they may take, seconds.
 
         Raises:
-            ValueError: the learner holds none.
+            WorkerLost: a worker ended before it stood.
+            AdoptionTimeout: a worker does not stand in time.
         """
-        holder = self._holder()
-        if isinstance(holder, compat.AsyncBatchedCollector) and isinstance(holder.policy, nn.Module):
-            return holder.policy
-        raise ValueError(f"the learner holds no module {model_id!r}")
-
-    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """End the server, and the collector that asks it."""
-        holder = self._holder()
-        if isinstance(holder, compat.AsyncBatchedCollector):
-            holder.shutdown(timeout=timeout, raise_on_error=raise_on_error)
-        elif holder is not None:
-            holder.shutdown(timeout=timeout)
-
-    def expected(self, destination: str) -> list[LeafSpec] | None:
-        """The leaves of the policy, told by the learner's side before the server has started.
-
-        The policy of a server in a process is made once by its factory, and dropped.
-
-        Raises:
-            DestinationNotFound: the policy is no module.
-        """
-        if destination != self.destination:
-            return None
-        if self._specs is None:
-            self._specs = specs_of(self._holder())
-        if self._specs is None:
-            raise DestinationNotFound(
-                f"the {destination!r} of this inference server is no module, so it has no weights",
-                "BoardScheme as weight_sync",
-                "serve an nn.Module, or leave weight_sync out",
-            )
-        return self._specs
 
 
-def specs_of(holder: object) -> list[LeafSpec] | None:
-    """The leaves of the policy that an inference server serves; ``None`` if it is no module.
+class ServedProcesses:
+    """A MultiSyncCollector or MultiAsyncCollector."""
+
+    first_worker = 0
+
+    def __init__(self, collector: compat.MultiCollector) -> None:
+        self.workers = collector
+
+    def policy(self) -> nn.Module | None:
+        """See :class:`Served`. Workers receive it without its memory, and take the weights from the board."""
+        return self.workers.policy if compat.has_own_policy_template(self.workers) else None
+
+    def prepare(self) -> None:
+        """See :class:`Served`."""
+        compat.turn_on_stamps(self.workers)
+
+    def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
+        """See :class:`Served`. These workers say on a pipe that they stand, or why not."""
+        waits.await_start(self.workers, timeout_s)
+
+
+class ServedNodes:
+    """A DistributedCollector whose workers are single collectors on this host."""
+
+    first_worker = compat.FIRST_RANK
+
+    def __init__(self, collector: compat.DistributedCollector) -> None:
+        self.workers = compat.distributed_workers(collector)
+        self._policy = compat.own_policy(collector)
+
+    def policy(self) -> nn.Module | None:
+        """See :class:`Served`."""
+        return self._policy
+
+    def prepare(self) -> None:
+        """See :class:`Served`."""
+        compat.stamp_nodes(self.workers.collector)
+        if self._policy is not None:
+            compat.send_policy_by_value(self.workers.collector, self._policy)
+
+    def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
+        """See :class:`Served`. If a worker does not stand, all are ended: TorchRL would leave them."""
+
+        def ready(worker: int, seconds: float) -> bool:
+            deadline = time.monotonic() + seconds
+            while not told(worker):
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.01)
+            return True
+
+        try:
+            await_ready(self.workers.procs, ready, timeout_s)
+        except BaseException:
+            self.workers.shutdown(0.0)
+            raise
+
+
+def served(collector: object, destination: str) -> Served:
+    """How a board serves ``collector``.
 
     Args:
-        holder: the server, or the collector that has it.
+        collector: under construction.
+        destination: of the scheme that asks, for errors.
+
+    Raises:
+        ConfigError: a board does not reach its workers.
     """
-    policy = compat.policy_like_served(holder)
-    return Leaves(policy, "the served policy").specs() if isinstance(policy, nn.Module) else None
+    where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
+    match collector:
+        case compat.MultiCollector():
+            return ServedProcesses(collector)
+        case compat.DistributedCollector():
+            _check_on_this_host(collector, where)
+            return ServedNodes(collector)
+        case compat.RayCollector():
+            raise ConfigError(
+                "a board is memory of one host, and Ray starts workers on any node",
+                where,
+                "leave the scheme out, or use MultiSyncCollector or MultiAsyncCollector on one host; Ray "
+                "needs a board of its own on each node, which rlsync does not have yet",
+            )
+        case compat.RPCCollector():
+            collector.shutdown()  # TorchRL asks only when its workers stand, and would leave them
+            raise ConfigError(
+                "a board must know a collector before its workers start, and RPCCollector starts them first",
+                where,
+                "use DistributedCollector(launcher='mp') with the scheme, or leave the scheme out; Ray needs "
+                "a board of its own on each node, which rlsync does not have yet",
+            )
+    raise ConfigError(
+        f"a board serves process collectors, not {type(collector).__name__}",
+        where,
+        "use MultiSyncCollector or MultiAsyncCollector; an in-process Collector needs no scheme, "
+        "SyncWeights alone does it",
+    )
+
+
+def check_interface(context: object, placed: Mapping[str, object], model: Mapping[str, object]) -> None:
+    """Refuse the uses of ``init_on_sender`` that a board does not serve.
+
+    Args:
+        context: the collector.
+        placed: arguments that place weights in each worker, by name.
+        model: an argument that may stand beside a collector, by name.
+
+    Raises:
+        ConfigError: there is no collector, or weights would be placed in workers one by one.
+    """
+    refused = placed if context is not None else {**placed, **model}
+    given = [f"{name}=..." for name, value in refused.items() if value is not None]
+    if given or context is None:
+        raise ConfigError(
+            "a board serves the workers of a collector, all with the same weights",
+            f"BoardScheme.init_on_sender({', '.join(given)})",
+            "pass the scheme to a process collector, weight_sync_schemes={'policy': BoardScheme()}, which "
+            "calls this method",
+        )
+
+
+def refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:
+    """Refuse weights that are not for all workers alike.
+
+    Args:
+        worker_ids: who is to get them; ``None`` for all.
+        weights: what is sent; TorchRL takes a mapping by worker number, too.
+        num_workers: how many there are.
+
+    Raises:
+        PublishError: they would differ between workers.
+    """
+    if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
+        named = sorted(key for key in weights if isinstance(key, int))
+        raise PublishError(
+            ONE_VERSION, f"update_policy_weights_ with weights for workers {named}", OWN_COLLECTORS
+        )
+    if worker_ids is None:
+        return
+    asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
+    workers = set(range(num_workers))
+    if asked != workers:
+        raise PublishError(
+            f"a board publishes to all workers, not to {sorted(asked, key=str)} alone",
+            f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}",
+            "leave worker_ids out, or give workers of their own kind a collector of their own",
+        )
+
+
+def _check_on_this_host(collector: compat.DistributedCollector, where: str) -> None:
+    if collector.launcher != "mp":
+        raise ConfigError(
+            f"a board is memory of one host, and launcher={collector.launcher!r} may start workers on others",
+            where,
+            "pass launcher='mp' to keep them on this host, or leave the scheme out; Ray and other hosts need "
+            "a board of their own on each node, which rlsync does not have yet",
+        )
+    if not compat.single_collectors(collector):
+        raise ConfigError(
+            f"a board does not reach the workers of a {collector.collector_class.__name__} in each node",
+            where,
+            "leave collector_class out, and give each environment a node of its own",
+        )
+    if argument := compat.updates_by_itself(collector):
+        raise ConfigError(
+            "a board publishes to all workers at once, and this collector would send to one at a time",
+            f"{where}, with {argument}",
+            "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches",
+        )

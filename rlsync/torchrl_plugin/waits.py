@@ -11,6 +11,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from rlsync.sync.processes import await_ready, ending
+from rlsync.sync.workers_publisher import WorkerProcesses
 from rlsync.torchrl_plugin import compat
 
 #: ``wait(step, timeout_s)`` calls ``step(seconds)``, which waits so long, until it is true or time is up.
@@ -21,7 +22,7 @@ Enter = Callable[[], AbstractContextManager[object]]
 _REAPED_WITHIN_S = 1.0
 
 
-def worker_ends(collector: compat.MultiCollector, dead: Collection[int] = ()) -> dict[int, str | None]:
+def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[int, str | None]:
     """How each worker process ended, by its number; ``None`` while it lives.
 
     Workers that TorchRL has ended by itself, because another one had died, are left out: it closes those.

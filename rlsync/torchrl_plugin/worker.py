@@ -65,6 +65,19 @@ class WorkerSync:
         self._adopter.place(self._places)
         self._adopter.tell()
 
+    def leave(self, destination: str | None) -> bool:
+        """Take no more weights for ``destination``.
+
+        Returns:
+            Whether it was the last one, and this worker has left the board.
+        """
+        self._adopt_by.pop(str(destination), None)
+        self._places.pop(str(destination), None)
+        self._adopter.place(self._places)
+        if not self._adopt_by:
+            self._adopter.close()
+        return not self._adopt_by
+
     @property
     def version(self) -> int:
         """The version that acts in this worker."""

@@ -18,6 +18,8 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -32,10 +34,17 @@ _FLOCK = "hhqqi4x"
 
 @dataclass(frozen=True, slots=True)
 class FileAddress:
-    """Where another process finds the file; small and picklable."""
+    """Where another process finds the file; small and picklable.
+
+    Args:
+        pid: the owner's.
+        path: the file, among the owner's descriptors.
+        host: where this path means this file; empty if the address does not say.
+    """
 
     pid: int
     path: str
+    host: str = ""
 
 
 class SharedFile:
@@ -64,7 +73,7 @@ class SharedFile:
         _require_locks()
         pid = os.getpid()
         fd = os.memfd_create(name)
-        return cls(fd, FileAddress(pid, f"/proc/{pid}/fd/{fd}"))
+        return cls(fd, FileAddress(pid, f"/proc/{pid}/fd/{fd}", this_host()))
 
     @classmethod
     def open(cls, address: FileAddress) -> SharedFile:
@@ -74,10 +83,17 @@ class SharedFile:
             address: from :attr:`address` of the owner.
 
         Raises:
-            BoardClosed: the owner has closed it or died.
+            BoardClosed: the owner has closed it or died, or is on another host or in another container.
             ConfigError: this platform lacks the locks.
         """
         _require_locks()
+        if address.host not in ("", this_host()):
+            raise BoardClosed(
+                f"the board of process {address.pid} is memory of another host or container",
+                f"process {os.getpid()}, opening {address.path} of {address.host}; this is {this_host()}",
+                "start the workers on the learner's host, in its container; Ray needs a board of its own on "
+                "each node, which rlsync does not have yet",
+            )
         try:
             return cls(os.open(address.path, os.O_RDWR), address)
         except OSError as cause:
@@ -161,6 +177,16 @@ class SharedFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+@cache
+def this_host() -> str:
+    """What two processes have in common that see each other's ``/proc``: the running kernel and the pids."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"boot {boot}, {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:  # hidden from this process: opening the file tells
+        return ""
 
 
 def _require_locks() -> None:

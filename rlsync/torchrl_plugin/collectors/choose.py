@@ -8,8 +8,9 @@ from rlsync.sync.program_end import close_with_program, end_with_program
 from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
-from rlsync.torchrl_plugin.collectors.foreign import WITH_A_BOARD, ForeignEndpoint
+from rlsync.torchrl_plugin.collectors.foreign import WITH_A_BOARD, ForeignEndpoint, what_keeps_them
 from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
+from rlsync.torchrl_plugin.collectors.remote import RemoteEndpoint
 from rlsync.torchrl_plugin.collectors.server import OtherServerEndpoint, ServerEndpoint
 from rlsync.torchrl_plugin.scheme import BoardScheme
 
@@ -29,6 +30,12 @@ def endpoint_of(collector: object) -> Endpoint:
         if isinstance(scheme, BoardScheme):
             return ServerEndpoint(scheme, collector)
         return OtherServerEndpoint(collector)
+    if isinstance(collector, compat.DistributedSyncCollector):
+        raise ConfigError(
+            "DistributedSyncCollector takes no weights, it sends its own policy every few batches",
+            "SyncWeights, UpdateWeights",
+            f"use DistributedCollector(sync=True, launcher='mp', {WITH_A_BOARD}), or leave the hook out",
+        )
     schemes = compat.schemes_of(collector)
     boards = {name: s for name, s in schemes.items() if isinstance(s, BoardScheme)}
     if boards:
@@ -46,21 +53,27 @@ def endpoint_of(collector: object) -> Endpoint:
         end_with_program(collector)  # one on a board says so itself
         for scheme in schemes.values():
             close_with_program(scheme)
+    if isinstance(collector, (compat.DistributedCollector, compat.RPCCollector, compat.RayCollector)):
+        return RemoteEndpoint(collector, list(schemes))
     return ForeignEndpoint(collector, list(schemes))
 
 
 def warn_without_board(endpoint: Endpoint, who: str) -> None:
-    """Warn if the destinations are in worker processes that could be on a board, and are not.
+    """Warn if the destinations are in worker processes, and which weights acted there cannot be known.
 
     Args:
         endpoint: where the destinations are.
         who: who publishes to them, for the warning.
     """
-    if isinstance(endpoint, ForeignEndpoint) and isinstance(endpoint.collector, compat.MultiCollector):
+    if not isinstance(endpoint, ForeignEndpoint):
+        return
+    processes = isinstance(endpoint.collector, compat.MultiCollector)
+    if processes or (isinstance(endpoint, RemoteEndpoint) and not endpoint.stamped):
+        cure = f"pass {WITH_A_BOARD} to the collector" if processes else what_keeps_them(endpoint.collector)
         warn(
             NoBoard(
                 f"{endpoint.description}, {endpoint.unkept}",
                 f"{who}; the collector is a {type(endpoint.collector).__name__} without a BoardScheme",
-                f"pass {WITH_A_BOARD} to the collector",
+                cure,
             )
         )

@@ -60,7 +60,8 @@ class ForeignEndpoint:
     def __init__(self, collector: object, destinations: list[str]) -> None:
         self.collector = collector
         self.destinations = destinations or ["policy"]
-        self.publisher = Publisher(CallTransport(collector, bool(destinations)), leaves_at=self.specs)
+        self.transport = CallTransport(collector, bool(destinations))
+        self.publisher = Publisher(self.transport, leaves_at=self.specs)
 
     @property
     def description(self) -> str:
@@ -150,6 +151,7 @@ class CallTransport:
         self._schemed = schemed
         self.layout: Layout | None = None
         self.newest_stamp = NOTHING
+        self.underway: Stamp | None = None  #: of the publish that is being made now
 
     @property
     def handle(self) -> NoReturn:
@@ -172,7 +174,11 @@ class CallTransport:
             if tensor is not None:  # cloned: TorchRL may queue or share what it is given
                 held = weights.setdefault(entry.destination, TensorDict())
                 held.set(tuple(entry.leaf.name.split(".")), tensor.detach().clone())
-        self._update(weights)
+        self.underway = stamp
+        try:
+            self._update(weights)
+        finally:
+            self.underway = None
         self.newest_stamp = stamp
         return stamp.version
 

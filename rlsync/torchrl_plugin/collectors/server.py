@@ -10,7 +10,7 @@ from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.foreign import ForeignEndpoint
 from rlsync.torchrl_plugin.scheme import BoardScheme
-from rlsync.torchrl_plugin.served import specs_of
+from rlsync.torchrl_plugin.served_server import specs_of
 
 #: The argument of a server, or of the collector that has one, that puts it on a board.
 WITH_A_BOARD_SERVER = "weight_sync=rlsync.BoardScheme()"

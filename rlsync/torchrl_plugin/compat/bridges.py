@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from torchrl.collectors import AsyncBatchedCollector
-from torchrl.collectors.distributed import DistributedCollector, DistributedSyncCollector, RPCCollector
+from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
 
 def bridge_for_trainer(collector: object) -> None:
@@ -30,6 +30,11 @@ def _init_random_frames(collector: Any) -> None:
     vars(collector).setdefault("init_random_frames", 0)
 
 
+def _init_random_frames_of_nodes(collector: Any) -> None:
+    shares = [arguments.get("init_random_frames", 0) for arguments in collector.collector_kwargs]
+    vars(collector).setdefault("init_random_frames", sum(max(0, share) for share in shares))
+
+
 def _getattr_rb(collector: Any) -> None:
     ref = weakref.ref(collector)
 
@@ -45,7 +50,7 @@ def _getattr_rb(collector: Any) -> None:
 #: What is added to a collector, by its kind.
 _BRIDGES = {
     AsyncBatchedCollector: (_init_random_frames, _getattr_rb),
-    DistributedCollector: (_init_random_frames,),
-    DistributedSyncCollector: (_init_random_frames,),
-    RPCCollector: (_init_random_frames,),
+    DistributedCollector: (_init_random_frames_of_nodes,),
+    RPCCollector: (_init_random_frames_of_nodes,),
+    RayCollector: (_init_random_frames_of_nodes,),
 }

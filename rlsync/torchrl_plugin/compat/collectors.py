@@ -12,6 +12,14 @@ from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 
+from rlsync.torchrl_plugin.compat.distributed import (
+    DistributedCollector,
+    DistributedWorkers,
+    RayCollector,
+    RPCCollector,
+    waits_for_learner,
+)
+
 
 def has_own_policy_template(collector: MultiCollector) -> bool:
     """Whether the workers' policy is built from ``collector.policy``, and not by a policy_factory."""
@@ -38,6 +46,11 @@ def runs_compiled(collector: Collector) -> bool:
 
 def collects_in_the_background(collector: object) -> bool:
     """Whether the workers collect while the learner uses a batch."""
+    match collector:
+        case DistributedWorkers():
+            return not waits_for_learner(collector.collector)
+        case DistributedCollector() | RPCCollector() | RayCollector():
+            return not waits_for_learner(collector)
     return isinstance(collector, MultiAsyncCollector) or bool(getattr(collector, "_running_free", False))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torchrl.collectors._multi_base import MultiCollector
+from torchrl.collectors import BaseCollector
 from torchrl.weight_update import WeightSyncScheme
 
 
@@ -35,20 +35,33 @@ def set_context(scheme: WeightSyncScheme, collector: object) -> None:
 
 
 def around_updates(
-    collector: MultiCollector, enter: Callable[[Iterable[str]], AbstractContextManager[object]]
+    collector: BaseCollector, enter: Callable[[Iterable[str]], AbstractContextManager[object]]
 ) -> None:
     """Run every ``update_policy_weights_`` of ``collector`` inside ``enter(destinations)``.
 
     TorchRL sends the destinations of a ``weights_dict`` one by one. Inside ``enter``, they become one
     publish, or none.
     """
+    _around_updates(collector, lambda arguments: enter(arguments.get("weights_dict") or ()))
+
+
+def around_partial_updates(
+    collector: BaseCollector, enter: Callable[[object], AbstractContextManager[object]]
+) -> None:
+    """Run every ``update_policy_weights_`` of ``collector`` inside ``enter(worker_ids)``."""
+    _around_updates(collector, lambda arguments: enter(arguments.get("worker_ids")))
+
+
+def _around_updates(
+    collector: BaseCollector, enter: Callable[[dict[str, Any]], AbstractContextManager[object]]
+) -> None:
     ref = weakref.ref(collector)
 
     def update(*args: Any, **kwargs: Any) -> Any:
         self = ref()
         if self is None:
             raise ReferenceError("the collector is gone")
-        with enter(kwargs.get("weights_dict") or ()):
+        with enter(kwargs):
             return type(self)._weight_update_impl(self, *args, **kwargs)
 
     collector._weight_update_impl = update

@@ -253,11 +253,12 @@ class SyncWeights(PublishHook):
         Raises:
             ConfigError: the frames carry no ``policy_version``.
         """
-        if not self._bound.endpoint.stamped:
+        endpoint = self._bound.endpoint
+        if not endpoint.stamped:
             raise ConfigError(
-                "frames do not carry policy_version",
+                "frames do not carry the version that acted",
                 f"{who} on this trainer's collector",
-                "pass track_policy_version=True to the collector",
+                "; ".join(endpoint.notes),
             )
 
     def _publish(self, reason: str, now: Counters) -> Receipt:

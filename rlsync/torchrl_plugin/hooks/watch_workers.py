@@ -100,6 +100,12 @@ class WatchWorkers(RegistersItself):
                 f"WatchWorkers.register; the collector is a {type(collector).__name__}",
                 "leave WatchWorkers out",
             )
+        if not isinstance(trainer.collector, (compat.MultiCollector, compat.AsyncBatchedCollector)):
+            raise ConfigError(
+                "WatchWorkers watches MultiSyncCollector, MultiAsyncCollector and AsyncBatchedCollector only",
+                f"WatchWorkers.register; the collector is a {type(trainer.collector).__name__}",
+                "leave it out; sync.wait() raises WorkerLost when a worker is dead",
+            )
         if endpoint.publisher in _WATCHED:
             raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
         watch = _Watch(endpoint.publisher, self.silent_timeout_s)

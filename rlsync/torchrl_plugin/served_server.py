@@ -1,0 +1,133 @@
+"""An inference server as the learner sees it: one worker, which reads a board."""
+
+from __future__ import annotations
+
+import weakref
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from torch import nn
+
+from rlsync.core.errors import ConfigError, DestinationNotFound
+from rlsync.sync.workers_publisher import WorkersPublisher
+from rlsync.tensors.layout import LeafSpec
+from rlsync.tensors.leaves import Leaves
+from rlsync.torchrl_plugin import compat
+
+
+class ServedServer:
+    """What a publisher asks of the collector whose workers it serves, asked of an inference server.
+
+    Args:
+        holder: the server, or the AsyncBatchedCollector that has it.
+        scheme: what it must have been given as ``weight_sync``.
+
+    Raises:
+        ConfigError: it was given another scheme, or is an actor of Ray.
+    """
+
+    num_workers = 1
+
+    def __init__(self, holder: Any, scheme: object) -> None:
+        server = compat.server_of(holder)
+        if server is None or isinstance(server, compat.RayInferenceServer):
+            raise ConfigError(
+                "a board serves inference servers of this host, in a thread or in a process",
+                f"BoardScheme, {type(holder).__name__}",
+                "use service_backend='thread' or 'process'; an actor of Ray takes weights by its own "
+                "update_model_weights",
+            )
+        if compat.scheme_of_server(server) is not scheme:
+            raise ConfigError(
+                f"this scheme is not the weight_sync of that {type(holder).__name__}",
+                "BoardScheme.init_on_sender",
+                "pass one scheme to both: weight_sync=scheme when the server or the collector is made",
+            )
+        self._holder = weakref.ref(holder)
+        self._server = weakref.ref(server)
+        self.in_a_process = compat.is_in_a_process(server)
+        self.destination: str = compat.destination_of_server(server)
+        self.stamped = compat.is_stamped_by(server)
+        self._specs: list[LeafSpec] | None = None
+
+    def serves(self, holder: object) -> bool:
+        """Whether this is the server that ``holder`` is or has."""
+        return compat.server_of(holder) is self._server()
+
+    def connect(self, scheme: compat.WeightSyncScheme, publisher: WorkersPublisher) -> str:
+        """Let the collector's own method publish, and its frames carry versions at both ends of a step.
+
+        Args:
+            scheme: sends.
+            publisher: makes one version of what one call sends.
+
+        Returns:
+            The name of the server's policy.
+        """
+        holder = self._holder()
+        if isinstance(holder, compat.AsyncBatchedCollector):
+            compat.send_by(holder, {self.destination: scheme})
+            compat.around_updates(holder, publisher.one_publish)
+            compat.stamp_both_ends(holder)
+        return self.destination
+
+    @property
+    def procs(self) -> list[BaseProcess]:
+        """The process of the server; none for a thread, and before the start."""
+        server = self._server()
+        process = None if server is None else compat.process_of(server)
+        return [] if process is None else [process]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server is gone."""
+        return self._server() is None
+
+    def get_model(self, model_id: str) -> nn.Module:
+        """The learner's module for a destination.
+
+        Raises:
+            ValueError: the learner holds none.
+        """
+        holder = self._holder()
+        if isinstance(holder, compat.AsyncBatchedCollector) and isinstance(holder.policy, nn.Module):
+            return holder.policy
+        raise ValueError(f"the learner holds no module {model_id!r}")
+
+    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
+        """End the server, and the collector that asks it."""
+        holder = self._holder()
+        if isinstance(holder, compat.AsyncBatchedCollector):
+            holder.shutdown(timeout=timeout, raise_on_error=raise_on_error)
+        elif holder is not None:
+            holder.shutdown(timeout=timeout)
+
+    def expected(self, destination: str) -> list[LeafSpec] | None:
+        """The leaves of the policy, told by the learner's side before the server has started.
+
+        The policy of a server in a process is made once by its factory, and dropped.
+
+        Raises:
+            DestinationNotFound: the policy is no module.
+        """
+        if destination != self.destination:
+            return None
+        if self._specs is None:
+            self._specs = specs_of(self._holder())
+        if self._specs is None:
+            raise DestinationNotFound(
+                f"the {destination!r} of this inference server is no module, so it has no weights",
+                "BoardScheme as weight_sync",
+                "serve an nn.Module, or leave weight_sync out",
+            )
+        return self._specs
+
+
+def specs_of(holder: object) -> list[LeafSpec] | None:
+    """The leaves of the policy that an inference server serves; ``None`` if it is no module.
+
+    Args:
+        holder: the server, or the collector that has it.
+    """
+    policy = compat.policy_like_served(holder)
+    return Leaves(policy, "the served policy").specs() if isinstance(policy, nn.Module) else None

@@ -1,0 +1,16 @@
+"""Linux namespaces: programs with processes or a network of their own, where this user may make them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+
+
+@cache
+def may_unshare(flag: str) -> bool:
+    """Whether ``unshare FLAG`` works here: as root, mostly."""
+    command = ["unshare", flag, "-f", "true"]
+    return (
+        shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    )
