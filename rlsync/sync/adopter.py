@@ -14,7 +14,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from rlsync.sync.verification import answering, digests_of
-from rlsync.tensors.layout import Layout
+from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.memory import return_freed_memory
 from rlsync.tensors.target import Target
@@ -110,7 +110,7 @@ class Adopter:
     def tell(self) -> None:
         """Tell the learner which leaves each destination has here, so that it can check its map."""
         leaves = {name: Leaves(place.find(), name).specs() for name, place in self._places.items()}
-        self._reader.leave_note(Layout.build(leaves).to_json(), Note.LEAVES)
+        self._reader.leave_note(specs_to_json(leaves), Note.LEAVES)
 
     def adopt(self) -> int:
         """Adopt the newest version; between rollouts, in the thread that acts."""
@@ -137,6 +137,11 @@ class Adopter:
         with answering(self._reader, version, self._answered, fresh, self._digests) as answered:
             yield version
         self._answered = answered
+
+    def memory(self) -> set[int]:
+        """The addresses of the memory that holds what acts: adoptions change it, or give it back."""
+        held = (tensor for binding in self._bindings for tensor in binding.target.live)
+        return {tensor.untyped_storage().data_ptr() for tensor in held}
 
     def end_with_the_learner(self) -> None:
         """End this process soon after the learner was killed, whatever it is doing then."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Ledger, Stamp
@@ -76,7 +76,7 @@ class Publisher:
         found = None if self._leaves_at is None else self._leaves_at(destination)
         return None if found is None else list(found)
 
-    def publish_modules(self, modules: Mapping[str, nn.Module], where: str) -> None:
+    def publish_modules(self, modules: Mapping[str, object], where: str) -> None:
         """Publish every leaf of some modules as one version; nothing when there are none.
 
         Args:
@@ -92,7 +92,7 @@ class Publisher:
             leaves.specs()  # refuses leaves that cannot travel
             named = zip(leaves.names, leaves.tensors(), strict=True)
             found |= {(destination, name): tensor for name, tensor in named}
-        if found:
+        if modules:
             self.publish(found)
 
     def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:

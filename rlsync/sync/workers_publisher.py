@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Protocol, runtime_checkable
@@ -19,9 +19,9 @@ from rlsync.sync.adopter import Adopt
 from rlsync.sync.publisher import LeavesAt, Publisher
 from rlsync.tensors.compare import check_same_leaves
 from rlsync.tensors.fit import Fit
-from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.tensors.layout import LeafSpec, specs_from_json
 from rlsync.transport.contract import Note, Transport
-from rlsync.transport.rules import Key
+from rlsync.transport.rules import Key, keyed
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class WorkersPublisher(Publisher):
         self._collector: weakref.ref[WorkerProcesses] | None = None
         self._specs: dict[str, list[LeafSpec]] = {}
         self._staged: dict[Key, Tensor] | None = None
+        self._sent = False
         self._default_wanted = False
         self._fits: dict[str, Fit] = {}
 
@@ -121,11 +122,11 @@ class WorkersPublisher(Publisher):
     def has_told(self, worker: int) -> bool:
         """Whether a worker has said which leaves it has, of every destination."""
         note = self.transport.note(worker, Note.LEAVES)
-        return note is not None and set(self.destinations) <= set(Layout.from_json(note).destinations)
+        return note is not None and set(self.destinations) <= set(specs_from_json(note))
 
     def _read_notes(self) -> None:
         notes = [self.transport.note(worker, Note.LEAVES) for worker in range(self.collector.num_workers)]
-        said = [Layout.from_json(note).destinations for note in notes if note is not None]
+        said = [specs_from_json(note) for note in notes if note is not None]
         if len(said) < len(notes):
             return  # the workers are still being constructed
         for worker, told in enumerate(said):
@@ -152,13 +153,14 @@ class WorkersPublisher(Publisher):
         if self._staged is not None:
             yield
             return
-        self._staged, self._default_wanted = {}, False
+        self._staged, self._sent, self._default_wanted = {}, False, False
         try:
             yield
             staged = self._staged
         finally:
             self._staged = None
-        self._publish_sent(staged)
+        if self._sent:
+            self._publish_sent(staged)
 
     def _publish_sent(self, staged: dict[Key, Tensor]) -> None:
         before = self.coalesced
@@ -168,7 +170,7 @@ class WorkersPublisher(Publisher):
                 self.publish_default()
             finally:
                 self._extra = {}
-        elif staged:
+        else:
             self.publish(staged)
         if self.coalesced > before:
             _log.warning(
@@ -190,13 +192,33 @@ class WorkersPublisher(Publisher):
         """
         with self.one_publish():
             assert self._staged is not None
+            self._sent = True
             if weights is None and self.publish_default is not None:
                 self._default_wanted = True
                 return
+            if weights is None and self.specs(destination) == []:
+                return  # a policy without weights: the version counts all the same
             if weights is None:
                 weights = self._learners_own(destination)
             sent = self._fit(destination).named(weights, self.specs(destination))
             self._staged.update({(destination, name): tensor for name, tensor in sent.items()})
+
+    def send_over(self, destination: str, weights: Mapping[str, Tensor]) -> None:
+        """Publish ``weights`` by name for one destination; its other leaves keep their newest value.
+
+        Args:
+            destination: to whom.
+            weights: a state dict. Names that the workers do not have are left out.
+
+        Raises:
+            LayoutMismatch: the weights do not fit the leaves in the workers.
+        """
+        specs = self.specs(destination) or ()
+        newest = self.transport.newest_leaves()
+        held = {} if newest is None else keyed(*newest)
+        kept = {name: tensor for (of, name), tensor in held.items() if of == destination}
+        named = {spec.name for spec in specs}
+        self.send(destination, kept | {name: t for name, t in weights.items() if name in named})
 
     def _fit(self, destination: str) -> Fit:
         if destination not in self._fits:

@@ -122,21 +122,12 @@ class Layout:
 
     def to_json(self) -> bytes:
         """The layout as canonical JSON: equal layouts give equal bytes."""
-        rows = [
-            [e.destination, leaf.name, leaf.kind, leaf.shape, leaf.dtype_name, leaf.tie, leaf.excluded]
-            for e in self.entries
-            for leaf in (e.leaf,)
-        ]
-        return json.dumps(rows, separators=(",", ":")).encode()
+        return specs_to_json(self.destinations)
 
     @classmethod
     def from_json(cls, data: bytes) -> Layout:
         """The inverse of :meth:`to_json`."""
-        destinations: dict[str, list[LeafSpec]] = {}
-        for destination, name, kind, shape, dtype, tie, excluded in json.loads(data):
-            leaf = LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, excluded)
-            destinations.setdefault(destination, []).append(leaf)
-        return cls.build(destinations)
+        return cls.build(specs_from_json(data))
 
     def views(self, image: torch.Tensor) -> list[torch.Tensor]:
         """Typed views of a flat ``uint8`` image, one for each entry, in order."""
@@ -173,6 +164,31 @@ class Layout:
     def spread(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """One tensor for each entry; tied entries repeat the same tensor."""
         return [tensors[entry.owner] for entry in self.entries]
+
+
+def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
+    """Leaves by destination as canonical JSON; a destination without leaves is in it, too.
+
+    Example:
+        >>> specs_from_json(specs_to_json({"policy": []}))
+        {'policy': []}
+    """
+    rows = {
+        destination: [[s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded] for s in leaves]
+        for destination, leaves in destinations.items()
+    }
+    return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def specs_from_json(data: bytes) -> dict[str, list[LeafSpec]]:
+    """The inverse of :func:`specs_to_json`."""
+    return {
+        destination: [
+            LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, excluded)
+            for name, kind, shape, dtype, tie, excluded in rows
+        ]
+        for destination, rows in json.loads(data).items()
+    }
 
 
 def _view(image: torch.Tensor, entry: Entry) -> torch.Tensor:

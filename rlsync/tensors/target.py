@@ -52,6 +52,11 @@ class Target:
             self._readers[i]() is self._live[i] for i in self._parameters + self._buffers
         )
 
+    @property
+    def live(self) -> list[Tensor]:
+        """The parameters and buffers that it writes to."""
+        return [self._live[i] for i in self._parameters + self._buffers]
+
     def alias(self, views: Sequence[Tensor]) -> None:
         """Point the parameters at ``views``. Copy buffers and extra state: forward() may change them."""
         for i in self._parameters:

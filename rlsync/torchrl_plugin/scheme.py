@@ -22,11 +22,14 @@ from rlsync.torchrl_plugin.link import BoardLink
 from rlsync.torchrl_plugin.served import (
     ONE_VERSION,
     OWN_COLLECTORS,
+    check_choice,
     check_interface,
+    refuse_different_moments,
     refuse_some_workers,
     served,
 )
 from rlsync.torchrl_plugin.served_server import ServedServer
+from rlsync.torchrl_plugin.worker import AdoptAt
 
 BACKEND = "board"
 
@@ -40,21 +43,24 @@ class BoardScheme(compat.WeightSyncScheme):
     ``launcher="mp"``, DistributedCollector, with ``policy=`` or ``policy_factory=``; and in ``weight_sync=``
     of AsyncBatchedCollector, InferenceServer and ProcessInferenceServer. Workers adopt between rollouts, in
     the thread that acts, and every frame carries the version that acted as ``policy_version``. The learner's
-    own parameters are neither moved nor shared. The workers end with the program, also when an exception
-    ends it. Publish with :class:`rlsync.SyncWeights`; TorchRL's ``UpdateWeights`` and
-    ``collector.update_policy_weights_()`` work as well.
+    own parameters are neither moved nor shared. A policy without weights has versions, too. The workers end
+    with the program, also when an exception ends it. Publish with :class:`rlsync.SyncWeights`; TorchRL's
+    ``UpdateWeights`` and ``collector.update_policy_weights_()`` work as well.
 
     Args:
         adopt: ``"alias"`` points the worker's parameters at the board (no copy); ``"copy"`` copies out.
             Compiled policies and workers on other devices than the CPU copy by themselves, and so do
             buffers.
+        adopt_at: ``"rollout"`` adopts between two rollouts. ``"policy_call"`` adopts before each call of the
+            policy, too, for rollouts that are long. Then the frames of one rollout may have several versions.
         start_timeout_s: how long the workers may take to make their environments and policies, seconds.
             ``None`` waits for ever for those that live.
         per_worker_weights: an argument of TorchRL's schemes; must be false.
 
     Raises:
-        ConfigError: ``adopt`` is neither, or ``per_worker_weights`` is true. From the collector's
-            constructor: a board does not reach the workers of this collector.
+        ConfigError: ``adopt`` or ``adopt_at`` is neither, or ``per_worker_weights`` is true. From the
+            collector's constructor: a board does not reach its workers, or its destinations adopt at
+            different times.
         WorkerLost: from the collector's constructor, when a worker process ended without a word.
         AdoptionTimeout: from the collector's constructor, when a worker does not stand in time.
 
@@ -75,20 +81,18 @@ class BoardScheme(compat.WeightSyncScheme):
         self,
         adopt: Adopt = "alias",
         *,
+        adopt_at: AdoptAt = "rollout",
         start_timeout_s: float | None = 300.0,
         per_worker_weights: bool = False,
         _link: BoardLink | None = None,
     ) -> None:
-        if adopt not in get_args(Adopt):
-            raise ConfigError(
-                f"no adoption mode {adopt!r}",
-                f"BoardScheme(adopt={adopt!r})",
-                f"choose one of: {', '.join(get_args(Adopt))}",
-            )
+        check_choice("adoption mode", "adopt", adopt, get_args(Adopt))
+        check_choice("moment of adoption", "adopt_at", adopt_at, get_args(AdoptAt))
         if per_worker_weights:
             raise ConfigError(ONE_VERSION, "BoardScheme(per_worker_weights=True)", OWN_COLLECTORS)
         super().__init__(strategy="tensordict")
         self.adopt: Adopt = adopt
+        self.adopt_at: AdoptAt = adopt_at
         self.start_timeout_s = start_timeout_s
         self._pid = os.getpid()
         self._first_worker = 0
@@ -168,6 +172,8 @@ class BoardScheme(compat.WeightSyncScheme):
             return
         placed = {"weights": weights, "params_map": params_map, "devices": devices}
         check_interface(context, placed | {"device_map_fn": device_map_fn}, {"model": model})
+        schemes = compat.schemes_of(context).items()
+        refuse_different_moments({n: s.adopt_at for n, s in schemes if isinstance(s, BoardScheme)})
         parse(model_id)
         collector = served(context, model_id)
         end_with_program(collector.workers)
@@ -176,7 +182,7 @@ class BoardScheme(compat.WeightSyncScheme):
         self._first_worker = collector.first_worker
         publisher = self.publisher
         if publisher.serve(collector.workers, model_id):
-            collector.prepare()
+            collector.prepare(publisher)
             compat.around_updates(context, publisher.one_publish)
             publisher.announce = partial(_announce, weakref.ref(context))
         policy = collector.policy() if model_id == "policy" else None
@@ -221,12 +227,14 @@ class BoardScheme(compat.WeightSyncScheme):
             compat.set_context(self, context)
             self._link.in_server(model_id, self.adopt, context)
             return
+        compat.make_room_for_the_stamp()
         self._board = None
         self.worker_idx = worker_idx - self._first_worker
         worker = self._link.in_worker(self.worker_idx)
-        worker.declare(model_id, self.adopt)
-        if model is not None:
-            worker.prepare(model_id, model)
+        worker.declare(model_id, self.adopt, self.adopt_at)
+        weights = None if model is None else compat.weights_of(model)
+        if isinstance(weights, nn.Module):
+            worker.prepare(model_id, weights)
         if context is not None:
             self.context = context
 
@@ -239,7 +247,9 @@ class BoardScheme(compat.WeightSyncScheme):
     def context(self, collector: Any) -> None:
         compat.set_context(self, collector)
         if self.initialized_on_receiver and collector is not None:
-            self._link.in_worker(self.worker_idx).attach(collector)
+            worker = self._link.in_worker(self.worker_idx)
+            worker.attach(collector)
+            self.model = worker.module(self.model_id)  # TorchRL refuses a worker whose policy is None
 
     def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
         """Nothing: the worker adopts from the board when it next collects."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
-
-from torch import nn
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.sync.processes import await_ready
-from rlsync.sync.workers_publisher import WorkerProcesses
+from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
+from rlsync.torchrl_plugin.loaded_state import publish_loaded
 
 ONE_VERSION = "a board has one newest version for all workers"
 OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of their own"
@@ -26,10 +26,10 @@ class Served(Protocol):
     def workers(self) -> WorkerProcesses:
         """Its workers, as a publisher sees them; the same object whenever it is asked."""
 
-    def policy(self) -> nn.Module | None:
-        """What the workers act with first; ``None`` if they make it themselves."""
+    def policy(self) -> object:
+        """What holds the weights that the workers act with first; ``None`` if they make it themselves."""
 
-    def prepare(self) -> None:
+    def prepare(self, publisher: WorkersPublisher) -> None:
         """Make the workers stamp frames. Called once, before they start."""
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
@@ -53,13 +53,17 @@ class ServedProcesses:
     def __init__(self, collector: compat.MultiCollector) -> None:
         self.workers = collector
 
-    def policy(self) -> nn.Module | None:
+    def policy(self) -> object:
         """See :class:`Served`. Workers receive it without its memory, and take the weights from the board."""
-        return self.workers.policy if compat.has_own_policy_template(self.workers) else None
+        if not compat.has_own_policy_template(self.workers):
+            return None
+        compat.send_whole_if_no_module(self.workers)
+        return compat.weights_of(self.workers.policy)
 
-    def prepare(self) -> None:
+    def prepare(self, publisher: WorkersPublisher) -> None:
         """See :class:`Served`."""
         compat.turn_on_stamps(self.workers)
+        compat.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
         """See :class:`Served`. These workers say on a pipe that they stand, or why not."""
@@ -75,11 +79,11 @@ class ServedNodes:
         self.workers = compat.distributed_workers(collector)
         self._policy = compat.own_policy(collector)
 
-    def policy(self) -> nn.Module | None:
+    def policy(self) -> object:
         """See :class:`Served`."""
         return self._policy
 
-    def prepare(self) -> None:
+    def prepare(self, publisher: WorkersPublisher) -> None:
         """See :class:`Served`."""
         compat.stamp_nodes(self.workers.collector)
         if self._policy is not None:
@@ -162,6 +166,34 @@ def check_interface(context: object, placed: Mapping[str, object], model: Mappin
             f"BoardScheme.init_on_sender({', '.join(given)})",
             "pass the scheme to a process collector, weight_sync_schemes={'policy': BoardScheme()}, which "
             "calls this method",
+        )
+
+
+def check_choice(what: str, name: str, chosen: str, offered: tuple[str, ...]) -> None:
+    """Refuse an argument of a BoardScheme that is none of those offered.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if chosen not in offered:
+        where, cure = f"BoardScheme({name}={chosen!r})", f"choose one of: {', '.join(offered)}"
+        raise ConfigError(f"no {what} {chosen!r}", where, cure)
+
+
+def refuse_different_moments(moments: Mapping[str, str]) -> None:
+    """Refuse destinations of one collector that would be adopted at different times.
+
+    Args:
+        moments: ``adopt_at`` of each destination.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    if len(set(moments.values())) > 1:
+        raise ConfigError(
+            "the destinations of this collector are adopted at different times",
+            ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items()),
+            "give all schemes of a collector the same adopt_at",
         )
 
 

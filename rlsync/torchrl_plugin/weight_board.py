@@ -8,6 +8,7 @@ from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.torchrl_plugin.link import BoardLink
 from rlsync.torchrl_plugin.scheme import BoardScheme
+from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.transport.board.format import MAX_SLOTS
 
 
@@ -32,11 +33,12 @@ class WeightBoard(NumberedBoard):
         super().__init__(max_slots)
         self._link: weakref.ref[BoardLink] | None = None  # the link holds the board, not the reverse
 
-    def scheme(self, adopt: Adopt = "alias") -> BoardScheme:
+    def scheme(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout") -> BoardScheme:
         """A scheme for one destination on this board.
 
         Args:
             adopt: see :class:`BoardScheme`.
+            adopt_at: see :class:`BoardScheme`; the same for all destinations of a board.
 
         Raises:
             ConfigError: there is no such mode.
@@ -45,4 +47,4 @@ class WeightBoard(NumberedBoard):
         if link is None:
             link = BoardLink(self)
             self._link = weakref.ref(link)
-        return BoardScheme(adopt, _link=link)
+        return BoardScheme(adopt, adopt_at=adopt_at, _link=link)

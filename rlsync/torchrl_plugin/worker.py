@@ -1,13 +1,15 @@
-"""The worker's side of a board under TorchRL: adopt at the batch boundary, and stamp."""
+"""The worker's side of a board under TorchRL: adopt before a rollout or a policy call, and stamp."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Literal
 
-from torch import nn
+from tensordict import TensorDictBase
+from torch import Tensor, nn
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, parse, walk
@@ -16,11 +18,16 @@ from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin import compat
 from rlsync.transport.contract import Handle
 
-__all__ = ["Adopt", "WorkerSync"]
+__all__ = ["Adopt", "AdoptAt", "WorkerSync"]
+
+AdoptAt = Literal["rollout", "policy_call"]
 
 
 class WorkerSync:
-    """Brings what acts in a worker of a TorchRL collector up to date, between rollouts.
+    """Brings what acts in a worker of a TorchRL collector up to date.
+
+    It adopts before each rollout, before a ``state_dict()`` between two rollouts, and if it is told to,
+    before each call of the policy.
 
     Args:
         handle: what the worker reads.
@@ -32,11 +39,15 @@ class WorkerSync:
         self._adopt_by: dict[str, Adopt] = {}
         self._paths: dict[str, Path] = {}
         self._places: dict[str, Place] = {}
+        self._at_policy_calls = False
         self._collector: weakref.ref[compat.Collector] | None = None
+        self._acting: ExitStack | None = None  #: what ends the use of the version that acts, in a rollout
+        self._memory: set[int] = set()
         self._adopter = Adopter(handle, worker_idx)
 
-    def declare(self, destination: str, adopt: Adopt) -> None:
+    def declare(self, destination: str, adopt: Adopt, adopt_at: AdoptAt) -> None:
         """Say that this worker takes weights for ``destination``."""
+        self._at_policy_calls = adopt_at == "policy_call"
         self._adopt_by[destination] = adopt
         self._paths[destination] = parse(destination)
 
@@ -48,7 +59,7 @@ class WorkerSync:
         self._adopter.adopt()
 
     def attach(self, collector: compat.Collector) -> None:
-        """Adopt before each of ``collector``'s rollouts, and tell the learner which leaves it has.
+        """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has.
 
         Raises:
             DestinationNotFound: a destination is not on this collector.
@@ -56,11 +67,14 @@ class WorkerSync:
         if self._collector is None:
             self._collector = weakref.ref(collector)
             compat.drop_first_weights(collector)
-            compat.around_rollouts(collector, self._boundary)
+            compat.around_rollouts(collector, self._rollout)
+            compat.before_state_dict(collector, self._between_rollouts)
+            if self._at_policy_calls:
+                compat.around_policy_calls(collector, self._before_policy, self._after_policy)
             self._adopter.end_with_the_learner()
         compiled = compat.runs_compiled(collector)
         for destination, adopt in self._adopt_by.items():
-            find = partial(self._module, destination)
+            find = partial(self.module, destination)
             self._places[destination] = Place(find, "copy" if compiled else adopt)
         self._adopter.place(self._places)
         self._adopter.tell()
@@ -84,16 +98,48 @@ class WorkerSync:
         return self._adopter.version
 
     @contextmanager
-    def _boundary(self, collector: compat.Collector) -> Iterator[None]:
-        with self._adopter.acting() as version:
-            compat.stamp(collector, version)
-            yield
+    def _rollout(self, collector: compat.Collector) -> Iterator[None]:
+        with ExitStack() as acting:
+            self._acting = acting
+            try:
+                self._act(collector, acting)
+                yield
+            finally:
+                self._acting = None
 
-    def _module(self, destination: str) -> object:
-        return walk(
+    def _act(self, collector: compat.Collector, acting: ExitStack) -> None:
+        """Adopt the newest version, and act with it until ``acting`` is closed."""
+        compat.stamp(collector, acting.enter_context(self._adopter.acting()))
+        if self._at_policy_calls:
+            self._memory = self._adopter.memory()
+
+    def _between_rollouts(self, collector: compat.Collector) -> None:
+        if self._acting is None:  # a rollout keeps its version
+            compat.stamp(collector, self._adopter.adopt())
+
+    def _before_policy(self, collector: compat.Collector) -> None:
+        if self._acting is not None and self._adopter.newest != self._adopter.version:
+            self._acting.close()
+            self._act(collector, self._acting)
+
+    def _after_policy(self, output: TensorDictBase) -> TensorDictBase:
+        """Copy what the policy wrote of its own weights: frames outlive the version that acted in them."""
+        for key, value in list(output.items(True, True)):
+            if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in self._memory:
+                output.set(key, value.clone())
+        return output
+
+    def module(self, destination: str) -> object:
+        """What acts for ``destination`` in this worker now.
+
+        Raises:
+            DestinationNotFound: it is not on this worker's collector.
+        """
+        found = walk(
             self._collector and self._collector(),
             self._paths[destination],
             error=DestinationNotFound,
             root_name="the worker's collector",
             where=f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}",
         )
+        return compat.weights_of(found)

@@ -13,6 +13,7 @@ from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.waits import worker_ends
+from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.rules import Key
 from rlsync.transport.waiting import worker_lost
@@ -24,10 +25,14 @@ class BoardEndpoint:
     Args:
         publisher: publishes to them.
         adopt: by destination, how workers adopt; those not named adopt by alias.
+        adopt_at: when they adopt.
     """
 
-    def __init__(self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt]) -> None:
+    def __init__(
+        self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt], adopt_at: AdoptAt = "rollout"
+    ) -> None:
         self.publisher = publisher
+        self.adopt_at = adopt_at
         self._adopt = adopt
 
     @property
@@ -35,12 +40,14 @@ class BoardEndpoint:
         return True
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def description(self) -> str:
         return f"board: {self.num_workers} worker processes, {self._adopted()}, one copy a publish"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.adopt_at == "rollout":
+            return ()
+        return ("workers adopt at every policy call: one rollout may have several versions",)
 
     def _adopted(self) -> str:
         modes = {

@@ -46,7 +46,8 @@ def endpoint_of(collector: object) -> Endpoint:
                 f"weight_sync_schemes={list(schemes)}",
                 "make one WeightBoard and take board.scheme() for each destination",
             )
-        return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()})
+        adopt_at = next(iter(boards.values())).adopt_at  # the same for all: a scheme refuses others
+        return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()}, adopt_at)
     if isinstance(collector, compat.Collector) and not schemes:
         return InProcessEndpoint(collector)
     if isinstance(collector, compat.MultiCollector):

@@ -17,7 +17,10 @@ from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.torchrl_plugin.compat.bridges import bridge_for_trainer
 from rlsync.torchrl_plugin.compat.collectors import (
+    after_load_state_dict,
+    around_policy_calls,
     around_rollouts,
+    before_state_dict,
     collects_in_the_background,
     drop_first_weights,
     has_own_policy_template,
@@ -45,6 +48,7 @@ from rlsync.torchrl_plugin.compat.distributed import (
     updates_by_itself,
     waits_for_learner,
 )
+from rlsync.torchrl_plugin.compat.policies import send_whole_if_no_module, weights_of
 from rlsync.torchrl_plugin.compat.schemes import (
     around_partial_updates,
     around_updates,
@@ -82,6 +86,7 @@ from rlsync.torchrl_plugin.compat.trainers import (
     replace_component,
     stock_update_weights,
 )
+from rlsync.torchrl_plugin.compat.worker_process import make_room_for_the_stamp
 
 __all__ = [
     "AsyncBatchedCollector",
@@ -100,14 +105,17 @@ __all__ = [
     "StockUpdateWeights",
     "Trainer",
     "WeightSyncScheme",
+    "after_load_state_dict",
     "announce_version",
     "applies_between_rollouts",
     "around_batches",
     "around_iterations",
     "around_partial_updates",
+    "around_policy_calls",
     "around_results",
     "around_rollouts",
     "around_updates",
+    "before_state_dict",
     "bridge_for_trainer",
     "collects_in_the_background",
     "destination_of_server",
@@ -119,6 +127,7 @@ __all__ = [
     "is_in_a_process",
     "is_stamped",
     "is_stamped_by",
+    "make_room_for_the_stamp",
     "number_next_update",
     "optimizer_steps",
     "optimizers",
@@ -138,6 +147,7 @@ __all__ = [
     "schemes_of",
     "send_by",
     "send_policy_by_value",
+    "send_whole_if_no_module",
     "sends_to_some_workers",
     "serve_version",
     "server_of",
@@ -150,5 +160,6 @@ __all__ = [
     "turn_on_stamps",
     "updates_by_itself",
     "waits_for_learner",
+    "weights_of",
     "wrap_write_lock",
 ]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
@@ -73,6 +73,57 @@ def around_rollouts(
             return type(self).rollout(self)
 
     collector.rollout = rollout
+
+
+def around_policy_calls(
+    collector: Collector,
+    before: Callable[[Collector], None],
+    after: Callable[[TensorDictBase], TensorDictBase],
+) -> None:
+    """Call ``before(collector)`` before each call of the policy, and pass what it returns through ``after``.
+
+    The policy is called in the thread that acts, compiled or not, once for each step. Random frames do not
+    call it. Remove this function when a collector has a hook for it.
+    """
+    ref = weakref.ref(collector)
+    policy = collector._wrapped_policy
+
+    def call(tensordict: TensorDictBase) -> TensorDictBase:
+        self = ref()
+        if self is None:
+            raise ReferenceError("the collector is gone")
+        before(self)
+        return after(policy(tensordict))
+
+    collector._wrapped_policy_maybe_compiled = call
+
+
+def before_state_dict(collector: Collector, call: Callable[[Collector], None]) -> None:
+    """Call ``call(collector)`` before each ``state_dict()`` of ``collector``."""
+    ref = weakref.ref(collector)
+
+    def state_dict() -> Any:
+        self = ref()
+        if self is None:
+            raise ReferenceError("the collector is gone")
+        call(self)
+        return type(self).state_dict(self)
+
+    collector.state_dict = state_dict
+
+
+def after_load_state_dict(collector: MultiCollector, call: Callable[[Mapping[str, Any]], None]) -> None:
+    """Call ``call(state_dict)`` after ``collector`` has loaded a state dict into its workers."""
+    ref = weakref.ref(collector)
+
+    def load_state_dict(state_dict: Any) -> None:
+        self = ref()
+        if self is None:
+            raise ReferenceError("the collector is gone")
+        type(self).load_state_dict(self, state_dict)
+        call(state_dict)
+
+    collector.load_state_dict = load_state_dict
 
 
 def runs_free(collector: MultiCollector) -> bool:

@@ -28,7 +28,8 @@ class LogPolicyLag(RegistersItself):
       the batch arrives: before it is learned from, and before the next publish;
     - ``staleness_versions_mean``, ``_p95``, ``_max`` and ``staleness_optim_steps_mean``, ``_p95``,
       ``_max``: over the frames consumed since the last log, if there were any;
-    - ``consumed_frames``: the number of these frames; ``frames_of_unknown_age``: those among them whose
+    - ``consumed_frames``: the number of these frames; ``consumed_versions``: how many versions acted in them;
+      ``frames_of_unknown_age``: those among them whose
       version the ledger does not know. The latter are left out of ``staleness_optim_steps_*``.
 
     Args:
@@ -50,6 +51,7 @@ class LogPolicyLag(RegistersItself):
         self.prefix = prefix
         self._lag_versions = 0
         self._versions: list[Tensor] = []
+        self._acted: set[int] = set()
         self._optim_steps: list[Tensor] = []
 
     def register(self, trainer: compat.Trainer, name: str = "policy_lag") -> None:
@@ -71,6 +73,7 @@ class LogPolicyLag(RegistersItself):
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         age = self.sync.staleness(batch)
+        self._acted |= set((self.sync.version - age.versions).unique().tolist())
         self._versions.append(age.versions)
         self._optim_steps.append(age.optim_steps)
         return batch
@@ -81,11 +84,12 @@ class LogPolicyLag(RegistersItself):
             versions, steps = torch.cat(self._versions), torch.cat(self._optim_steps)
             known = steps[steps != UNKNOWN]
             told["consumed_frames"] = versions.numel()
+            told["consumed_versions"] = len(self._acted)
             told["frames_of_unknown_age"] = versions.numel() - known.numel()
             for unit, age in (("versions", versions), ("optim_steps", known)):
                 if age.numel():
                     told |= {f"staleness_{unit}_{what}": value for what, value in _spread(age).items()}
-            self._versions, self._optim_steps = [], []
+            self._versions, self._optim_steps, self._acted = [], [], set()
         return {f"{self.prefix}/{name}": value for name, value in told.items()}
 
 

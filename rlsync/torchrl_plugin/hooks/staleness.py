@@ -44,7 +44,8 @@ class BoundStaleness(RegistersItself):
 
     Raises:
         ConfigError: an argument is wrong. At :meth:`register`: the frames carry no stamps, or ``"wait"`` is
-            used with bound 0 and workers that collect in the background.
+            used with workers that collect in the background, and the bound is 0 or they adopt within
+            rollouts.
         StalenessExceeded: during training, when a frame is too old, with ``"raise"`` or ``"wait"``.
 
     Example:
@@ -103,6 +104,13 @@ class BoundStaleness(RegistersItself):
                 "before the learner publishes",
                 "BoundStaleness(max_versions=0, action='wait')",
                 "use MultiSyncCollector, a bound of at least 1, or action='drop'",
+            )
+
+        if self.sync.adopts_within_rollouts and self.sync.in_flight:
+            raise ConfigError(
+                "the oldest frame of a running rollout is not known: workers adopt within rollouts",
+                "BoundStaleness(action='wait') with BoardScheme(adopt_at='policy_call')",
+                "use action='drop', or let the workers adopt between rollouts",
             )
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:

@@ -20,6 +20,7 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
@@ -202,6 +203,12 @@ class SyncWeights(PublishHook):
     def in_flight(self) -> bool:
         """Whether workers may be collecting while the learner publishes."""
         return self._bound.endpoint.in_flight
+
+    @property
+    def adopts_within_rollouts(self) -> bool:
+        """Whether a worker may adopt during a rollout, so that its frames have several versions."""
+        endpoint = self._bound.endpoint
+        return isinstance(endpoint, BoardEndpoint) and endpoint.adopt_at != "rollout"
 
     def wait(self, timeout_s: float) -> None:
         """Wait until every worker acts with the newest version.

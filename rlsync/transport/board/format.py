@@ -20,7 +20,7 @@ from rlsync.transport.contract import Note
 from rlsync.transport.shared_file import PAGE_BYTES
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
-FORMAT = 4
+FORMAT = 5
 
 MAX_SLOTS = 1024
 MAX_READERS = 1022

@@ -135,7 +135,7 @@ class BoardSlots:
             slot = self._words[fmt.SLOT_COUNT]
             self._words[fmt.SLOT_COUNT] = slot + 1
         layout = laid_out.layout
-        size = fmt.whole_pages(layout.image_bytes)
+        size = fmt.whole_pages(max(1, layout.image_bytes))  # leaves without bytes have a page, too
         at = self._reserve(size)
         line = fmt.slot_line(slot)
         self._words[line + fmt.SLOT_STATE] = SlotState.EMPTY

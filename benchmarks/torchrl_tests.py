@@ -1,0 +1,120 @@
+"""TorchRL's own collector tests, with a board as the default scheme of every process collector.
+
+    git clone --branch v0.14.1 https://github.com/pytorch/rl torchrl_checkout
+    python benchmarks/torchrl_tests.py torchrl_checkout [--part 1/10] [-- -k test_name]
+
+Runs ``test/test_collectors.py`` of the checkout twice with the installed TorchRL: as it is, and with
+``weight_sync_schemes={"policy": BoardScheme()}`` for each MultiSyncCollector and MultiAsyncCollector that is
+given neither a scheme nor a weight updater. Prints how many tests passed and failed, and each test whose
+outcome differs. Exits with 1 if a test fails with a board only. What follows ``--`` goes to pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: A test that takes longer is counted as failed.
+TEST_TIMEOUT_S = 120
+BOARD, STOCK = "board", "stock"
+SCHEMES = "RLSYNC_TORCHRL_TESTS_SCHEMES"
+PART = "RLSYNC_TORCHRL_TESTS_PART"
+
+
+# -------------------------------------------------------------------------------- as a plugin of pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give process collectors a board, in the run that asks for it."""
+    from rlsync import Forkserver
+
+    server = Forkserver(preload=["test_collectors"])  # of the checkout: workers find their parts in it
+    server.__enter__()
+    config.add_cleanup(lambda: server.__exit__(None, None, None))
+    if os.environ.get(SCHEMES) == BOARD:
+        default_to_a_board()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of one part; they are dealt out like cards, so that all parts take about as long."""
+    part, parts = map(int, os.environ.get(PART, "1/1").split("/"))
+    items[:] = items[part - 1 :: parts]
+
+
+def default_to_a_board() -> None:
+    """Make a BoardScheme the default scheme of every process collector of this process."""
+    from torchrl.collectors._multi_base import MultiCollector
+
+    from rlsync import BoardScheme
+
+    stock = MultiCollector.__init__
+
+    @functools.wraps(stock)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("weight_sync_schemes") is None and kwargs.get("weight_updater") is None:
+            kwargs["weight_sync_schemes"] = {"policy": BoardScheme()}
+        stock(self, *args, **kwargs)
+
+    MultiCollector.__init__ = init
+
+
+# ------------------------------------------------------------------------------------------ as a script
+
+
+def outcomes(checkout: Path, schemes: str, part: str, options: list[str]) -> dict[str, str]:
+    """Run the tests; the outcome of each by its name."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        here = str(Path(__file__).resolve().parent)
+        tests = str(checkout / "test")
+        path = os.pathsep.join([here, str(Path(here).parent), tests, os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "torchrl_tests", "-p", "no:cacheprovider"]
+        command += ["-p", "no:xdist", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", *options]
+        environment = os.environ | {"PYTHONPATH": path, SCHEMES: schemes, PART: part}
+        test = "test/test_collectors.py"
+        subprocess.run([*command, test], cwd=checkout, env=environment, check=False)
+        cases = ElementTree.parse(report).iter("testcase")
+        return {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    told = {child.tag for child in case}
+    if told & {"failure", "error"}:
+        return "failed"
+    return "skipped" if "skipped" in told else "passed"
+
+
+def main() -> int:
+    """Run the tests both ways, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="a checkout of github.com/pytorch/rl")
+    parser.add_argument("--part", default="1/1", help="which part of the tests: 2/10 is the second of ten")
+    parser.add_argument("options", nargs="*", help="of pytest")
+    chosen = parser.parse_args()
+    found = {s: outcomes(chosen.checkout, s, chosen.part, chosen.options) for s in (STOCK, BOARD)}
+    for schemes, by_test in found.items():
+        print(
+            schemes, *(f"{count} {outcome}" for outcome, count in sorted(Counter(by_test.values()).items()))
+        )
+    differing = {
+        test: (found[STOCK].get(test, "absent"), outcome)
+        for test, outcome in found[BOARD].items()
+        if found[STOCK].get(test) != outcome
+    }
+    for test, (stock, board) in sorted(differing.items()):
+        print(f"{test}: {stock} as it is, {board} with a board")
+    return int(any(board == "failed" for _, board in differing.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
