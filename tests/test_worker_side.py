@@ -49,6 +49,10 @@ def make_random_policy() -> RandomPolicy:
     return RandomPolicy(CountingEnv().action_spec)
 
 
+def make_random_method() -> CloudpickleWrapper:
+    return CloudpickleWrapper(CountingEnv().rand_action)
+
+
 def two_serial() -> EnvBase:
     return SerialEnv(2, make_counting_env)
 
@@ -86,13 +90,12 @@ def stamps_of(collector: BaseCollector, batches: int = 3) -> list[set[float]]:
 
 @pytest.mark.parametrize(
     "make",
-    [FirstAction, wrapped_first_action, make_random_policy, lambda: first_action],
-    ids=["module", "tensordict module", "random", "function"],
+    [FirstAction, wrapped_first_action, make_random_policy, lambda: first_action, make_random_method],
+    ids=["module", "tensordict module", "random", "function", "method"],
 )
 def test_a_policy_without_weights_acts_and_its_versions_count(make: Callable[[], object]) -> None:
     policy = make()
-    wrapped = CloudpickleWrapper(policy) if policy is first_action else policy
-    assert stamps_of(workers(wrapped)) == [{1}, {2}, {3}]
+    assert stamps_of(workers(policy)) == [{1}, {2}, {3}]
 
 
 def test_workers_that_are_given_no_policy_act_at_random_and_their_versions_count() -> None:

@@ -17,6 +17,9 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 from torchrl.collectors import MultiSyncCollector
+from torchrl.collectors.utils import _make_meta_policy_cm
+from torchrl.envs import SerialEnv
+from torchrl.modules import RandomPolicy
 from torchrl.trainers import UpdateWeights
 from torchrl.trainers.algorithms import DQNTrainer, SACTrainer
 from torchrl.weight_update.weight_sync_schemes import WeightStrategy
@@ -24,6 +27,7 @@ from torchrl.weight_update.weight_sync_schemes import WeightStrategy
 from tests.parts import (
     CanaryPolicy,
     make_collector,
+    make_counting_env,
     make_mlp,
     make_plain_policy,
     make_policy,
@@ -32,6 +36,7 @@ from tests.parts import (
     make_sac_loss,
     make_workers,
 )
+from tests.parts.policies import Greedy
 from tests.stock.faults import still_happens
 
 RESOLVE = "rlsync/sync/resolve.py"
@@ -264,3 +269,33 @@ def test_fault_22_the_first_frame_of_a_batch_carries_the_version_before() -> Non
     stamps = batch["policy_version"].tolist(), batch["next", "policy_version"].tolist()
     wrong_at_the_root = stamps[0] == [0] + [1] * (len(batch) - 1)
     still_happens(22, wrong_at_the_root and set(stamps[1]) == {1}, "rlsync/torchrl_plugin/scheme.py")
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """What a call raises, with its cause; empty when it raises nothing."""
+    try:
+        call()
+    except Exception as error:  # whatever it is, the test reads it
+        return f"{error} {error.__cause__}"
+    return ""
+
+
+def test_fault_23_a_plain_module_is_called_with_the_stamp() -> None:
+    told = error_of(lambda: make_collector(Greedy()))
+
+    with_the_stamp = "unexpected keyword argument 'policy_version'" in told
+    still_happens(23, with_the_stamp, "rlsync/torchrl_plugin/compat/worker_process.py")
+
+
+def test_fault_24_versions_are_not_tracked_on_a_vector_of_environments() -> None:
+    told = error_of(lambda: make_collector(make_plain_policy(), env=lambda: SerialEnv(2, make_counting_env)))
+
+    refused = "BatchedEnvBase is not supported" in told
+    still_happens(24, refused, "rlsync/torchrl_plugin/compat/worker_process.py")
+
+
+def test_fault_25_a_policy_that_is_no_module_cannot_be_sent_beside_a_scheme() -> None:
+    policy = RandomPolicy(make_counting_env().action_spec)
+    told = error_of(lambda: _make_meta_policy_cm(policy, mp_start_method="spawn"))
+
+    still_happens(25, "_parameters" in told, "rlsync/torchrl_plugin/compat/policies.py")
