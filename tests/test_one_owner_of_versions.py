@@ -9,7 +9,7 @@ from torchrl.collectors import MultiSyncCollector
 
 from rlsync import BoardScheme, ConfigError, Every, SyncWeights, UpdateWeights, VerifySync, WeightBoard
 from rlsync.core.ledger import HISTORY
-from rlsync.torchrl_plugin.hooks.sync_weights import UNKNOWN
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
 from tests.faults.running import in_three_lines, on_a_board, running
 from tests.parts import (
     CanaryPolicy,
@@ -141,7 +141,7 @@ def test_a_second_hook_that_verifies_is_refused_with_the_cure() -> None:
         _, sync = with_canary(collector)
         VerifySync(sync).register(sync.trainer)
         with pytest.raises(ConfigError, match="the workers are verified already") as refusal:
-            VerifySync(sync, when=Every(3)).register(sync.trainer, "another")
+            VerifySync(sync, when=Every(3), prefix="again").register(sync.trainer, "another")
         assert in_three_lines(refusal.value)
 
 

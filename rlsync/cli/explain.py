@@ -109,14 +109,15 @@ def _plan(target: Target, timeout_s: float, say: Say) -> None:
 
 
 def plan_of(trainer: Trainer) -> SyncPlan:
-    """The plan of the SyncWeights hook that is registered with a trainer.
+    """The plan of the SyncWeights hook that a trainer has for its own collector; or else for another.
 
     Raises:
         ConfigError: none is.
     """
-    for module in compat.registered_modules(trainer):
-        if isinstance(module, SyncWeights):
-            return module.plan
+    syncs = [module for module in compat.registered_modules(trainer) if isinstance(module, SyncWeights)]
+    own = [sync for sync in syncs if sync.feeds is trainer.collector]
+    for sync in own or syncs:
+        return sync.plan
     raise ConfigError(
         "the trainer has no SyncWeights hook",
         type(trainer).__name__,

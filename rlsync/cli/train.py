@@ -214,7 +214,7 @@ def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
         ConfigError: the recipe has not registered them.
     """
     modules = compat.registered_modules(trainer)
-    syncs = [m for m in modules if isinstance(m, SyncWeights)]
+    syncs = [m for m in modules if isinstance(m, SyncWeights) and m.feeds is trainer.collector]
     returns = [m for m in modules if isinstance(m, EpisodeReturns)]
     if len(syncs) != 1 or len(returns) != 1:
         raise ConfigError(

@@ -150,7 +150,7 @@ class Verification:
             raise ConfigError(
                 "the workers are verified already",
                 "a second verification of one collector",
-                "register one VerifySync for each trainer",
+                "register one VerifySync for each SyncWeights",
             )
         publisher.seen = self._remember
         self._publisher = publisher

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync import SyncWeights
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 
 #: The hook's name in checkpoints. It counts staleness and not lag, but older checkpoints have this name, and
@@ -22,7 +23,7 @@ class StalenessHistogram(TrainerHookBase):
     """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file.
 
     After every batch it logs ``sync/staleness_versions``: the mean over the steps that the optimizer has used
-    since the batch arrived.
+    since the batch arrived. Steps of unknown age are left out.
 
     Args:
         sync: the hook that publishes.
@@ -45,7 +46,8 @@ class StalenessHistogram(TrainerHookBase):
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         if not self._registered:  # nobody would write the file
             raise no_trainer(self)
-        ages, counts = self.sync.staleness(batch).versions.unique(return_counts=True)
+        age = self.sync.staleness(batch).versions
+        ages, counts = age[age != UNKNOWN].unique(return_counts=True)
         self._ages.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
         return batch
 

@@ -19,7 +19,8 @@ def endpoint_of(collector: object) -> Endpoint:
     """The endpoint for a collector.
 
     Raises:
-        ConfigError: some of a collector's schemes are boards and some are not, or on different boards.
+        ConfigError: some of a collector's schemes are boards and some are not, or on different boards; or its
+            rollouts act before they begin.
     """
     if isinstance(collector, BoardCollector):
         publisher = collector.publisher
@@ -49,6 +50,12 @@ def endpoint_of(collector: object) -> Endpoint:
         adopt_at = next(iter(boards.values())).adopt_at  # the same for all: a scheme refuses others
         return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()}, adopt_at)
     if isinstance(collector, compat.Collector) and not schemes:
+        if compat.acts_ahead(collector):
+            raise ConfigError(
+                "the first actions of each rollout of this collector are computed in the rollout before",
+                f"{type(collector).__name__} with an AsyncEnvPool",
+                "give it one environment, or a SerialEnv: then each frame has one version",
+            )
         return InProcessEndpoint(collector)
     if isinstance(collector, compat.MultiCollector):
         end_with_program(collector)  # one on a board says so itself

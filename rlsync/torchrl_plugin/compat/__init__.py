@@ -16,7 +16,14 @@ from torchrl.trainers import UpdateWeights as StockUpdateWeights
 from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.torchrl_plugin.compat.bridges import bridge_for_trainer
+from rlsync.torchrl_plugin.compat.checkpoints import (
+    free_name,
+    let_it_be_absent,
+    registered_modules,
+    replace_component,
+)
 from rlsync.torchrl_plugin.compat.collectors import (
+    acts_ahead,
     after_load_state_dict,
     around_policy_calls,
     around_rollouts,
@@ -78,12 +85,12 @@ from rlsync.torchrl_plugin.compat.servers import (
 )
 from rlsync.torchrl_plugin.compat.stamps import STAMP, announce_version, is_stamped, stamp, turn_on_stamps
 from rlsync.torchrl_plugin.compat.trainers import (
+    StockHook,
+    all_or_nothing,
     optimizer_steps,
     optimizers,
     refuse_remote_learner,
-    registered_modules,
     remove_stock_update_weights,
-    replace_component,
     stock_update_weights,
 )
 from rlsync.torchrl_plugin.compat.worker_process import make_room_for_the_stamp
@@ -102,10 +109,13 @@ __all__ = [
     "RayCollector",
     "RayInferenceServer",
     "STAMP",
+    "StockHook",
     "StockUpdateWeights",
     "Trainer",
     "WeightSyncScheme",
+    "acts_ahead",
     "after_load_state_dict",
+    "all_or_nothing",
     "announce_version",
     "applies_between_rollouts",
     "around_batches",
@@ -122,11 +132,13 @@ __all__ = [
     "distributed_workers",
     "drop_first_weights",
     "forget_sender",
+    "free_name",
     "give_own_policy",
     "has_own_policy_template",
     "is_in_a_process",
     "is_stamped",
     "is_stamped_by",
+    "let_it_be_absent",
     "make_room_for_the_stamp",
     "number_next_update",
     "optimizer_steps",

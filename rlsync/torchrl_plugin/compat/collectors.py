@@ -61,18 +61,27 @@ def around_rollouts(
 
     This wraps ``rollout`` and does not use ``pre_collect_hook``, because a hook that the user sets later
     would replace ours without an error. The wrapper holds only a weak reference to the collector, so that
-    the collector is freed when the user drops it.
+    the collector is freed when the user drops it. The ``rollout`` of an LLMCollector is a property, which
+    returns one of several methods: that one is wrapped.
     """
     ref = weakref.ref(collector)
+    name = "rollout"
+    if isinstance(type(collector).rollout, property):
+        name = collector.rollout.__name__
 
     def rollout() -> Any:
         self = ref()
         if self is None:
             raise ReferenceError("the collector is gone")
         with enter(self):
-            return type(self).rollout(self)
+            return getattr(type(self), name)(self)
 
-    collector.rollout = rollout
+    setattr(collector, name, rollout)
+
+
+def acts_ahead(collector: Collector) -> bool:
+    """Whether the first actions of a rollout are computed in the one before: an LLMCollector's async pool."""
+    return bool(getattr(collector, "async_envs", False))
 
 
 def around_policy_calls(

@@ -64,15 +64,18 @@ def stamp(collector: Collector, version: int) -> None:
     """Make all frames of the next rollout carry ``version``, including the root of the first frame.
 
     The tracker writes only ``("next", "policy_version")``. The root of a batch's first frame was written with
-    the last frame of the batch before. So it still holds the version that acted then.
+    the last frame of the batch before. So it still holds the version that acted then. An LLMCollector keeps
+    that root in its shuttle.
     """
     tracker = collector.policy_version_tracker
     if not isinstance(tracker, PolicyVersion):
         return
     tracker.version = version
-    written = collector._carrier.get(STAMP, None)
-    if isinstance(written, torch.Tensor):
-        collector._carrier.set(STAMP, torch.full_like(written, version))
+    roots = (collector._carrier, getattr(collector, "_shuttle", None))
+    for root in (held for held in roots if isinstance(held, TensorDictBase)):
+        written = root.get(STAMP, None)
+        if isinstance(written, torch.Tensor):
+            root.set(STAMP, torch.full_like(written, version))
 
 
 def is_stamped(collector: object) -> bool:

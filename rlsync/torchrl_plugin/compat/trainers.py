@@ -1,43 +1,100 @@
-"""TorchRL's trainers: their operations, their optimizers and their checkpoints."""
+"""TorchRL's trainers: their operations and their optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import ConfigError
 
 
-def remove_stock_update_weights(trainer: Trainer) -> list[str]:
-    """Remove TorchRL's UpdateWeights hooks from a trainer, and return the stages they were registered at.
+@dataclass(frozen=True, slots=True)
+class StockHook:
+    """TorchRL's UpdateWeights hook of a trainer, at one stage.
 
-    Trainer wraps each operation in a timing function, which holds it as ``__wrapped__``. Remove this function
-    when stock trainers take the hook as an argument.
+    Args:
+        hook: the hook.
+        stage: where it is registered.
     """
-    removed = []
-    for stage, name in (("post_steps", "_post_steps_ops"), ("post_optim", "_post_optim_ops")):
-        ops = getattr(trainer, name)
-        kept = [op for op in ops if not isinstance(_unwrapped(op[0]), StockUpdateWeights)]
-        removed += [stage] * (len(ops) - len(kept))
-        ops[:] = kept
-    for key, module in list(trainer._modules.items()):
-        if isinstance(module, StockUpdateWeights):
-            del trainer._modules[key]
-    return removed
+
+    hook: StockUpdateWeights
+    stage: str
+
+    @property
+    def feeds(self) -> object:
+        """What it sends weights to: a sender, or a collector through ``update_policy_weights_``."""
+        return self.hook.collector if self.hook.sender is None else self.hook.sender
+
+    def __str__(self) -> str:
+        hook = self.hook
+        if hook.sender is not None:
+            what = f"sender={type(hook.sender).__name__}"
+        elif hook.weight_update_map is not None:
+            what = ", ".join(f"{to} <- {source}" for to, source in hook.weight_update_map.items())
+        else:
+            what = type(hook.collector).__name__
+        return f"TorchRL's UpdateWeights({what}) at {self.stage}"
 
 
-def stock_update_weights(trainer: Trainer) -> list[StockUpdateWeights]:
+def stock_update_weights(trainer: Trainer) -> list[StockHook]:
     """TorchRL's UpdateWeights hooks of a trainer, including those given to ``register_op``.
 
     Trainer cannot list its operations. Remove this function when it can.
     """
-    ops = [*trainer._post_steps_ops, *trainer._post_optim_ops]
-    return [hook for op in ops if isinstance(hook := _unwrapped(op[0]), StockUpdateWeights)]
+    return [
+        StockHook(hook, name.removeprefix("_").removesuffix("_ops"))
+        for name, ops in _operations(trainer).items()
+        for op, _ in ops
+        if isinstance(hook := _unwrapped(op), StockUpdateWeights)
+    ]
+
+
+def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]) -> None:
+    """Remove some of TorchRL's UpdateWeights hooks from a trainer, from its checkpoints too.
+
+    Trainer wraps each operation in a timing function, which holds it as ``__wrapped__``. Remove this function
+    when stock trainers take the hook as an argument.
+    """
+    hooks = {id(stock.hook) for stock in removed}
+    for ops in _operations(trainer).values():
+        ops[:] = [op for op in ops if id(_unwrapped(op[0])) not in hooks]
+    for name, module in list(trainer._modules.items()):
+        if id(module) in hooks:
+            del trainer._modules[name]
+            if trainer.checkpoint is not None:
+                trainer.checkpoint._components.pop(f"trainer_module.{name}", None)
+
+
+@contextmanager
+def all_or_nothing(trainer: Trainer) -> Iterator[None]:
+    """Give a trainer its operations and modules back as they were, if the block raises.
+
+    Remove this function when Trainer can take an operation back.
+    """
+    operations = {name: list(ops) for name, ops in _operations(trainer).items()}
+    held = dict(vars(trainer)) | {"_modules": dict(trainer._modules)}
+    components = {} if trainer.checkpoint is None else dict(trainer.checkpoint._components)
+    try:
+        yield
+    except BaseException:
+        vars(trainer).clear()
+        vars(trainer).update(held)
+        for name, ops in _operations(trainer).items():
+            ops[:] = operations[name]
+        if trainer.checkpoint is not None:
+            trainer.checkpoint._components = components
+        raise
+
+
+def _operations(trainer: Trainer) -> dict[str, list[tuple[Any, dict[str, Any]]]]:
+    """The lists in which a trainer keeps what ``register_op`` was given."""
+    return {name: held for name, held in vars(trainer).items() if name.endswith("_ops")}
 
 
 def _unwrapped(op: Any) -> object:
@@ -73,20 +130,6 @@ def _flat(attribute: Any) -> Iterable[object]:
         case dict():
             return attribute.values()
     return (attribute,)
-
-
-def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:
-    """Write and read ``component`` under a name that a stock trainer has given away when it was built.
-
-    Remove this function when a component can be registered anew.
-    """
-    checkpoint._components.pop(name, None)
-    checkpoint.register(name, component)
-
-
-def registered_modules(trainer: Trainer) -> list[object]:
-    """The modules that the trainer keeps in its checkpoints."""
-    return list(trainer._modules.values())
 
 
 def refuse_remote_learner(trainer: Trainer) -> None:

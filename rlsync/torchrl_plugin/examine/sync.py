@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torchrl.collectors import BaseCollector
 
 from rlsync.core.errors import SourceNotFound
 from rlsync.core.path import parse, walk
@@ -80,21 +81,29 @@ class FoundSync:
 
 
 def sync_of(trainer: compat.Trainer) -> FoundSync:
-    """How ``trainer`` publishes: by rlsync's hooks, by TorchRL's, or not at all.
+    """How ``trainer`` publishes to its collector: by rlsync's hooks, by TorchRL's, or not at all.
 
     Raises:
         SourceNotFound: its map names a source that does not exist.
     """
     for hook in compat.registered_modules(trainer):
-        if isinstance(hook, PublishHook):
+        if isinstance(hook, PublishHook) and _may_reach(hook.feeds, trainer.collector):
             sources = _sources_of_ours(trainer, hook)
             return FoundSync(f"rlsync.{type(hook).__name__}, {hook.when}", True, tuple(sources), hook.publish)
-    for stock in compat.stock_update_weights(trainer):
+    for found in compat.stock_update_weights(trainer):
+        if not _may_reach(found.feeds, trainer.collector):
+            continue
+        stock = found.hook
         sources = _sources_of(trainer, stock.weight_update_map, stock.policy_weights_getter)
         return FoundSync(
             f"TorchRL's {type(stock).__name__}", False, tuple(sources), partial(_publish_once, stock)
         )
     return FoundSync("", False, tuple(_usual_source(trainer)), lambda: None)
+
+
+def _may_reach(feeds: object, collector: object) -> bool:
+    """Whether what a hook feeds is the collector, or a sender, which may reach it."""
+    return feeds is collector or not isinstance(feeds, BaseCollector)
 
 
 def _publish_once(stock: Any) -> None:

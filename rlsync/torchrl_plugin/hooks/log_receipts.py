@@ -7,11 +7,11 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+from rlsync.torchrl_plugin.hooks.misuse import Logs, RegistersItself
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 
-class LogReceipts(RegistersItself):
+class LogReceipts(RegistersItself, Logs):
     """Log the newest receipt through the trainer's logger, once in each iteration of the trainer.
 
     It logs, under ``prefix``:
@@ -51,9 +51,10 @@ class LogReceipts(RegistersItself):
             name: the hook's name in checkpoints.
         """
         self.sync.require_trainer(trainer, "LogReceipts.register")
+        self._refuse_same_names(trainer)
         trainer.register_op("pre_steps_log", self._arrived)
         trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(name, self)
+        trainer.register_module(compat.free_name(trainer, name), self)
 
     def _arrived(self, batch: TensorDictBase | None = None) -> None:
         self.lag_versions = self.sync.lag_versions()

@@ -8,6 +8,7 @@ from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.trigger import Counters
+from rlsync.torchrl_plugin import compat
 
 #: So many batches without a call, or calls without progress, raise a warning.
 _PATIENCE = 10
@@ -45,6 +46,27 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
             "register it at a stage without arguments (post_steps, post_optim or post_epoch), "
             "or call hook.register(trainer), which chooses one",
         )
+
+
+class Logs(TrainerHookBase):
+    """A hook that logs metrics of a :class:`SyncWeights` under a prefix. A trainer may have several."""
+
+    prefix: str  #: the beginning of the logged names
+
+    def _refuse_same_names(self, trainer: compat.Trainer) -> None:
+        """Refuse a second hook that would log under the same names.
+
+        Raises:
+            ConfigError: the trainer has one.
+        """
+        name = type(self).__name__
+        for other in compat.registered_modules(trainer):
+            if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
+                raise ConfigError(
+                    f"this trainer already has a {name} that logs under {self.prefix!r}",
+                    f"{name}.register",
+                    f"register one {name} for each SyncWeights, each with a prefix of its own if it has one",
+                )
 
 
 class RegistersItself(TrainerHookBase):

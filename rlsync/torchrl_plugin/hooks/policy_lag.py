@@ -9,11 +9,12 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
-from rlsync.torchrl_plugin.hooks.sync_weights import UNKNOWN, SyncWeights
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
+from rlsync.torchrl_plugin.hooks.misuse import Logs, RegistersItself
+from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 
-class LogPolicyLag(RegistersItself):
+class LogPolicyLag(RegistersItself, Logs):
     """Log the staleness of consumed frames and the workers' policy lag through the trainer's logger.
 
     A frame is consumed when it is part of a batch that an optimizer step is about to use. A frame that is
@@ -29,8 +30,9 @@ class LogPolicyLag(RegistersItself):
     - ``staleness_versions_mean``, ``_p95``, ``_max`` and ``staleness_optim_steps_mean``, ``_p95``,
       ``_max``: over the frames consumed since the last log, if there were any;
     - ``consumed_frames``: the number of these frames; ``consumed_versions``: how many versions acted in them;
-      ``frames_of_unknown_age``: those among them whose
-      version the ledger does not know. The latter are left out of ``staleness_optim_steps_*``.
+    - ``frames_of_unknown_age``: those among them that name no version of this learner, as recorded frames do
+      not, or one that the ledger does not know; and ``share_of_unknown_age``, from 0 to 1. The former are
+      left out of both kinds of staleness, the latter of ``staleness_optim_steps_*``.
 
     Args:
         sync: the hook that publishes, bound to the same trainer.
@@ -62,18 +64,20 @@ class LogPolicyLag(RegistersItself):
             name: the hook's name in checkpoints.
         """
         self.sync.require_trainer(trainer, "LogPolicyLag.register")
+        self._refuse_same_names(trainer)
         self.sync.require_stamps("LogPolicyLag")
         trainer.register_op("pre_steps_log", self._arrived)
         trainer.register_op("process_optim_batch", self._consume)
         trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(name, self)
+        trainer.register_module(compat.free_name(trainer, name), self)
 
     def _arrived(self, batch: TensorDictBase | None = None) -> None:
         self._lag_versions = self.sync.lag_versions()
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         age = self.sync.staleness(batch)
-        self._acted |= set((self.sync.version - age.versions).unique().tolist())
+        known = age.versions[age.versions != UNKNOWN]
+        self._acted |= set((self.sync.version - known).unique().tolist())
         self._versions.append(age.versions)
         self._optim_steps.append(age.optim_steps)
         return batch
@@ -82,13 +86,15 @@ class LogPolicyLag(RegistersItself):
         told: dict[str, Any] = {"lag_versions": self._lag_versions}
         if self._versions:
             versions, steps = torch.cat(self._versions), torch.cat(self._optim_steps)
-            known = steps[steps != UNKNOWN]
-            told["consumed_frames"] = versions.numel()
+            unknown = int((steps == UNKNOWN).sum())
+            told["consumed_frames"] = steps.numel()
             told["consumed_versions"] = len(self._acted)
-            told["frames_of_unknown_age"] = versions.numel() - known.numel()
-            for unit, age in (("versions", versions), ("optim_steps", known)):
-                if age.numel():
-                    told |= {f"staleness_{unit}_{what}": value for what, value in _spread(age).items()}
+            told["frames_of_unknown_age"] = unknown
+            told["share_of_unknown_age"] = unknown / max(1, steps.numel())
+            for unit, ages in (("versions", versions), ("optim_steps", steps)):
+                known = ages[ages != UNKNOWN]
+                if known.numel():
+                    told |= {f"staleness_{unit}_{what}": value for what, value in _spread(known).items()}
             self._versions, self._optim_steps, self._acted = [], [], set()
         return {f"{self.prefix}/{name}": value for name, value in told.items()}
 

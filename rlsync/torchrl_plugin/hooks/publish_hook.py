@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -17,6 +19,8 @@ from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments
+
+_log = logging.getLogger(__name__)
 
 
 class PublishHook(TrainerHookBase):
@@ -37,6 +41,7 @@ class PublishHook(TrainerHookBase):
         self.when = when
         self.trainer: compat.Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)
+        self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
         self._receipts_file = None if receipts_file is None else FilePath(receipts_file)
         self._batches = 0
         self._optim_steps = 0
@@ -55,6 +60,11 @@ class PublishHook(TrainerHookBase):
     @property
     def version(self) -> int:
         """The newest published version; 0 before the first."""
+        raise NotImplementedError
+
+    @property
+    def feeds(self) -> object:
+        """The collector to which this hook publishes, or the sender that does it; None while it has none."""
         raise NotImplementedError
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
@@ -140,22 +150,46 @@ class PublishHook(TrainerHookBase):
     def _count_optim_step(self) -> None:
         self._optim_steps += 1
 
-    def _enrol(self, trainer: compat.Trainer, name: str) -> None:
-        """Replace TorchRL's built-in hook, and become part of the trainer's checkpoints."""
+    @contextmanager
+    def _enrolled(self, trainer: compat.Trainer, name: str) -> Iterator[None]:
+        """Replace TorchRL's own hook, and become part of the trainer's checkpoints, if the block succeeds.
+
+        If it raises, the trainer is as it was, and the hook is bound to none.
+        """
         compat.refuse_remote_learner(trainer)
-        for other in compat.registered_modules(trainer):
-            if isinstance(other, PublishHook):
-                raise ConfigError(
-                    "this trainer already has a hook that publishes weights",
-                    f"{type(self).__name__} beside {type(other).__name__}",
-                    "put all destinations into one map",
-                )
-        self.trainer = trainer
+        self._refuse_second(trainer)
+        with compat.all_or_nothing(trainer):
+            try:
+                self.trainer = trainer
+                self._make_room(trainer)
+                trainer.register_module(compat.free_name(trainer, name), self)
+                compat.let_it_be_absent(trainer, self)
+                trainer.register_op("setup", self._settle)
+                yield
+            except BaseException:
+                self.trainer, self.beside, self._owed = None, (), None
+                raise
         self.ledger.count_with(lambda: self.counters().optim_steps)
-        compat.remove_stock_update_weights(trainer)
         compat.bridge_for_trainer(trainer.collector)
-        trainer.register_module(name, self)
-        trainer.register_op("setup", self._settle)
+        for told in self.beside:
+            _log.info("%s %s", type(self).__name__, told)
+
+    def _refuse_second(self, trainer: compat.Trainer) -> None:
+        for other in compat.registered_modules(trainer):
+            if isinstance(other, PublishHook) and other.feeds is self.feeds:
+                raise ConfigError(
+                    f"this trainer already has a hook that publishes to this {type(self.feeds).__name__}",
+                    f"{type(self).__name__} beside {type(other).__name__}",
+                    "put all destinations of one collector into one map; for another collector, say which: "
+                    "SyncWeights(..., collector=...)",
+                )
+
+    def _make_room(self, trainer: compat.Trainer) -> None:
+        """Remove TorchRL's hooks that send to where this one publishes, and no others."""
+        found = compat.stock_update_weights(trainer)
+        replaced = [stock for stock in found if stock.feeds is self.feeds]
+        compat.remove_stock_update_weights(trainer, replaced)
+        self.beside = tuple(f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
 
     def require_trainer(self, trainer: compat.Trainer, who: str) -> None:
         """Refuse a trainer to which this hook is not bound.
@@ -187,8 +221,12 @@ class PublishHook(TrainerHookBase):
         """Continue with the same phase; the restored weights are published before the next frame.
 
         Args:
-            state_dict: what :meth:`state_dict` returned.
+            state_dict: what :meth:`state_dict` returned; empty if the checkpoint was written without this
+                hook, which then begins to count.
         """
+        if not state_dict:
+            self._owe("resume")
+            return
         now = Counters.from_dict(state_dict)
         self._batches, self._optim_steps = int(now.batches), int(now.optim_steps)
         self._seconds_before, self._started = float(now.seconds), time.monotonic()

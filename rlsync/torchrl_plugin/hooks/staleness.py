@@ -10,13 +10,15 @@ from torch import Tensor
 
 from rlsync.core.errors import ConfigError, StalenessExceeded
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, stamps_of
+from rlsync.torchrl_plugin.hooks.misuse import Logs, RegistersItself
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["drop", "wait", "raise"]
+Unknown = Literal["keep", "drop", "raise"]
 
 
-class BoundStaleness(RegistersItself):
+class BoundStaleness(RegistersItself, Logs):
     """Keep the staleness of every consumed frame at or below a bound, in versions.
 
     ``"drop"`` removes frames that are too old from the batch that an optimizer step is about to use. In a
@@ -29,6 +31,12 @@ class BoundStaleness(RegistersItself):
 
     ``"raise"`` raises StalenessExceeded when a frame is too old.
 
+    The age of a frame is unknown if it names no version of this learner: a recorded frame has no
+    ``policy_version``, or -1. No bound can be kept for such frames, so ``unknown`` says what to do with them:
+    ``"raise"`` raises StalenessExceeded, ``"drop"`` removes them as it removes old ones, ``"keep"`` lets them
+    pass. Only the default promises that every consumed frame is within the bound without losing any: choose
+    ``"keep"`` to train on recorded and collected frames together.
+
     Register LogPolicyLag after this hook. Then it logs only the frames that are consumed.
 
     With bound 0 and a collector that does not collect in the background, every frame is consumed under the
@@ -37,16 +45,20 @@ class BoundStaleness(RegistersItself):
     Once in each iteration it logs the totals ``staleness/dropped_frames`` and
     ``staleness/put_off_publishes``.
 
+    One trainer may have one.
+
     Args:
         sync: the hook that publishes, bound to the same trainer.
         max_versions: the bound, in versions; a whole number, at least zero.
         action: what to do about frames above the bound.
+        unknown: what to do about frames of unknown age.
 
     Raises:
         ConfigError: an argument is wrong. At :meth:`register`: the frames carry no stamps, or ``"wait"`` is
             used with workers that collect in the background, and the bound is 0 or they adopt within
             rollouts.
-        StalenessExceeded: during training, when a frame is too old, with ``"raise"`` or ``"wait"``.
+        StalenessExceeded: during training, when a frame is too old, with ``"raise"`` or ``"wait"``; or when
+            its age is unknown, with ``unknown="raise"``.
 
     Example:
         >>> from rlsync import SyncWeights
@@ -55,7 +67,11 @@ class BoundStaleness(RegistersItself):
         >>> # sync.register(trainer); hook.register(trainer)
     """
 
-    def __init__(self, sync: SyncWeights, max_versions: int, action: Action = "drop") -> None:
+    prefix = "staleness"
+
+    def __init__(
+        self, sync: SyncWeights, max_versions: int, action: Action = "drop", *, unknown: Unknown = "raise"
+    ) -> None:
         whole = isinstance(max_versions, int) and not isinstance(max_versions, bool)
         if not whole or max_versions < 0:
             raise ConfigError(
@@ -63,15 +79,17 @@ class BoundStaleness(RegistersItself):
                 f"BoundStaleness(max_versions={max_versions!r})",
                 "for example 2",
             )
-        if action not in get_args(Action):
-            raise ConfigError(
-                f"no action {action!r}",
-                f"BoundStaleness(action={action!r})",
-                f"choose one of: {', '.join(get_args(Action))}",
-            )
+        for name, given, offered in (("action", action, Action), ("unknown", unknown, Unknown)):
+            if given not in get_args(offered):
+                raise ConfigError(
+                    f"no action {given!r}",
+                    f"BoundStaleness({name}={given!r})",
+                    f"choose one of: {', '.join(get_args(offered))}",
+                )
         self.sync = sync
         self.max_versions = max_versions
         self.action = action
+        self.unknown = unknown
         self.dropped_frames = 0
         self.put_off_publishes = 0
         self._in_hand: int | None = None
@@ -88,6 +106,7 @@ class BoundStaleness(RegistersItself):
         """
         self.sync.require_trainer(trainer, "BoundStaleness.register")
         self.sync.require_stamps("BoundStaleness")
+        self._refuse_same_names(trainer)
         if self.action == "wait":
             self._check_can_wait()
             self.sync.add_gate(self._may_publish)
@@ -95,7 +114,7 @@ class BoundStaleness(RegistersItself):
         trainer.register_op("post_optim_complete_log", self._batch_done)
         trainer.register_op("post_steps", self._ask_again)
         trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(name, self)
+        trainer.register_module(compat.free_name(trainer, name), self)
 
     def _check_can_wait(self) -> None:
         if self.max_versions == 0 and self.sync.in_flight:
@@ -114,27 +133,33 @@ class BoundStaleness(RegistersItself):
             )
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
-        if self.action == "wait":
-            stamps = batch.get(compat.STAMP)
-            if stamps.numel():
-                self._in_hand = int(stamps.min())
-        age = self.sync.staleness(batch).versions
-        stale = age > self.max_versions
-        if not bool(stale.any()):
-            return batch
-        if self.action == "drop":
-            return self._fresh(batch, stale.view(batch.get(compat.STAMP).shape))
-        raise StalenessExceeded(
-            f"{int(stale.sum())} of {age.numel()} frames are up to {int(age.max())} versions old; "
-            f"the bound is {self.max_versions}",
-            f"optimizer step {self.sync.counters().optim_steps + 1}, version {self.sync.version}",
-            "publish less often, raise the bound, or use action='drop'",
-        )
+        stamps = stamps_of(batch, self.sync.version)
+        unknown = stamps == UNKNOWN
+        if self.action == "wait" and not bool(unknown.all()):
+            self._in_hand = int(stamps[~unknown].min())
+        age = self.sync.version - stamps
+        stale = (age > self.max_versions) & ~unknown
+        if self.unknown == "raise" and bool(unknown.any()):
+            raise self._exceeded(
+                f"{int(unknown.sum())} of {stamps.numel()} frames do not say which version made them",
+                "BoundStaleness(unknown='keep') consumes such frames, unknown='drop' does not",
+            )
+        if self.action != "drop" and bool(stale.any()):
+            oldest = int(age[stale].max())
+            raise self._exceeded(
+                f"{int(stale.sum())} of {stamps.numel()} frames are up to {oldest} versions old",
+                "publish less often, raise the bound, or use action='drop'",
+            )
+        dropped = stale | unknown if self.unknown == "drop" else stale
+        return self._rest(batch, dropped) if bool(dropped.any()) else batch
 
-    def _fresh(self, batch: TensorDictBase, stale: Tensor) -> TensorDictBase:
-        rows = stale.flatten(1).any(1) if stale.ndim > 1 else stale
-        dropped = int(torch.count_nonzero(rows)) * (stale.numel() // max(1, rows.numel()))
-        self.dropped_frames += dropped
+    def _exceeded(self, what: str, cure: str) -> StalenessExceeded:
+        where = f"optimizer step {self.sync.counters().optim_steps + 1}, version {self.sync.version}"
+        return StalenessExceeded(f"{what}; the bound is {self.max_versions}", where, cure)
+
+    def _rest(self, batch: TensorDictBase, dropped: Tensor) -> TensorDictBase:
+        rows = dropped.flatten(1).any(1) if dropped.ndim > 1 else dropped
+        self.dropped_frames += int(torch.count_nonzero(rows)) * (dropped.numel() // max(1, rows.numel()))
         if bool(rows.all()):
             raise StopIteration  # tells TorchRL that this epoch has no more batches
         return batch[~rows]
@@ -160,8 +185,8 @@ class BoundStaleness(RegistersItself):
 
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
         return {
-            "staleness/dropped_frames": self.dropped_frames,
-            "staleness/put_off_publishes": self.put_off_publishes,
+            f"{self.prefix}/dropped_frames": self.dropped_frames,
+            f"{self.prefix}/put_off_publishes": self.put_off_publishes,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path as FilePath
 
-import torch
 from tensordict import TensorDictBase
-from torch import Tensor
+from torchrl.collectors import BaseCollector
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
@@ -22,26 +21,10 @@ from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
+from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.training import training_of
-
-#: The age in optimizer steps of a frame whose version the ledger does not know.
-UNKNOWN = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Staleness:
-    """The age of frames, one entry a frame.
-
-    Args:
-        versions: the learner's version minus the stamped one.
-        optim_steps: optimizer steps done since the stamped version was published; -1 for versions that the
-            ledger does not know, because they are too old or nobody counted steps.
-    """
-
-    versions: Tensor
-    optim_steps: Tensor
 
 
 class SyncWeights(PublishHook):
@@ -57,6 +40,9 @@ class SyncWeights(PublishHook):
         when: the trigger; by default every batch.
         trainer: bind now, for use with ``trainer.register_op(stage, hook)`` at a stage without
             arguments (``post_steps``, ``post_optim``, ``post_epoch``).
+        collector: where the destinations are; by default the trainer's own collector. One trainer may have a
+            hook for each of several collectors, for example one that evaluates. Each has its own map, trigger
+            and versions.
         history: how many receipts are kept.
         receipts_file: receipts are appended here, one JSON object a line.
         finite: refuse to publish weights that are not all finite; costs one more reading of them. The
@@ -71,9 +57,9 @@ class SyncWeights(PublishHook):
 
     Raises:
         SyncMapError: the map cannot be carried out.
-        ConfigError: an argument is wrong, or the trainer already has such a hook. In ``trainer.train()``: the
-            hook has no trainer, because it was given to ``register_op`` without ``trainer=``, or its stage
-            passes arguments.
+        ConfigError: an argument is wrong, or the trainer already has such a hook for this collector. In
+            ``trainer.train()``: the hook has no trainer, because it was given to ``register_op`` without
+            ``trainer=``, or its stage passes arguments.
 
     Source: torchrl.trainers.UpdateWeights, which it replaces.
 
@@ -91,6 +77,7 @@ class SyncWeights(PublishHook):
         when: Trigger | None = None,
         *,
         trainer: compat.Trainer | None = None,
+        collector: BaseCollector | None = None,
         history: int = 1000,
         receipts_file: str | FilePath | None = None,
         finite: bool = False,
@@ -104,6 +91,7 @@ class SyncWeights(PublishHook):
         )
         check_limit(max_unchanged_publishes)
         self.sync_map = sync_map
+        self.collector = collector
         self.finite = finite
         self.background = background
         self.max_unchanged_publishes = max_unchanged_publishes
@@ -128,30 +116,40 @@ class SyncWeights(PublishHook):
             trainer.register_op("post_steps", self)
 
     def _bind(self, trainer: compat.Trainer, name: str) -> None:
-        endpoint = endpoint_of(trainer.collector)
+        collector = trainer.collector if self.collector is None else self.collector
+        endpoint = endpoint_of(collector)
         if self.background:
             _require_background(trainer, endpoint)
-        self._bound_map = BoundMap(
-            self.sync_map,
-            trainer,
-            endpoint,
-            training=training_of(trainer),
-            max_unchanged_publishes=self.max_unchanged_publishes,
-            finite=self.finite,
-        )
+        self.collector, given = collector, self.collector
         try:
-            self._enrol(trainer, name)
+            self._bound_map = BoundMap(
+                self.sync_map,
+                trainer,
+                endpoint,
+                training=training_of(trainer),
+                max_unchanged_publishes=self.max_unchanged_publishes,
+                finite=self.finite,
+            )
+            with self._enrolled(trainer, name):
+                self._register_ops(trainer, endpoint)
+                warn_without_board(endpoint, "SyncWeights.register")
+                self._owe("start")
         except BaseException:
-            self._bound_map = None
+            self.collector, self._bound_map = given, None
             raise
-        endpoint.connect(self.publish)
-        warn_without_board(endpoint, "SyncWeights.register")
+        endpoint.connect(self.publish)  # last, because it changes the collector
+
+    def _register_ops(self, trainer: compat.Trainer, endpoint: Endpoint) -> None:
         trainer.register_op("post_optim", self._count_optim_step)
         trainer.register_op("post_steps", self._count_batch_done)
         if self.background and not endpoint.in_flight:
             # Workers that wait for the learner act with what was published for their rollout.
             trainer.register_op("post_steps_log", self._join_before_rollout)
-        self._owe("start")
+
+    @property
+    def feeds(self) -> object:
+        """The collector to which this hook publishes; None before it has one."""
+        return self.collector
 
     def _join_before_rollout(self, batch: object) -> None:
         self.join()
@@ -167,8 +165,9 @@ class SyncWeights(PublishHook):
 
     @property
     def plan(self) -> SyncPlan:
-        """The resolved map."""
-        return replace(self._bound.plan, trigger=str(self.when))
+        """The resolved map. Its notes name the UpdateWeights hooks that this hook replaced or kept."""
+        plan = self._bound.plan
+        return replace(plan, trigger=str(self.when), notes=(*plan.notes, *self.beside))
 
     @property
     def ledger(self) -> Ledger:
@@ -239,27 +238,28 @@ class SyncWeights(PublishHook):
         """How old the frames of a batch are, now.
 
         Args:
-            batch: frames that carry ``policy_version``; any shape.
+            batch: frames that carry ``policy_version``; any shape. The age of other frames is unknown, -1.
 
         Returns:
             Two int64 tensors, one entry a frame, in the order of ``policy_version`` when it is flattened.
         """
-        stamps = batch.get(compat.STAMP).flatten()
-        versions, place = stamps.unique(return_inverse=True)
-        ledger, steps = self.ledger, self.counters().optim_steps
-        ages = [ledger.optim_steps_since(version, steps) for version in versions.tolist()]
-        known = torch.tensor([UNKNOWN if age is None else age for age in ages], dtype=torch.int64)
-        return Staleness(self.version - stamps, known.to(stamps.device)[place])
+        return staleness_of(batch, self.ledger, self.version, self.counters().optim_steps)
 
     def require_stamps(self, who: str) -> None:
-        """Refuse a collector whose frames do not say which version acted.
+        """Refuse a hook whose versions are not those of the frames that its trainer consumes.
 
         Args:
-            who: who needs the stamps, for the error.
+            who: who needs the stamps of these frames, for the error.
 
         Raises:
-            ConfigError: the frames carry no ``policy_version``.
+            ConfigError: the frames carry no ``policy_version``, or come from another collector.
         """
+        if self.trainer is not None and self.collector is not self.trainer.collector:
+            raise ConfigError(
+                "the frames that this trainer consumes carry the versions of another hook",
+                f"{who}, with the SyncWeights of another {type(self.collector).__name__}",
+                "pass the SyncWeights of the trainer's own collector",
+            )
         endpoint = self._bound.endpoint
         if not endpoint.stamped:
             raise ConfigError(

@@ -99,12 +99,12 @@ class UpdateWeights(PublishHook):
             )
         elif policy_weights_getter is not None and self._endpoint is not None:
             self._endpoint.locate(parse("policy"), "UpdateWeights(policy_weights_getter=...)")
-        if self._endpoint is not None and (self._bound_map or policy_weights_getter):
-            self._endpoint.connect(self.publish)
         if self._endpoint is not None:
             warn_without_board(self._endpoint, "UpdateWeights")
         if trainer is not None:
             self._bind(trainer, "update_weights")
+        if self._endpoint is not None and (self._bound_map or policy_weights_getter):
+            self._endpoint.connect(self.publish)
 
     def register(self, trainer: compat.Trainer, name: str = "update_weights") -> None:
         """Register at ``post_steps``, or at ``post_optim`` when optimizer steps are counted.
@@ -120,12 +120,12 @@ class UpdateWeights(PublishHook):
         trainer.register_op(stage, self)
 
     def _bind(self, trainer: compat.Trainer, name: str) -> None:
-        self._enrol(trainer, name)
-        trainer.register_op("post_optim", self._count_optim_step)
-        own_calls_are_the_batches = self.interval_unit == "batches"
-        trainer.register_op(
-            "post_steps", self._batch_done if own_calls_are_the_batches else self._count_batch_done
-        )
+        with self._enrolled(trainer, name):
+            trainer.register_op("post_optim", self._count_optim_step)
+            own_calls_are_the_batches = self.interval_unit == "batches"
+            trainer.register_op(
+                "post_steps", self._batch_done if own_calls_are_the_batches else self._count_batch_done
+            )
 
     def __call__(self, *given: object) -> None:
         """Count one batch, when batches are counted, and publish if it is due.
@@ -136,6 +136,11 @@ class UpdateWeights(PublishHook):
         if self.interval_unit == "batches":
             self._count_batch()
         super().__call__(*given)
+
+    @property
+    def feeds(self) -> object:
+        """The sender, or else the collector."""
+        return self.collector if self.sender is None else self.sender
 
     @property
     def ledger(self) -> Ledger:
@@ -164,9 +169,10 @@ class UpdateWeights(PublishHook):
         """Go on in phase; the restored weights are published before the next frame.
 
         Args:
-            state_dict: from :meth:`state_dict`, or from that of TorchRL's own hook.
+            state_dict: from :meth:`state_dict`, or from that of TorchRL's own hook; empty if the checkpoint
+                has neither, as with a hook that TorchRL's ``register_op`` was given.
         """
-        if "version" not in state_dict:
+        if state_dict and "version" not in state_dict:
             state_dict = self._translated(**state_dict)
         super().load_state_dict(state_dict)
 

@@ -6,13 +6,11 @@ import logging
 import time
 from typing import Any, Literal, get_args
 
-from torchrl.trainers import TrainerHookBase
-
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.verification import Deviation, Found, Verification
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
+from rlsync.torchrl_plugin.hooks.misuse import Logs, no_trainer, refuse_arguments
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["raise", "log"]
@@ -22,7 +20,7 @@ _BATCHES_TO_ANSWER = 2
 _log = logging.getLogger(__name__)
 
 
-class VerifySync(TrainerHookBase):
+class VerifySync(Logs):
     """Compare the weights that each worker acts with against the published ones, while training goes on.
 
     When the trigger is due, the hook asks the workers. A worker answers at the end of its first rollout with
@@ -112,10 +110,11 @@ class VerifySync(TrainerHookBase):
             name: the hook's name in checkpoints.
         """
         self.sync.require_trainer(trainer, "VerifySync.register")
+        self._refuse_same_names(trainer)
         self._verification = self.sync.verification()
         trainer.register_op("post_steps", self)
         trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(name, self)
+        trainer.register_module(compat.free_name(trainer, name), self)
 
     def __call__(self, *given: object) -> None:
         """Read the answers that have arrived, and ask again if the trigger is due.

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torchrl.collectors import BaseCollector
+
 from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
 from rlsync.sync.silence import Silence
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
@@ -57,6 +59,7 @@ class WatchWorkers(RegistersItself):
     Args:
         silent_timeout_s: in seconds; longer than the longest rollout. ``None`` waits for ever for live
             workers.
+        collector: whose workers; by default those of the trainer's own collector.
 
     Raises:
         ConfigError: the timeout is not above zero. At :meth:`register`: the collector has no workers on a
@@ -69,7 +72,9 @@ class WatchWorkers(RegistersItself):
         >>> # hook.register(trainer)
     """
 
-    def __init__(self, silent_timeout_s: float | None = 300.0) -> None:
+    def __init__(
+        self, silent_timeout_s: float | None = 300.0, *, collector: BaseCollector | None = None
+    ) -> None:
         if silent_timeout_s is not None and not silent_timeout_s > 0:
             raise ConfigError(
                 f"a timeout is a number of seconds above zero, got {silent_timeout_s!r}",
@@ -77,19 +82,21 @@ class WatchWorkers(RegistersItself):
                 "for example 300.0; None waits for ever",
             )
         self.silent_timeout_s = silent_timeout_s
+        self.collector = collector
 
     def register(self, trainer: compat.Trainer, name: str = "watch_workers") -> None:
-        """Watch the workers of this trainer's collector.
+        """Watch the workers of the collector.
 
         Args:
             trainer: the trainer.
             name: not used: the hook keeps nothing in checkpoints.
         """
-        endpoint = endpoint_of(trainer.collector)
+        watched = trainer.collector if self.collector is None else self.collector
+        endpoint = endpoint_of(watched)
         if not isinstance(endpoint, BoardEndpoint):
             raise ConfigError(
                 "this collector has no workers on a board",
-                f"WatchWorkers.register; the collector is a {type(trainer.collector).__name__}",
+                f"WatchWorkers.register; the collector is a {type(watched).__name__}",
                 "pass weight_sync_schemes={'policy': BoardScheme()} to a process collector, "
                 "or weight_sync=BoardScheme() to an AsyncBatchedCollector",
             )
@@ -100,17 +107,17 @@ class WatchWorkers(RegistersItself):
                 f"WatchWorkers.register; the collector is a {type(collector).__name__}",
                 "leave WatchWorkers out",
             )
-        if not isinstance(trainer.collector, (compat.MultiCollector, compat.AsyncBatchedCollector)):
+        if not isinstance(watched, (compat.MultiCollector, compat.AsyncBatchedCollector)):
             raise ConfigError(
                 "WatchWorkers watches MultiSyncCollector, MultiAsyncCollector and AsyncBatchedCollector only",
-                f"WatchWorkers.register; the collector is a {type(trainer.collector).__name__}",
+                f"WatchWorkers.register; the collector is a {type(watched).__name__}",
                 "leave it out; sync.wait() raises WorkerLost when a worker is dead",
             )
         if endpoint.publisher in _WATCHED:
             raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
         watch = _Watch(endpoint.publisher, self.silent_timeout_s)
-        if isinstance(trainer.collector, compat.AsyncBatchedCollector):
-            waits.around_server(trainer.collector, watch.wait, watch.came, watch.told)
+        if isinstance(watched, compat.AsyncBatchedCollector):
+            waits.around_server(watched, watch.wait, watch.came, watch.told)
         else:
             waits.around_waits(collector, watch.wait, watch.came)
             waits.around_requests(collector, watch.told)

@@ -1,0 +1,63 @@
+"""How old frames are when the learner consumes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from rlsync.core.ledger import Ledger
+from rlsync.torchrl_plugin import compat
+
+#: The age of a frame that nobody knows.
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """The age of frames, one entry a frame.
+
+    Args:
+        versions: the learner's version minus the stamped one; -1 for frames that name no version of this
+            learner: recorded ones, for example.
+        optim_steps: optimizer steps done since the stamped version was published; -1 for those frames, and
+            for versions that the ledger does not know, because they are too old or nobody counted steps.
+    """
+
+    versions: Tensor
+    optim_steps: Tensor
+
+
+def stamps_of(batch: TensorDictBase, newest: int) -> Tensor:
+    """The version of each frame, in the shape of its stamp, or of the batch; -1 for those that name none.
+
+    A negative stamp names none: it marks recorded frames that stand in one batch with collected ones. A stamp
+    above the newest version is of another learner.
+
+    Args:
+        batch: frames.
+        newest: the newest version.
+    """
+    stamps = batch.get(compat.STAMP, None)
+    if stamps is None:
+        return torch.full(batch.shape, UNKNOWN, dtype=torch.int64, device=batch.device)
+    return stamps.masked_fill((stamps < 0) | (stamps > newest), UNKNOWN)
+
+
+def staleness_of(batch: TensorDictBase, ledger: Ledger, newest: int, optim_steps: int) -> Staleness:
+    """How old frames are.
+
+    Args:
+        batch: frames, of any shape.
+        ledger: remembers the versions.
+        newest: the newest version.
+        optim_steps: optimizer steps done now.
+    """
+    stamps = stamps_of(batch, newest).flatten()
+    versions, place = stamps.unique(return_inverse=True)
+    ages = [ledger.optim_steps_since(version, optim_steps) for version in versions.tolist()]
+    steps = torch.tensor([UNKNOWN if age is None else age for age in ages], dtype=torch.int64)
+    age = torch.where(stamps == UNKNOWN, UNKNOWN, newest - stamps)
+    return Staleness(age, steps.to(stamps.device)[place])
