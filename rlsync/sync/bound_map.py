@@ -82,6 +82,26 @@ class BoundMap:
         """The resolved map, with what is known of training now."""
         return with_training(self._plan, self._routes, self._root, self._training)
 
+    def brought(self) -> set[Key]:
+        """The leaves that a publish brings, aliased ones included."""
+        return {key for route in self._routes for key in route.keys}
+
+    def copies(self) -> dict[Key, Tensor]:
+        """A copy of what each source holds now, in the dtype that its destination has."""
+        return {
+            key: tensor.detach().to(spec.dtype, copy=True)
+            for route in self._routes
+            for key, spec, tensor in zip(route.keys, route.specs, route.tensors(), strict=True)
+        }
+
+    def memory(self) -> set[object]:
+        """What is equal for tensors that share memory with a source, or a destination of this process."""
+        found: set[object] = {memory_key(tensor) for route in self._routes for tensor in route.tensors()}
+        for destination in {route.destination for route in self._routes}:
+            live = self.endpoint.tensors(destination) or {}
+            found |= {memory_key(tensor) for tensor in live.values()}
+        return found
+
     def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
         """Publish the present weights as one version.
 

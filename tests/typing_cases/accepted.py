@@ -55,6 +55,7 @@ def a_map_holds_paths_and_sources(trainer: Any) -> SyncWeights:
     }
     only_sources: Mapping[str, Source] = {"policy": Source("loss_module.actor_network", dtype="bfloat16")}
     SyncWeights(only_sources, when=Every(1) | StepsAhead(3), history=10, receipts_file="receipts.jsonl")
+    SyncWeights(paths, collector=trainer.collector).pin(trainer.evaluator)
     return SyncWeights(mixed, triggers_compose(), trainer=trainer, finite=True, background=True)
 
 

@@ -8,6 +8,7 @@ from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.trigger import Counters
+from rlsync.sync.endpoint import Endpoint
 from rlsync.torchrl_plugin import compat
 
 #: So many batches without a call, or calls without progress, raise a warning.
@@ -45,6 +46,26 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
             f"the stage at which {name} is registered",
             "register it at a stage without arguments (post_steps, post_optim or post_epoch), "
             "or call hook.register(trainer), which chooses one",
+        )
+
+
+def refuse_background(trainer: compat.Trainer, endpoint: Endpoint) -> None:
+    """Refuse to publish in the background where that cannot be.
+
+    Raises:
+        ConfigError: the transport copies nothing in the background, or no optimizer's step could join it.
+    """
+    if not endpoint.publisher.transport.background:
+        raise ConfigError(
+            "weights of this collector are not published in the background",
+            f"SyncWeights(background=True), transport {endpoint.description}",
+            "leave it out, or use a process collector with a BoardScheme",
+        )
+    if not compat.optimizers(trainer):
+        raise ConfigError(
+            "this trainer has no optimizer before whose step a publish could be joined",
+            "SyncWeights(background=True)",
+            "give the trainer its optimizer, or leave background out",
         )
 
 

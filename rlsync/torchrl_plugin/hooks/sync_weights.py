@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 
 from tensordict import TensorDictBase
-from torchrl.collectors import BaseCollector
+from torchrl.collectors import BaseCollector, Evaluator
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
@@ -16,13 +16,15 @@ from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.image import Images
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
+from rlsync.torchrl_plugin.evaluator import pin
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_background
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.training import training_of
 
@@ -96,6 +98,7 @@ class SyncWeights(PublishHook):
         self.background = background
         self.max_unchanged_publishes = max_unchanged_publishes
         self._bound_map: BoundMap | None = None
+        self._images: list[Images] = []
         if trainer is not None:
             self._bind(trainer, "sync_weights")
 
@@ -119,7 +122,7 @@ class SyncWeights(PublishHook):
         collector = trainer.collector if self.collector is None else self.collector
         endpoint = endpoint_of(collector)
         if self.background:
-            _require_background(trainer, endpoint)
+            refuse_background(trainer, endpoint)
         self.collector, given = collector, self.collector
         try:
             self._bound_map = BoundMap(
@@ -268,21 +271,27 @@ class SyncWeights(PublishHook):
                 "; ".join(endpoint.notes),
             )
 
+    def pin(self, evaluator: Evaluator) -> None:
+        """Let each evaluation by TorchRL's Evaluator act with one version, which its result names.
+
+        The newest version when ``evaluate()`` or ``trigger_eval()`` is called acts; if none is at hand, one
+        is published then. The result has it as ``eval/policy_version``. Call both from the thread that
+        trains, without weights. Each evaluation begins with new episodes. A policy that shares memory with
+        the learner or its collector is copied. Without a board, each publish makes one copy more.
+
+        Args:
+            evaluator: has the backend ``"thread"`` or ``"process"``, and has not evaluated yet.
+
+        Raises:
+            ConfigError: this hook has no trainer, or the Evaluator runs on Ray or has evaluated already.
+            DestinationNotFound: the Evaluator's worker has no scheme for a destination of the map.
+            LayoutMismatch: the Evaluator's policy has other leaves than the collector's.
+        """
+        self._images.append(pin(evaluator, self._bound, self._settle, self.publish))
+
     def _publish(self, reason: str, now: Counters) -> Receipt:
         in_background = self.background and reason == "trigger"
-        return self._bound.publish(reason, now, in_background=in_background)
-
-
-def _require_background(trainer: compat.Trainer, endpoint: Endpoint) -> None:
-    if not endpoint.publisher.transport.background:
-        raise ConfigError(
-            "weights of this collector are not published in the background",
-            f"SyncWeights(background=True), transport {endpoint.description}",
-            "leave it out, or use a process collector with a BoardScheme",
-        )
-    if not compat.optimizers(trainer):
-        raise ConfigError(
-            "this trainer has no optimizer before whose step a publish could be joined",
-            "SyncWeights(background=True)",
-            "give the trainer its optimizer, or leave background out",
-        )
+        receipt = self._bound.publish(reason, now, in_background=in_background)
+        for images in self._images:
+            images.published()
+        return receipt

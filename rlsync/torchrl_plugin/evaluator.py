@@ -1,0 +1,115 @@
+"""Evaluations by TorchRL's Evaluator, each with one published version."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tensordict import TensorDict
+from torch import nn
+from torchrl.collectors import Evaluator
+
+from rlsync.core.errors import ConfigError, DestinationNotFound
+from rlsync.core.path import nearest_name, parse, walk
+from rlsync.core.plan import no_destination
+from rlsync.sync.bound_map import BoundMap
+from rlsync.sync.image import Image, Images
+from rlsync.tensors.compare import check_same_leaves
+from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.target import write
+from rlsync.torchrl_plugin import compat
+
+_WHERE = "SyncWeights.pin"
+
+
+def pin(
+    evaluator: Evaluator,
+    bound_map: BoundMap,
+    settle: Callable[[], object],
+    publish: Callable[[], object],
+) -> Images:
+    """Let every evaluation act with one version of a map, and say which.
+
+    Args:
+        evaluator: its backend is ``"thread"`` or ``"process"``, and it has not evaluated yet.
+        bound_map: the map.
+        settle: makes the publish that is owed, before the first frame or after a resume.
+        publish: publishes the map.
+
+    Returns:
+        The images of the map, which are to be told of each publish.
+
+    Raises:
+        ConfigError: it has another backend, or has evaluated already.
+        DestinationNotFound: its worker has no scheme for a destination of the map.
+        LayoutMismatch: its policy has other leaves.
+    """
+    _check(evaluator, bound_map)
+    images = Images(bound_map)
+
+    def newest() -> tuple[int, Image]:
+        settle()
+        while (image := images.newest()) is None:
+            publish()
+        return image.version, image
+
+    load = _send if compat.acts_in_a_worker(evaluator) else _write
+    compat.around_evaluations(evaluator, newest, partial(_own, bound_map), load, _refused)
+    return images
+
+
+def _check(evaluator: Evaluator, bound_map: BoundMap) -> None:
+    if not compat.evaluates_here(evaluator):
+        raise ConfigError(
+            "the version that acts in an Evaluator on Ray cannot be known",
+            _WHERE,
+            "use Evaluator(backend='process') or backend='thread'",
+        )
+    if compat.has_evaluated(evaluator):
+        raise ConfigError(
+            "this Evaluator has evaluated already", _WHERE, "pin it before its first evaluation"
+        )
+    destinations = sorted({destination for destination, _ in bound_map.brought()})
+    offered = compat.schemes_of_evaluator(evaluator)
+    for destination in destinations if compat.acts_in_a_worker(evaluator) else ():
+        if destination not in offered:
+            near = nearest_name(destination, offered)
+            raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered, near)
+    policy, expected = compat.evaluated_policy(evaluator), bound_map.endpoint.specs("policy")
+    if isinstance(policy, nn.Module) and "policy" in destinations and expected is not None:
+        check_same_leaves(
+            Leaves(policy, "the Evaluator's policy").specs(), expected, _WHERE, "of the collector's policy"
+        )
+
+
+def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
+    """A policy that nobody else writes to, and whose weights nobody else acts with."""
+    taken = bound_map.memory()
+    shares = any(memory_key(tensor) in taken for tensor in Leaves(policy, "policy").tensors())
+    return copy.deepcopy(policy) if shares else policy
+
+
+def _write(collector: Any, image: Image) -> None:
+    for destination in {destination for destination, _ in image.leaves}:
+        path = parse(destination)
+        module = walk(
+            collector, path, error=DestinationNotFound, root_name="the Evaluator's collector", where=_WHERE
+        )
+        write(Leaves(module, f"the Evaluator's {destination}"), image.of(destination))
+
+
+def _send(collector: Any, image: Image) -> None:
+    weights: dict[str, TensorDict] = {}
+    for (destination, name), tensor in image.leaves.items():
+        weights.setdefault(destination, TensorDict()).set(tuple(name.split(".")), tensor)
+    collector.update_policy_weights_(weights_dict=weights)
+
+
+def _refused() -> ConfigError:
+    return ConfigError(
+        "weights that are given by hand have no version",
+        "evaluate(weights) of an Evaluator that is pinned by SyncWeights.pin",
+        "leave the weights out: the newest published version acts",
+    )
