@@ -24,7 +24,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -124,18 +124,16 @@ def make_collector(
 
 
 class Publishing:
-    """Calls ``publish()`` in a thread, at a rate or without a pause, while the block runs."""
+    """Calls ``publish()`` in a thread, without a pause, while the block runs."""
 
-    def __init__(self, publish: Callable[[], object], pause_s: float) -> None:
-        self._publish, self._pause_s = publish, pause_s
+    def __init__(self, publish: Callable[[], None]) -> None:
+        self._publish = publish
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self._publish()
-            if self._pause_s:
-                self._stop.wait(self._pause_s)
 
     def __enter__(self) -> Publishing:
         self._thread.start()
@@ -160,7 +158,7 @@ def canary(server: str, steps: int, adopt: str) -> dict[str, object]:
     next(batches)  # all processes stand
     seen, torn, misnamed, versions = 0, 0, 0, 0
     started, newest = time.monotonic(), 0
-    with Publishing(publish, 0.0):
+    with Publishing(publish):
         while seen < steps:
             batch = next(batches)
             low, high = batch["low"], batch["high"]
@@ -200,15 +198,12 @@ def cost(server: str, turns: int, turn_s: float, rate: float) -> dict[str, objec
     publish()
     batches = iter(collector)
     frames_per_s: dict[bool, list[float]] = {True: [], False: []}
-    _frames_per_s(batches, turn_s)  # warm
+    _frames_per_s(batches, turn_s, publish, 1.0 / rate)  # warm
     held.clear()
     for turn in range(2 * turns):
         publishes = turn % 4 in (0, 3)  # neither way always comes first
-        if publishes:
-            with Publishing(publish, 1.0 / rate):
-                frames_per_s[True].append(_frames_per_s(batches, turn_s))
-        else:
-            frames_per_s[False].append(_frames_per_s(batches, turn_s))
+        every_s = 1.0 / rate if publishes else math.inf
+        frames_per_s[publishes].append(_frames_per_s(batches, turn_s, publish, every_s))
     collector.shutdown()
     quiet, busy = (statistics.median(frames_per_s[way]) for way in (False, True))
     sources = [parameter.detach() for parameter in learner.parameters()]
@@ -224,10 +219,17 @@ def cost(server: str, turns: int, turn_s: float, rate: float) -> dict[str, objec
     }
 
 
-def _frames_per_s(batches: object, seconds: float) -> float:
+def _frames_per_s(
+    batches: Iterator[TensorDictBase], seconds: float, publish: Callable[[], None], every_s: float
+) -> float:
+    """Take batches, and publish between them when it is due, as a learner does."""
     frames, started = 0, time.monotonic()
-    while time.monotonic() - started < seconds:
+    due = started + every_s
+    while (now := time.monotonic()) < started + seconds:
         frames += next(batches).numel()
+        if now >= due:
+            publish()
+            due += every_s
     return frames / (time.monotonic() - started)
 
 

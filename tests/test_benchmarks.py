@@ -25,6 +25,18 @@ if __name__ == "__main__":
     raise SystemExit(main())
 """
 
+#: A server that stamps its answers with the version before.
+ONE_BEHIND = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from rlsync.torchrl_plugin import compat
+exact = compat.serve_version
+compat.serve_version = lambda server, version: exact(server, max(0, version - 1))
+from servers import main
+if __name__ == "__main__":
+    raise SystemExit(main())
+"""
+
 
 def _run(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return fresh_python(str(script), *map(str, arguments), check=False)
@@ -138,18 +150,28 @@ def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> 
 @pytest.mark.seconds
 def test_the_canary_of_inference_servers_finds_nothing_torn_or_misnamed(tmp_path: Path) -> None:
     out = tmp_path / "servers.json"
-    ended = _run(BENCHMARKS / "servers.py", "canary", "--servers", "process", "--steps", 20_000, "--out", out)
+    ended = _run(BENCHMARKS / "servers.py", "canary", "--servers", "thread", "--steps", 300, "--out", out)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (row,) = json.loads(out.read_text())
     assert (row["torn"], row["misnamed"]) == (0, 0)
-    assert row["steps"] >= 20_000
+    assert row["steps"] >= 300
     assert row["versions_that_acted"] > 10
+
+
+@pytest.mark.seconds
+def test_the_canary_of_inference_servers_finds_stamps_that_are_one_behind(tmp_path: Path) -> None:
+    script, out = tmp_path / "one_behind.py", tmp_path / "servers.json"
+    script.write_text(ONE_BEHIND)
+    ended = _run(script, "canary", "--servers", "thread", "--steps", 50, "--out", out)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert row["misnamed"] > 0
 
 
 @pytest.mark.seconds
 def test_the_cost_of_publishing_to_an_inference_server_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "servers.json"
-    short = ["--servers", "thread", "--turns", 1, "--turn-seconds", 0.5]
+    short = ["--servers", "thread", "--turns", 2, "--turn-seconds", 0.3]
     ended = _run(BENCHMARKS / "servers.py", "cost", *short, "--out", out)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (row,) = json.loads(out.read_text())
