@@ -2,7 +2,7 @@
 
     python benchmarks/servers.py canary [--servers process thread] [--steps 1000000] [--adopt alias]
     python benchmarks/servers.py cost   [--servers process thread] [--turns 10] [--turn-seconds 3] [--rate 10]
-                                        [--out servers.json]
+                                        [--width 512] [--out servers.json]
 
 **canary**: every weight of the policy (64 tensors of 128 x 128) holds the number of the version. The learner
 publishes without a pause. Each step of each environment reports the smallest and the largest weight that its
@@ -11,8 +11,9 @@ a server in a process, each worker process steps 64 environments at once; TorchR
 server in a thread, takes single environments only. The script ends with status 1 if it finds either fault.
 
 **cost**: the policy is an MLP. In turns within one run, the learner publishes at a fixed rate or not at all.
-The loss of throughput is the difference between the two. **held** is how long one publish holds the learner
-while the server answers, and **memcpy** one copy of the same bytes.
+The loss of throughput is the difference between the two; on a machine that others use, too, it may be smaller
+than what it is uncertain by. **held** is how long one publish holds the learner
+while the server answers, and **memcpy** one copy of the same bytes just before it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch import Tensor, nn
+from torch import nn
 from torchrl.collectors import AsyncBatchedCollector
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
@@ -91,9 +92,10 @@ class Canary(TensorDictModuleBase):
         return tensordict.set("high", seen.max().expand(shape).clone())
 
 
-def make_mlp() -> TensorDictModule:
-    """0.5 MB."""
-    net = nn.Sequential(nn.Linear(WIDTH, 256), nn.Tanh(), nn.Linear(256, 448), nn.Tanh(), nn.Linear(448, 1))
+def make_mlp(width: int) -> TensorDictModule:
+    """4 * width * width bytes, and a little."""
+    hidden = nn.Linear(width, width)
+    net = nn.Sequential(nn.Linear(WIDTH, width), nn.Tanh(), hidden, nn.Tanh(), nn.Linear(width, 1))
     return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
 
 
@@ -184,16 +186,22 @@ def canary(server: str, steps: int, adopt: str) -> dict[str, object]:
     }
 
 
-def cost(server: str, turns: int, turn_s: float, rate: float) -> dict[str, object]:
-    scheme, learner = BoardScheme(), make_mlp()
-    collector = make_collector(server, scheme, make_mlp)
+def cost(server: str, turns: int, turn_s: float, rate: float, width: int) -> dict[str, object]:
+    scheme, learner = BoardScheme(), make_mlp(width)
+    collector = make_collector(server, scheme, partial(make_mlp, width))
     scheme.init_on_sender(model_id="policy", context=collector)
     held: list[float] = []
+    copied: list[float] = []
+    image = torch.cat([parameter.detach().flatten() for parameter in learner.parameters()])
+    room = torch.empty_like(image)
 
     def publish() -> None:
         begun = time.perf_counter()
+        room.copy_(image)  # in the same moment, so with as cold a cache
+        between = time.perf_counter()
         scheme.send(learner)
-        held.append(time.perf_counter() - begun)
+        held.append(time.perf_counter() - between)
+        copied.append(between - begun)
 
     publish()
     batches = iter(collector)
@@ -206,16 +214,17 @@ def cost(server: str, turns: int, turn_s: float, rate: float) -> dict[str, objec
         frames_per_s[publishes].append(_frames_per_s(batches, turn_s, publish, every_s))
     collector.shutdown()
     quiet, busy = (statistics.median(frames_per_s[way]) for way in (False, True))
-    sources = [parameter.detach() for parameter in learner.parameters()]
     return {
         "server": server,
+        "megabytes": round(4 * image.numel() / 1e6, 1),
         "publishes_per_s": rate,
         "steps_per_s_quiet": round(quiet),
         "steps_per_s_publishing": round(busy),
         "loss_percent": round(100 * (1 - busy / quiet), 2),
-        "spread_percent": round(100 * statistics.stdev(frames_per_s[False]) / quiet, 2),
+        "loss_uncertain_by_percent": round(100 * _uncertain(frames_per_s[False]) / quiet, 2),
+        "learner_held_percent": round(100 * statistics.median(held) * rate, 3),
         "held_us": round(1e6 * statistics.median(held), 1),
-        "memcpy_us": round(1e6 * _memcpy_s(sources), 1),
+        "memcpy_us": round(1e6 * statistics.median(copied), 1),
     }
 
 
@@ -233,15 +242,9 @@ def _frames_per_s(
     return frames / (time.monotonic() - started)
 
 
-def _memcpy_s(sources: list[Tensor]) -> float:
-    image = torch.cat([source.flatten() for source in sources])
-    copy = torch.empty_like(image)
-    taken = []
-    for _ in range(200):
-        begun = time.perf_counter()
-        copy.copy_(image)
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+def _uncertain(found: list[float]) -> float:
+    """By how much the difference of two medians of so many figures may be chance."""
+    return 1.25 * statistics.stdev(found) * math.sqrt(2 / len(found))
 
 
 def main() -> int:
@@ -253,13 +256,16 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--turn-seconds", type=float, default=3.0)
     parser.add_argument("--rate", type=float, default=10.0, help="publishes a second")
+    parser.add_argument("--width", type=int, default=512, help="of the MLP; 4 * width * width bytes")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     run = {
         "canary": partial(canary, steps=given.steps, adopt=given.adopt),
-        "cost": partial(cost, turns=given.turns, turn_s=given.turn_seconds, rate=given.rate),
+        "cost": partial(
+            cost, turns=given.turns, turn_s=given.turn_seconds, rate=given.rate, width=given.width
+        ),
     }[given.what]
     found = []
     for server in given.servers:
