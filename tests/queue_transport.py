@@ -31,6 +31,7 @@ class QueueTransport:
     """The learner's end: each publish puts one image into the queue of every reader."""
 
     background = False
+    through_host = False
 
     def __init__(self) -> None:
         self.layout: Layout | None = None

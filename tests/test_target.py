@@ -249,7 +249,7 @@ def test_a_tie_that_the_arriving_leaves_do_not_have_is_refused() -> None:
 # ---------------------------------------------------------------------------------- may alias
 
 
-def test_eager_cpu_modules_may_alias_and_compiled_ones_may_not() -> None:
+def test_eager_modules_may_alias_and_compiled_ones_may_not() -> None:
     plain = nn.Linear(1, 1)
     leaves = Leaves(plain, "policy").specs()
     assert Target(plain, "policy", leaves).may_alias()
@@ -263,9 +263,12 @@ def test_eager_cpu_modules_may_alias_and_compiled_ones_may_not() -> None:
     assert not is_compiled({"w": torch.ones(1)})
 
 
-def test_a_module_on_another_device_may_not_alias() -> None:
-    away = nn.Linear(1, 1, device="meta")
-    assert not Target(away, "policy", Leaves(away, "policy").specs()).may_alias()
+def test_parameters_on_another_device_are_not_pointed_at_the_views() -> None:
+    leaves, views = arriving(nn.Linear(1, 1))
+    at_home, away = nn.Linear(1, 1), nn.Linear(1, 1, device="meta")
+    assert Target(at_home, "policy", leaves).alias(views), "the views are read from now on"
+    assert not Target(away, "policy", leaves).alias(views)
+    assert away.weight.device.type == "meta"
 
 
 # ---------------------------------------------------------------------------------- materialise

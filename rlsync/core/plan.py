@@ -1,4 +1,4 @@
-"""Decisions as frozen data: routes, rows, verdicts, plans and receipts."""
+"""Decisions as frozen data: routes, rows, verdicts and plans."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
+from rlsync.core.crossing import Crossing, crossings
 from rlsync.core.errors import (
     DestinationNotFound,
     LayoutMismatch,
@@ -15,6 +16,7 @@ from rlsync.core.errors import (
     SyncMapError,
 )
 from rlsync.core.path import did_you_mean
+from rlsync.core.receipt import Receipt as Receipt
 
 
 class Verdict(str, Enum):
@@ -87,6 +89,8 @@ class Row:
         dtype: dtype of the same leaf, for example ``"float32"``.
         payload_bytes: bytes that one publish moves for this leaf; 0 when aliased.
         note: the reason for the verdict, if it needs one.
+        source_device: the device of the source leaf, for example ``"cuda:0"``; empty if it is missing.
+        device: that of the destination leaf; several, with commas, where workers differ; empty if unknown.
     """
 
     destination: str
@@ -97,6 +101,8 @@ class Row:
     dtype: str
     payload_bytes: int
     note: str = ""
+    source_device: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ class SyncPlan:
             trainer has no optimizer.
         unsent: parameters that an optimizer holds, of the networks that are sources or contain one, that
             reach no destination.
+        through_host: whether every version passes through host memory, as on a board.
 
     Example:
         >>> actor = Route("policy", "loss_module.actor_network")
@@ -129,11 +136,26 @@ class SyncPlan:
     notes: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     unsent: tuple[str, ...] = ()
+    through_host: bool = False
 
     @property
     def payload_bytes(self) -> int:
         """Bytes moved by one publish."""
         return sum(row.payload_bytes for row in self.rows)
+
+    @property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """What goes from which device to which."""
+        return crossings(
+            Crossing(
+                row.source_device,
+                row.device,
+                self.through_host,
+                aliased_leaves=int(row.verdict is Verdict.ALIASED),
+                copied_bytes=row.payload_bytes,
+            )
+            for row in self.rows
+        )
 
     def count(self, verdict: Verdict) -> int:
         """How many leaves have this verdict.
@@ -184,17 +206,21 @@ class SyncPlan:
     def to_json(self) -> str:
         """The plan as JSON, in a stable form for programs."""
         payload = asdict(self) | {"payload_bytes": self.payload_bytes}
+        payload["crossings"] = [
+            asdict(c) | {"publish_bytes": c.publish_bytes, "adoption_bytes": c.adoption_bytes}
+            for c in self.crossings
+        ]
         return json.dumps(payload, indent=2)
 
     def table(self) -> str:
         """The plan as text. Each source is below its destination, and no path is shortened."""
-        lines = [f"{'verdict':<10}  {'bytes':>12}  {'dtype':<10}  {'shape':<16}  leaf"]
+        lines = [f"{'verdict':<10}  {'bytes':>12}  {'dtype':<10}  {'shape':<16}  {'device':<8}  leaf"]
         for row in self.rows:
             shape = "x".join(map(str, row.shape)) or "scalar"
             head = f"{row.verdict!s:<10}  {row.payload_bytes:>12,}  {row.dtype:<10}  {shape:<16}  "
             note = f"  ({row.note})" if row.note else ""
-            lines.append(f"{head}{row.destination}{note}")
-            lines.append(f"{'':<{len(head)}}<- {row.source}")
+            lines.append(f"{head}{row.device or _UNKNOWN:<8}  {row.destination}{note}")
+            lines.append(f"{'':<{len(head)}}{row.source_device or _UNKNOWN:<8}  <- {row.source}")
         lines.append("")
         lines.append(self._summary(all_names=True))
         return "\n".join(lines)
@@ -211,6 +237,8 @@ class SyncPlan:
         if self.trigger:
             lines.append(f"trigger    {self.trigger}")
         lines.append(f"leaves     {leaves}, {self.payload_bytes:,} bytes a publish")
+        if not all(crossing.host_only for crossing in self.crossings):
+            lines.extend(f"devices    {crossing}" for crossing in self.crossings)
         at_most = len(self.rows) + len(self.unsent) if all_names else _NAMES_IN_SUMMARY
         if self.frozen:
             lines.append(f"frozen     sent, and in no optimizer: {listed(self.frozen, at_most)}")
@@ -224,6 +252,7 @@ class SyncPlan:
 
 
 _NAMES_IN_SUMMARY = 3
+_UNKNOWN = "?"
 
 
 def listed(names: Sequence[str], at_most: int) -> str:
@@ -235,52 +264,6 @@ def listed(names: Sequence[str], at_most: int) -> str:
     """
     more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
     return ", ".join(names[:at_most]) + more
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The record of one publish.
-
-    Args:
-        version: the version that this publish made; if it was coalesced, the newest version before it.
-        reason: ``"start"``, ``"resume"``, ``"trigger"`` or ``"call"``.
-        copied_leaves: leaves whose bytes were copied, casts included.
-        aliased_leaves: leaves that share memory with their destination.
-        cast_leaves: leaves copied into another dtype.
-        copied_bytes: bytes copied.
-        aliased_bytes: bytes that were not copied, because source and destination share them.
-        background_bytes: how many of ``copied_bytes`` were copied after the publish had returned.
-        duration_s: seconds for which the publish held the learner.
-        coalesced: no slot was free, so nothing was written; the next publish carries the weights.
-        repaired: leaves that no longer shared memory with their destination; they are copied from now on.
-        batches, frames, optim_steps: the learner's counters at the publish.
-        time_s: seconds since the epoch.
-
-    Example:
-        >>> receipt = Receipt(2, "trigger", 4, 0, 0, 680, 0, 0, 5e-5, False, (), 1, 200, 10, 1.7e9)
-        >>> receipt.version, receipt.copied_bytes, receipt.optim_steps
-        (2, 680, 10)
-    """
-
-    version: int
-    reason: str
-    copied_leaves: int
-    aliased_leaves: int
-    cast_leaves: int
-    copied_bytes: int
-    aliased_bytes: int
-    background_bytes: int
-    duration_s: float
-    coalesced: bool
-    repaired: tuple[str, ...]
-    batches: int
-    frames: int
-    optim_steps: int
-    time_s: float
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(asdict(self))
 
 
 def no_destination(wanted: str, where: str, offered: list[str], nearest: str) -> SyncMapError:

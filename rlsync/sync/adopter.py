@@ -32,8 +32,8 @@ class Place:
 
     Args:
         find: returns the module that acts; asked before every adoption.
-        adopt: whether its parameters are pointed at the board, where that reaches the code that acts, or
-            copied out.
+        adopt: whether its parameters are pointed at the new version, where that reaches the code that acts,
+            or it is copied into their own memory.
     """
 
     find: Callable[[], object]
@@ -49,7 +49,7 @@ class Binding:
         target: the module that acts.
         names: the leaves that arrive.
         views: which of a version's views they are.
-        alias: whether the parameters are pointed at the board.
+        alias: whether the parameters are pointed at each version.
         excluded: whether the worker takes them at its first adoption only, and keeps its own after that.
     """
 
@@ -64,9 +64,10 @@ class Binding:
 class Adopter:
     """Adopts versions in the thread that acts, and answers the learner's questions about them.
 
-    Parameters are pointed at the transport's memory and leased until the next adoption. What forward() may
-    change is copied. A module that was replaced, or into which a state dict is loaded, owns its memory until
-    the next adoption.
+    Parameters are pointed at the transport's memory and leased until the next adoption. Those on an
+    accelerator are pointed at a second set of tensors there, into which the version was copied. What
+    forward() may change is copied. A module that was replaced, or into which a state dict is loaded, owns
+    its memory until the next adoption.
 
     Args:
         handle: what the worker reads.
@@ -163,13 +164,16 @@ class Adopter:
         bound_anew = layout is not self._layout
         if bound_anew:
             self._bind(layout)
+        aliased = False
         for binding in self._bindings:
-            write = binding.target.alias if binding.alias else binding.target.copy
-            write([views[i] for i in binding.views])
+            mine = [views[i] for i in binding.views]
+            if binding.alias:
+                aliased |= binding.target.alias(mine)
+            else:
+                binding.target.copy(mine)
         self._fresh = True
         self._had |= {(b.destination, name) for b in self._bindings for name in b.names}
         self._bindings = [binding for binding in self._bindings if not binding.excluded]
-        aliased = any(binding.alias for binding in self._bindings)
         if aliased and bound_anew:
             return_freed_memory()  # what acted before was in memory of this process
         return aliased

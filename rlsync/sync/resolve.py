@@ -174,7 +174,9 @@ def _compare(
         )
     if all_specs is None:
         unseen = "this collector does not show its weights: unchecked"
-        return [Comparison(s.name, s, Verdict.COPIED, unseen) for s in specs], leaves.names
+        return [
+            Comparison(s.name, replace(s, device=""), Verdict.COPIED, unseen, s.device) for s in specs
+        ], leaves.names
     there = _below(all_specs, prefix)
     names = named_like(leaves.names, there)
     renamed = [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
@@ -259,7 +261,10 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:
     """The plan of bound routes, without what is known of training."""
     rows = [_row(b.route, c) for b in bound for c in b.comparisons]
     routes = tuple(b.route for b in bound)
-    return SyncPlan(routes, tuple(rows), endpoint.description, notes=endpoint.notes)
+    through_host = endpoint.publisher.transport.through_host
+    return SyncPlan(
+        routes, tuple(rows), endpoint.description, notes=endpoint.notes, through_host=through_host
+    )
 
 
 def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training) -> SyncPlan:
@@ -285,4 +290,6 @@ def _row(route: Route, comparison: Comparison) -> Row:
         spec.dtype_name,
         spec.payload_bytes if moved else 0,
         comparison.note or (f"tied to {spec.tie}" if spec.tie else ""),
+        comparison.source_device,
+        spec.device,
     )

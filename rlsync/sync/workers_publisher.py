@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Protocol, runtime_checkable
 
@@ -134,7 +135,7 @@ class WorkersPublisher(Publisher):
                 check_same_leaves(
                     leaves, said[0][destination], f"{destination} of worker {worker}", "of worker 0"
                 )
-        self._specs = said[0]
+        self._specs = {destination: _seen_in(said, destination) for destination in said[0]}
 
     @contextmanager
     def one_publish(self, destinations: Iterable[str] = ()) -> Iterator[None]:
@@ -235,3 +236,12 @@ class WorkersPublisher(Publisher):
                 "update_policy_weights_() without weights",
                 "pass the weights, or register a SyncWeights, whose map names their source",
             ) from cause
+
+
+def _seen_in(workers: Sequence[Mapping[str, Sequence[LeafSpec]]], destination: str) -> list[LeafSpec]:
+    """The leaves of a destination, alike in all workers; their devices may differ."""
+    of_each = (told[destination] for told in workers if destination in told)
+    return [
+        replace(same[0], device=", ".join(dict.fromkeys(leaf.device for leaf in same)))
+        for same in zip(*of_each, strict=True)
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,12 +25,14 @@ class Comparison:
         spec: the destination leaf, or the source leaf when there is no destination leaf.
         verdict: what a publish does with the leaf.
         note: the reason for the verdict.
+        source_device: the device of the source leaf; empty when there is none.
     """
 
     name: str
     spec: LeafSpec
     verdict: Verdict
     note: str = ""
+    source_device: str = ""
 
 
 def compare(
@@ -69,7 +71,8 @@ def compare(
     names = {spec.name for spec in destination}
     for spec in source:
         if spec.name not in names and not excluded(spec.name, exclude):
-            found.append(Comparison(spec.name, spec, Verdict.UNEXPECTED))
+            found.append(Comparison(spec.name, replace(spec, device=""), Verdict.UNEXPECTED))
+    found = [replace(c, source_device=sent[c.name].device) if c.name in sent else c for c in found]
     if source_tensors is not None and destination_tensors is not None:
         found = [_alias(c, source_tensors, destination_tensors) for c in found]
     return found
@@ -115,7 +118,7 @@ def _alias(
         return comparison
     if memory_key(source[comparison.name]) != memory_key(destination[comparison.name]):
         return comparison
-    return Comparison(comparison.name, comparison.spec, Verdict.ALIASED)
+    return replace(comparison, verdict=Verdict.ALIASED)
 
 
 def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:

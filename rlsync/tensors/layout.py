@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -30,6 +30,8 @@ class LeafSpec:
         dtype: its dtype.
         tie: name of an earlier leaf that has the same memory; empty when there is none.
         excluded: copied at a worker's first adoption, then never again.
+        device: where it was seen, for example ``"cuda:0"``; several, with commas, where workers differ; empty
+            if nobody knows. Leaves are equal whatever their device.
     """
 
     name: str
@@ -38,6 +40,7 @@ class LeafSpec:
     dtype: torch.dtype
     tie: str = ""
     excluded: bool = False
+    device: str = field(default="", compare=False)
 
     @property
     def payload_bytes(self) -> int:
@@ -118,10 +121,11 @@ class Layout:
     @property
     def schema_hash(self) -> int:
         """64-bit hash of names, shapes, dtypes and offsets."""
-        return int.from_bytes(hashlib.blake2b(self.to_json(), digest_size=8).digest(), "little")
+        rows = {name: [row[:-1] for row in rows] for name, rows in _rows(self.destinations).items()}
+        return int.from_bytes(hashlib.blake2b(json.dumps(rows).encode(), digest_size=8).digest(), "little")
 
     def to_json(self) -> bytes:
-        """The layout as canonical JSON: equal layouts give equal bytes."""
+        """The layout as canonical JSON: layouts that are equal, devices included, give equal bytes."""
         return specs_to_json(self.destinations)
 
     @classmethod
@@ -132,6 +136,10 @@ class Layout:
     def views(self, image: torch.Tensor) -> list[torch.Tensor]:
         """Typed views of a flat ``uint8`` image, one for each entry, in order."""
         return [_view(image, entry) for entry in self.entries]
+
+    def owned_views(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """Typed views of a flat ``uint8`` image, one for each entry that owns its bytes."""
+        return [_view(image, entry) for entry in self.owned]
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
         """Refuse a wrong number of tensors, or one with a wrong shape. There is one for each owned entry.
@@ -173,19 +181,22 @@ def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
         >>> specs_from_json(specs_to_json({"policy": []}))
         {'policy': []}
     """
-    rows = {
-        destination: [[s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded] for s in leaves]
+    return json.dumps(_rows(destinations), separators=(",", ":")).encode()
+
+
+def _rows(destinations: Mapping[str, Sequence[LeafSpec]]) -> dict[str, list[tuple[object, ...]]]:
+    return {
+        destination: [(s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded, s.device) for s in leaves]
         for destination, leaves in destinations.items()
     }
-    return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def specs_from_json(data: bytes) -> dict[str, list[LeafSpec]]:
     """The inverse of :func:`specs_to_json`."""
     return {
         destination: [
-            LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, excluded)
-            for name, kind, shape, dtype, tie, excluded in rows
+            LeafSpec(name, kind, tuple(shape), dtype_named(dtype), tie, excluded, device)
+            for name, kind, shape, dtype, tie, excluded, device in rows
         ]
         for destination, rows in json.loads(data).items()
     }

@@ -176,6 +176,7 @@ class Leaves:
                     tuple(tensor.shape),
                     tensor.dtype,
                     "" if tie == leaf.name else tie,
+                    device=str(tensor.device),
                 )
             )
         return specs

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
+from rlsync.tensors.device import is_queued
 from rlsync.tensors.extra_state import rebuild_state
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import ExtraState, Leaves
+from rlsync.tensors.spare import Spare
 from rlsync.tensors.wrappers import is_compiled_wrapper
 
 
@@ -45,11 +47,19 @@ class Target:
         self._parameters = [i for i, kind in enumerate(kinds) if kind == "parameter"]
         self._buffers = [i for i, kind in enumerate(kinds) if kind == "buffer"]
         self._extra = [e for e in self.leaves.extra if _arrives(e, arriving)]
+        self._devices = [tensor.device for tensor in self._live]
+        self._pointed = [i for i in self._parameters if self._live[i].is_cpu]
+        self._swapped = [i for i in self._parameters if is_queued(self._devices[i])]
+        elsewhere = set(self._pointed) | set(self._swapped)
+        self._rest = [i for i in self._parameters + self._buffers if i not in elsewhere]
+        self._spare: Spare | None = None  # made when it is needed: it is as large as the parameters
+        self._ties = [leaf.tie for leaf in leaves]
 
     def current(self) -> bool:
         """Whether the module still holds the parameters and buffers that it had at construction."""
         return self.leaves.unchanged() and all(
-            self._readers[i]() is self._live[i] for i in self._parameters + self._buffers
+            self._readers[i]() is self._live[i] and self._live[i].device == self._devices[i]
+            for i in self._parameters + self._buffers
         )
 
     @property
@@ -57,12 +67,21 @@ class Target:
         """The parameters and buffers that it writes to."""
         return [self._live[i] for i in self._parameters + self._buffers]
 
-    def alias(self, views: Sequence[Tensor]) -> None:
-        """Point the parameters at ``views``. Copy buffers and extra state: forward() may change them."""
-        for i in self._parameters:
+    def alias(self, views: Sequence[Tensor]) -> bool:
+        """Point the parameters at ``views``; those on an accelerator at a spare set there, with a copy.
+
+        Buffers and extra state are copied: forward() may change them.
+
+        Returns:
+            Whether ``views`` are read from now on.
+        """
+        for i in self._pointed:
             self._live[i].data = views[i]
-        self._copy(views, self._buffers)
+        if self._swapped:
+            self._swap_in(views)
+        self._copy(views, self._rest)
         self._set_extra_state(views)
+        return bool(self._pointed)
 
     def copy(self, views: Sequence[Tensor]) -> None:
         """Copy all leaves from ``views`` into the module's own memory."""
@@ -70,14 +89,20 @@ class Target:
         self._set_extra_state(views)
 
     def own(self) -> None:
-        """Give every parameter its own memory, with the same values."""
-        for i in self._parameters:
+        """Give every parameter that is pointed at views its own memory, with the same values."""
+        for i in self._pointed:
             self._live[i].data = self._live[i].data.clone()
 
     def may_alias(self) -> bool:
-        """Whether the acting code would see re-pointed parameters: it must be eager, on the CPU."""
-        on_cpu = all(self._live[i].device.type == "cpu" for i in self._parameters)
-        return on_cpu and not is_compiled(self.module)
+        """Whether the acting code would see re-pointed parameters: it must be eager."""
+        return not is_compiled(self.module)
+
+    def _swap_in(self, views: Sequence[Tensor]) -> None:
+        if self._spare is None:
+            at = {self._names[i]: n for n, i in enumerate(self._swapped)}
+            owners = [at.get(self._ties[i], n) for n, i in enumerate(self._swapped)]
+            self._spare = Spare([self._live[i] for i in self._swapped], owners)
+        self._spare.swap_in([views[i] for i in self._swapped])
 
     @torch.no_grad()
     def _copy(self, views: Sequence[Tensor], which: Sequence[int]) -> None:

@@ -16,7 +16,8 @@ Everything above this floor talks to transports through these two protocols. The
 Who owns memory, and until when:
 
 - The tensors given to :meth:`Transport.publish` are the caller's again when it returns, except those named in
-  ``later``: these must not be written to before :meth:`Transport.join` returns.
+  ``later``: these must not be written to before :meth:`Transport.join` returns. On an accelerator this means:
+  not by what the caller queues before then.
 - The views given to ``apply`` are the transport's. They are read-only. They stay as they are until ``apply``
   returns, or, if it returned true, until the subscriber's next adoption.
 - What :meth:`Transport.newest_leaves` returns is the transport's, read-only, and good until the next publish.
@@ -95,6 +96,10 @@ class Transport(Protocol):
     @property
     def background(self) -> bool:
         """Whether a thread copies the leaves named in ``later`` after :meth:`publish` has returned."""
+
+    @property
+    def through_host(self) -> bool:
+        """Whether every version passes through host memory, whatever devices the leaves are on."""
 
     def lay_out(self, layout: Layout) -> None:
         """Say what the coming publishes carry. Readers go on with what they have."""

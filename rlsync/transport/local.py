@@ -44,6 +44,7 @@ class LocalTransport:
     """
 
     background = False
+    through_host = False
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -236,6 +237,7 @@ class LocalReader:
 
     def apply(self, staged: Staged) -> None:
         """Write a version into what acts; called by the transport between rollouts."""
+        staged.there.order()  # it may have been staged in another thread, which has streams of its own
         self._apply(staged.stamp.version, staged.layout, staged.layout.spread(staged.tensors))
         self._version = staged.stamp.version
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from rlsync.core.ledger import Stamp
+from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.rules import keyed
 
@@ -20,11 +21,13 @@ class Staged:
         stamp: its generation and number.
         layout: what it was published under.
         tensors: one for each entry that owns its bytes.
+        there: when they hold the version, on the accelerators that they are on.
     """
 
     stamp: Stamp
     layout: Layout
     tensors: list[Tensor]
+    there: Moment = NOTHING_QUEUED
 
     @classmethod
     def of(cls, layout: Layout, tensors: Sequence[Tensor | None], stamp: Stamp) -> Staged:
@@ -46,7 +49,8 @@ class Staged:
 
     def copied(self) -> Staged:
         """The same with tensors of its own."""
-        return replace(self, tensors=[tensor.detach().clone() for tensor in self.tensors])
+        tensors = [tensor.detach().clone() for tensor in self.tensors]
+        return replace(self, tensors=tensors, there=Moment.now(queued_devices(tensors)))
 
     def over(self, older: Staged | None) -> Staged:
         """This version, with what only an older one brings that was never taken."""
@@ -61,4 +65,6 @@ class Staged:
             chosen.setdefault(entry.destination, []).append(replace(entry.leaf, tie=""))
         layout = Layout.build(chosen)
         both = left | mine
-        return Staged(self.stamp, layout, [both[e.destination, e.leaf.name] for e in layout.owned])
+        tensors = [both[e.destination, e.leaf.name] for e in layout.owned]
+        older.there.order()
+        return Staged(self.stamp, layout, tensors, Moment.now(queued_devices(tensors)))

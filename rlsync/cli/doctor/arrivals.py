@@ -17,6 +17,7 @@ def findings_of(found: Examination) -> list[Finding]:
         Finding("ok", "trainer", f"{found.trainer}; {found.collector}"),
         _sync(found),
         *_sources(found),
+        *(Finding("ok", "devices", str(crossing)) for crossing in found.crossings),
         *(Finding("fail", "publish", problem, _cure_of_lost(found)) for problem in found.problems),
         *(_arrival(found, arrival) for arrival in found.arrivals),
     ]

@@ -145,6 +145,7 @@ class CallTransport:
     """
 
     background = False
+    through_host = False
 
     def __init__(self, collector: object, schemed: bool) -> None:
         self._collector = collector

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, walk
 from rlsync.sync.publisher import Publisher
 from rlsync.sync.verification import Verification, answering, digests_of
+from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import write
@@ -30,6 +32,10 @@ class InProcessEndpoint:
         self._found: dict[str, tuple[Path, Leaves]] = {}
         self._fresh = False
         self._answered = 0
+        # A publish writes in the learner's thread, a rollout may run in another. On an accelerator each has
+        # streams of its own, so that the two must be put in order.
+        self._devices: frozenset[torch.device] = frozenset()
+        self._written = self._read = NOTHING_QUEUED
         transport = LocalTransport()
         self._reader = transport.subscribe(self._apply)
         self.publisher = Publisher(transport, leaves_at=self.specs)
@@ -88,9 +94,11 @@ class InProcessEndpoint:
         with self._reader.acting() as version:
             compat.stamp(collector, version)
             fresh, self._fresh = self._fresh, False
+            self._written.order()
             with answering(self._reader, version, self._answered, fresh, self._digests) as answered:
                 yield
             self._answered = answered
+            self._read = Moment.now(self._devices)
 
     def _digests(self, parameters: bool) -> dict[str, int]:
         """Digests of the live leaves that publishes bring, by destination."""
@@ -105,8 +113,14 @@ class InProcessEndpoint:
 
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
         arrived = dict(zip(layout.entries, views, strict=True))
+        self._read.order()
         for destination in layout.destinations:
             mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
             write(self._leaves(destination), mine)
+        live = (
+            tensor for destination in layout.destinations for tensor in self.tensors(destination).values()
+        )
+        self._devices = queued_devices(live)
+        self._written = Moment.now(self._devices)
         self._fresh = True
         return False

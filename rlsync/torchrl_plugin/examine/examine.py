@@ -11,11 +11,13 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
+from rlsync.core.crossing import Crossing
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import parse, walk
 from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.examine.devices import crossings_of
 from rlsync.torchrl_plugin.examine.sync import Coverage, FoundSync, coverage_of, sync_of
 from rlsync.torchrl_plugin.examine.workers import Held, NoAnswer, workers_of
 
@@ -64,6 +66,7 @@ class Examination:
         by_rlsync: whether this hook is one of rlsync's.
         routes: ``(destination, source)`` for each part that the hook sends.
         coverage: what is sent and not trained, and what is trained and not sent.
+        crossings: which devices the weights are on, and what a publish moves between them.
         problems: errors of the publish, and of the rollout after it.
         arrivals: one for each destination in each worker.
     """
@@ -75,6 +78,7 @@ class Examination:
     by_rlsync: bool
     routes: tuple[tuple[str, str], ...]
     coverage: Coverage
+    crossings: tuple[Crossing, ...]
     problems: tuple[str, ...]
     arrivals: tuple[Arrival, ...]
 
@@ -104,6 +108,7 @@ def examine(trainer: compat.Trainer, timeout_s: float = 60.0) -> Examination:
     """
     sync, workers = sync_of(trainer), workers_of(trainer.collector)
     plain = {source.destination: source.read() for source in sync.sources}
+    moved = crossings_of(trainer, sync)
     with marked(_weights(trainer, sync)):
         wanted = {s.destination: _changed(plain[s.destination], s.read()) for s in sync.sources}
         before = workers.ask(timeout_s)
@@ -125,6 +130,7 @@ def examine(trainer: compat.Trainer, timeout_s: float = 60.0) -> Examination:
         by_rlsync=sync.by_rlsync,
         routes=tuple((source.destination, source.description) for source in sync.sources),
         coverage=coverage_of(trainer, sync),
+        crossings=moved,
         problems=tuple(filter(None, problems)),
         arrivals=tuple(arrivals),
     )

@@ -13,6 +13,7 @@ from torchrl.collectors import BaseCollector
 
 from rlsync.core.errors import SourceNotFound
 from rlsync.core.path import parse, walk
+from rlsync.core.plan import SyncPlan
 from rlsync.sync.trained import frozen, unsent
 from rlsync.tensors.compare import excluded
 from rlsync.tensors.covered import Covered
@@ -72,12 +73,14 @@ class FoundSync:
         by_rlsync: whether it is one of rlsync's hooks.
         sources: what it sends.
         publish: publishes once, without asking the hook's interval or trigger.
+        plan: its plan, if it is a SyncWeights.
     """
 
     description: str
     by_rlsync: bool
     sources: tuple[FoundSource, ...]
     publish: Callable[[], object]
+    plan: SyncPlan | None = None
 
 
 def sync_of(trainer: compat.Trainer) -> FoundSync:
@@ -89,7 +92,9 @@ def sync_of(trainer: compat.Trainer) -> FoundSync:
     for hook in compat.registered_modules(trainer):
         if isinstance(hook, PublishHook) and _may_reach(hook.feeds, trainer.collector):
             sources = _sources_of_ours(trainer, hook)
-            return FoundSync(f"rlsync.{type(hook).__name__}, {hook.when}", True, tuple(sources), hook.publish)
+            said = f"rlsync.{type(hook).__name__}, {hook.when}"
+            plan = hook.plan if isinstance(hook, SyncWeights) else None
+            return FoundSync(said, True, tuple(sources), hook.publish, plan)
     for found in compat.stock_update_weights(trainer):
         if not _may_reach(found.feeds, trainer.collector):
             continue

@@ -143,9 +143,8 @@ class BoardSlots:
         self._words[line + fmt.SLOT_IMAGE_BYTES] = size
         self._words[line + fmt.SLOT_LAYOUT_AT] = laid_out.at
         self._words[line + fmt.SLOT_LAYOUT_BYTES] = laid_out.text_bytes
-        views = layout.views(self._file.map(size, at, writable=True, populate=touch))
-        pairs = zip(views, layout.entries, strict=True)
-        laid_out.views[slot] = [view for view, entry in pairs if not entry.leaf.tie]
+        image = self._file.map(size, at, writable=True, populate=touch)
+        laid_out.views[slot] = layout.owned_views(image)
         return slot
 
     def _reserve(self, size_bytes: int) -> int:

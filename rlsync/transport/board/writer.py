@@ -23,13 +23,13 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import torch
 from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
+from rlsync.transport.board.copying import SlotCopy, Staging
 from rlsync.transport.board.format import SlotState
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.slots import FIRST_SLOTS, BoardSlots
@@ -44,7 +44,8 @@ from rlsync.transport.untouched import Untouched
 class BoardWriter:
     """The learner's end of a board; see :class:`rlsync.transport.contract.Transport`.
 
-    A publish costs one memory copy and never waits for a worker. Slots are added when they are needed:
+    A publish costs one memory copy and never waits for a worker. Leaves on an accelerator are first copied
+    into pinned memory, by the accelerator. Slots are added when they are needed:
     three in steady state, one more for each worker that lags behind and still leases an older one.
 
     Args:
@@ -56,6 +57,7 @@ class BoardWriter:
         ConfigError: ``max_slots`` is out of range.
 
     Example:
+        >>> import torch
         >>> from rlsync.tensors.layout import LeafSpec
         >>> from rlsync.transport.board.reader import BoardReader
         >>> board = BoardWriter()
@@ -71,6 +73,7 @@ class BoardWriter:
     """
 
     background = True
+    through_host = True
 
     def __init__(self, max_slots: int = fmt.MAX_SLOTS) -> None:
         if not FIRST_SLOTS <= max_slots <= fmt.MAX_SLOTS:
@@ -88,6 +91,7 @@ class BoardWriter:
         self._slots = BoardSlots(self._file, self._words, max_slots)
         self._copier = ThreadPoolExecutor(1, "rlsync-publish")  # its thread starts when it is needed
         self._copying: tuple[Future[None], Untouched] | None = None
+        self._staging = Staging()
         self._watch = BoardWatch(self._file, self._words)
 
     @property
@@ -160,19 +164,18 @@ class BoardWriter:
             return None
         views = self._slots.leaves(slot)[1]
         self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = SlotState.WRITING
-        if not later:
-            self._finish(slot, stamp, views, whole)
-            return stamp.version
-        now = [i for i in range(len(views)) if i not in later]
         try:
-            _copy([views[i] for i in now], [whole[i] for i in now])
+            copy = self._staging.copy(self.layout, views, whole, later)
+            if later:
+                copy = copy.begin(later)
         except BaseException:
             self._file.unlock(fmt.SLOT_LOCK + slot)
             raise
-        rest, into = [whole[i] for i in later], [views[i] for i in later]
-        untouched = Untouched.now(rest, stamp.version)
-        copying = self._copier.submit(self._finish, slot, stamp, into, rest, untouched)
-        self._copying = copying, untouched
+        if not later:
+            self._finish(slot, stamp, copy)
+            return stamp.version
+        untouched = Untouched.now([whole[i] for i in later], stamp.version)
+        self._copying = self._copier.submit(self._finish, slot, stamp, copy, untouched), untouched
         return stamp.version
 
     def join(self) -> None:
@@ -274,18 +277,11 @@ class BoardWriter:
         newest = self.newest_leaves()
         return completed(tensors, layout, {} if newest is None else keyed(*newest))
 
-    def _finish(
-        self,
-        slot: int,
-        stamp: Stamp,
-        views: Sequence[Tensor],
-        tensors: Sequence[Tensor],
-        untouched: Untouched | None = None,
-    ) -> None:
+    def _finish(self, slot: int, stamp: Stamp, copy: SlotCopy, untouched: Untouched | None = None) -> None:
         """Copy what is left to copy and let readers see it, unless it was written to meanwhile."""
         line, words = fmt.slot_line(slot), self._words
         try:
-            _copy(views, tensors)
+            copy.finish()
             if untouched is not None:
                 untouched.check()
             words[line + fmt.SLOT_VERSION] = stamp.version
@@ -297,9 +293,3 @@ class BoardWriter:
         words[fmt.GENERATION] = stamp.generation
         words[fmt.HEAD] = fmt.pack_head(stamp.version, slot)
         self._slots.retire()
-
-
-@torch.no_grad()
-def _copy(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    if views:
-        torch._foreach_copy_(list(views), list(tensors))

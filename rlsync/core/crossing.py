@@ -1,0 +1,94 @@
+"""Which devices the leaves of a plan are on, and how many bytes go from one device to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Leaves whose sources are on one device, and whose destinations are on one device.
+
+    Args:
+        source: the device of the sources; empty if it is not known.
+        destination: that of the destinations; several, with commas, where workers differ; empty if unknown.
+        through_host: whether every version passes through host memory, as on a board.
+        aliased_leaves: leaves that are the same memory on both sides.
+        copied_bytes: bytes of the others.
+
+    Example:
+        >>> print(Crossing("cuda:0", "cuda:0", False, aliased_leaves=4))
+        cuda:0: 4 leaves aliased, 0 bytes
+        >>> print(Crossing("cuda:0", "cuda:0", False, copied_bytes=904))
+        cuda:0: 904 bytes copied on the device
+        >>> print(Crossing("cuda:0", "cpu", False, copied_bytes=904))
+        cuda:0 -> cpu: 904 bytes cross at a publish
+        >>> print(Crossing("cuda:0", "cuda:1", True, copied_bytes=904))
+        cuda:0 -> host memory -> cuda:1: 904 bytes cross at a publish, 904 at each adoption
+    """
+
+    source: str
+    destination: str
+    through_host: bool
+    aliased_leaves: int = 0
+    copied_bytes: int = 0
+
+    @property
+    def publish_bytes(self) -> int:
+        """Bytes that go from one device to another at a publish."""
+        to = CPU if self.through_host else self.destination
+        return self.copied_bytes if self.source and to and self.source != to else 0
+
+    @property
+    def adoption_bytes(self) -> int:
+        """Bytes that go from host memory to its device when one worker adopts."""
+        return self.copied_bytes if self.through_host and self.destination not in ("", CPU) else 0
+
+    @property
+    def host_only(self) -> bool:
+        """Whether all is in host memory, as far as it is known."""
+        return {self.source, self.destination} <= {"", CPU}
+
+    def __str__(self) -> str:
+        ends = self.source or "unknown", self.destination or "unknown"
+        if self.through_host:
+            path = " -> ".join((ends[0], "host memory", ends[1]))
+        else:
+            path = " -> ".join(dict.fromkeys(ends))
+        said = [f"{self.aliased_leaves} leaves aliased, 0 bytes"] if self.aliased_leaves else []
+        if self.publish_bytes and self.adoption_bytes:
+            said.append(
+                f"{self.publish_bytes:,} bytes cross at a publish, {self.adoption_bytes:,} at each adoption"
+            )
+        elif self.publish_bytes:
+            said.append(f"{self.publish_bytes:,} bytes cross at a publish")
+        elif self.adoption_bytes:
+            said.append(f"{self.adoption_bytes:,} bytes cross at each adoption")
+        elif self.copied_bytes:
+            known = self.source and self.destination
+            where = " on the device" if known and not self.through_host else ""
+            said.append(f"{self.copied_bytes:,} bytes copied{where}")
+        return f"{path}: {'; '.join(said) or 'nothing moves'}"
+
+
+def crossings(leaves: Iterable[Crossing]) -> tuple[Crossing, ...]:
+    """Crossings of single leaves, added up by their devices.
+
+    Example:
+        >>> both = crossings([Crossing("cpu", "cpu", True, 0, 8), Crossing("cpu", "cpu", True, 0, 16)])
+        >>> [crossing.copied_bytes for crossing in both]
+        [24]
+    """
+    found: dict[tuple[str, str, bool], Crossing] = {}
+    for leaf in leaves:
+        key = leaf.source, leaf.destination, leaf.through_host
+        so_far = found.setdefault(key, Crossing(*key))
+        found[key] = replace(
+            so_far,
+            aliased_leaves=so_far.aliased_leaves + leaf.aliased_leaves,
+            copied_bytes=so_far.copied_bytes + leaf.copied_bytes,
+        )
+    return tuple(found.values())

@@ -1,0 +1,102 @@
+"""How a version gets into a slot: straight from host memory, or from an accelerator through pinned memory.
+
+An accelerator copies its leaves into pinned memory by itself, on a stream of its own, while the learner goes
+on. From there they are copied into the slot. The slot itself is not pinned: torch pins only what it
+allocates, and a slot is a mapping that workers share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rlsync.tensors.device import NOTHING_QUEUED, Lanes, Moment, is_queued, pinned
+from rlsync.tensors.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """Leaves on their way into a slot.
+
+    Args:
+        into: the slot's leaves.
+        tensors: what is copied there: the learner's tensors, or pinned ones for those on an accelerator.
+        sources: the learner's tensors; kept here so that their memory stays theirs until they are copied.
+        soon: when the accelerators have copied what the learner may write to after the publish.
+        late: when they have copied the rest.
+    """
+
+    into: Sequence[Tensor]
+    tensors: Sequence[Tensor]
+    sources: Sequence[Tensor]
+    soon: Moment = NOTHING_QUEUED
+    late: Moment = NOTHING_QUEUED
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Copy. It waits for the accelerators, and for nothing else."""
+        self.soon.wait()
+        self.late.wait()
+        if self.into:
+            torch._foreach_copy_(list(self.into), list(self.tensors))
+
+    def begin(self, later: Set[int]) -> SlotCopy:
+        """Make sure of all leaves but those of ``later``, so that the learner may write to them.
+
+        What is in host memory is copied now. An accelerator does the learner's coming work after its copy,
+        and the host does not wait for it.
+
+        Args:
+            later: numbers of the leaves that nobody writes to before the copy is finished.
+
+        Returns:
+            What is left to finish.
+        """
+        self.soon.order()
+        pairs = enumerate(zip(self.tensors, self.sources, strict=True))
+        now = [i for i, (tensor, source) in pairs if tensor is source and i not in later]
+        done = set(now)
+        self._part(now).finish()
+        left = self._part([i for i in range(len(self.into)) if i not in done])
+        return replace(left, soon=self.soon, late=self.late)
+
+    def _part(self, which: Sequence[int]) -> SlotCopy:
+        into, tensors = [self.into[i] for i in which], [self.tensors[i] for i in which]
+        return SlotCopy(into, tensors, [self.sources[i] for i in which])
+
+
+class Staging:
+    """Brings leaves into slots, one version after the other."""
+
+    def __init__(self) -> None:
+        self._lanes = Lanes()
+        self._layout: Layout | None = None
+        self._pinned: list[Tensor] = []
+
+    def copy(
+        self, layout: Layout, into: Sequence[Tensor], tensors: Sequence[Tensor], later: Set[int] = frozenset()
+    ) -> SlotCopy:
+        """Begin to bring ``tensors`` into a slot. The copy before this one must be finished.
+
+        Args:
+            layout: what the slot holds.
+            into: the slot's leaves, one for each entry that owns its bytes.
+            tensors: the learner's, likewise.
+            later: numbers of the leaves that nobody writes to before the copy is finished.
+        """
+        queued = [i for i, tensor in enumerate(tensors) if not tensor.is_cpu and is_queued(tensor.device)]
+        if not queued:
+            return SlotCopy(into, tensors, tensors)
+        if layout is not self._layout:
+            self._layout, self._pinned = layout, layout.owned_views(pinned(layout.image_bytes))
+        staged = list(tensors)
+        for i in queued:
+            staged[i] = self._pinned[i]
+        soon, late = ([i for i in queued if (i in later) is put_off] for put_off in (False, True))
+        return SlotCopy(into, staged, tensors, self._gather(soon, tensors), self._gather(late, tensors))
+
+    def _gather(self, which: Sequence[int], tensors: Sequence[Tensor]) -> Moment:
+        return self._lanes.copy([self._pinned[i] for i in which], [tensors[i].detach() for i in which])
