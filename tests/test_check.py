@@ -28,6 +28,9 @@ WRONG = {
     "sync.map.0.source=loss_module..actor": "cannot read the path 'loss_module..actor'",
     "sync.map.0.dtype=bfloat61": "no dtype 'bfloat61'",
     "env.id=CartPol-v1": "cannot make the environment 'CartPol-v1'",
+    "learner.device=cuda:99": "no device 'cuda:99': this machine has ",
+    "collector.device=[cpu]": "1 device for 0 workers",
+    "evaluation.device=gpu": "no device is called 'gpu'",
     "resume=nowhere": "'nowhere' does not exist",
 }
 #: What is said of ``recipe.lrr=-1`` once it is read as what was meant.

@@ -21,6 +21,7 @@ from rlsync.recipes.config import Config
 from rlsync.recipes.evaluate_checkpoint import Trained, load
 from rlsync.recipes.parts import making
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED, video_file
+from rlsync.workers.devices import device_named
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.filmed import FilmedEnvs, filmed
 from rlsync.workers.envs.specs import make_venv
@@ -38,6 +39,7 @@ _EXAMPLES = """examples:
   rlsync eval runs/2026-11-20/18-00-00-000000 --episodes 100 --seed 1 --no-video --json
   rlsync eval runs/2026-11-20/18-00-00-000000 --deterministic --video pong.gif
   rlsync eval runs/2026-11-20/18-00-00-000000 --checkpoint kept/best
+  rlsync eval runs/2026-11-20/18-00-00-000000 --device cpu
 
 exit status: 0 all episodes were played, 1 playing failed, 2 not a run with a checkpoint or a wrong command
 line, 130 after Ctrl-C
@@ -55,7 +57,8 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory: no display is looked for
     config = config_of(given.run)
     checkpoint = checkpoint_of(given.run, given.checkpoint, config)
-    trained = load(checkpoint, config, deterministic=given.deterministic)
+    device = None if given.device is None else device_named(given.device, "--device")
+    trained = load(checkpoint, config, deterministic=given.deterministic, device=device)
     file = given.video or given.run / video_file(trained.frames)
     stage, why_none = (None, "not asked for") if given.no_video else _stage(trained, file, given)
     with making(config.env):
@@ -65,7 +68,7 @@ def main(arguments: list[str]) -> int:
         print(f"{_name(trained)}  episodes {score.episodes}  {score}", flush=True)
     shown = None
     if stage is not None:
-        shown = film(trained.player, stage, file, given.seed)
+        shown = film(trained.player, stage, file, given.seed, trained.device)
         stage.close()
     if given.json:
         video = {"file": None, "why": why_none} if shown is None else _video(shown)
@@ -98,6 +101,11 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="of environments and actions (default: 0)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="where the policy acts (default: evaluation.device of the run's config)",
     )
     parser.add_argument("--deterministic", action="store_true", help="take the likeliest actions")
     video = parser.add_mutually_exclusive_group()
@@ -196,7 +204,8 @@ def _stage(trained: Trained, file: Path, given: argparse.Namespace) -> tuple[Fil
 
 def _score(trained: Trained, envs: Envs, episodes: int, seed: int) -> Score:
     try:
-        return Score.of([e for ended in play(trained.player, envs, episodes, seed) for e in ended])
+        steps = play(trained.player, envs, episodes, seed, trained.device)
+        return Score.of([episode for ended in steps for episode in ended])
     finally:
         envs.close()
 
@@ -216,6 +225,7 @@ def _facts(given: argparse.Namespace, config: Config, trained: Trained) -> dict[
         "frames": trained.frames,
         "seed": given.seed,
         "deterministic": given.deterministic,
+        "device": str(trained.device),
     }
 
 

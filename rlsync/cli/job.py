@@ -15,6 +15,7 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import config as recipe_config
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.config import Config
+from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.registry import Recipe, recipe_of
 from rlsync.recipes.run_files import RECEIPTS
 
@@ -42,8 +43,22 @@ class Job:
     told: Mapping[str, str] = field(default_factory=dict)
 
     def build(self) -> Trainer:
-        """The trainer, its workers started; nothing is checked or probed again."""
-        return self.recipe.build(self.config, self.spaces)
+        """The trainer, its workers started; nothing is checked or probed again.
+
+        Raises:
+            ConfigError: the recipe does not train where ``learner.device`` says.
+        """
+        trainer = self.recipe.build(self.config, self.spaces)
+        device = learner_device(self.config)
+        elsewhere = {str(p.device) for p in trainer.loss_module.parameters() if p.device != device}
+        if elsewhere:
+            trainer.shutdown()
+            raise ConfigError(
+                f"the recipe {self.recipe.name!r} trains on {', '.join(elsewhere)}, not on {device}",
+                "learner.device",
+                "let its build() move the networks to learner_device(config) before it makes the loss",
+            )
+        return trainer
 
     def continues_in(self, run_dir: Path) -> bool:
         """Whether the run goes on in the folder that it resumes from."""

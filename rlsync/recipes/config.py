@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, bound_errors, fraction, kept, not_below_zero, one_of, refuse
+from rlsync.recipes.device_config import DeviceConfig, DeviceOrList, device_errors, stock_device_errors
 from rlsync.recipes.env_config import AtariConfig, EnvConfig
 from rlsync.recipes.sync_config import (
     RouteConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "EnvConfig",
     "AtariConfig",
     "CollectorConfig",
+    "DeviceConfig",
     "SyncConfig",
     "RouteConfig",
     "WhenConfig",
@@ -54,13 +56,17 @@ EXPLORATION = "the checkpoint has the exploration rate and its schedule"
 
 @dataclass
 class CollectorConfig:
-    """The worker processes, and how they adopt weights from the board."""
+    """The worker processes, the devices on which they act, and how they adopt weights from the board.
+
+    ``device`` is one device for all workers, or a list with one for each.
+    """
 
     kind: str = one_of("sync", "async")
     num_workers: int = above_zero(2)
     frames_per_batch: int = kept(above_zero(2048), "schedules and triggers count batches of that size")
     adopt: str = one_of("alias", "copy")
     silent_timeout_s: float | None = above_zero(300.0)
+    device: DeviceOrList = "cpu"
 
 
 #: Loggers that need a package of the same name, which the extra of the same name installs.
@@ -150,6 +156,7 @@ class PPOConfig(RecipeConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
         yield from width_errors("recipe.hidden", self.hidden)
+        yield from stock_device_errors(config)
 
 
 @dataclass
@@ -172,6 +179,7 @@ class DQNConfig(RecipeConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
         yield from width_errors("recipe.hidden", self.hidden)
+        yield from stock_device_errors(config)
 
 
 @dataclass
@@ -181,6 +189,8 @@ class Config:
     ``run_dir`` is the folder that receives receipts, metrics and the checkpoint; without one the run writes
     nothing. ``resume`` is a run folder or a checkpoint folder to continue from. ``config_dir`` is the folder
     that ``--config-dir`` named: ``rlsync train`` fills it in, and ``rlsync eval`` looks there for the recipe.
+    ``learner`` has the device of the networks that are trained, ``evaluation`` that of ``rlsync eval`` and of
+    the evaluating process.
     """
 
     seed: int = not_below_zero(0)
@@ -193,6 +203,8 @@ class Config:
     sync: SyncConfig = field(default_factory=SyncConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     recipe: RecipeConfig = field(default_factory=PPOConfig)
+    learner: DeviceConfig = field(default_factory=DeviceConfig)
+    evaluation: DeviceConfig = field(default_factory=DeviceConfig)
 
 
 def width_errors(key: str, layers: list[int]) -> Iterator[RlsyncError]:
@@ -207,6 +219,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from trigger_errors(config.sync.when)
     yield from map_errors(config.sync)
     yield from config.env.errors()
+    yield from device_errors(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")

@@ -19,6 +19,7 @@ from torchrl.trainers.algorithms import DQNTrainer
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, DQNConfig, check
+from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.hooks import EpsilonDecay
 from rlsync.recipes.registry import Recipe
 
@@ -41,9 +42,11 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> DQNTrainer:
         check(config)
         spaces = parts.probe(config.env)
     parts.seed_everything(config.seed)
-    actor, greedy = make_policy(recipe, spaces)
+    device = learner_device(config)
+    actor, greedy = (part.to(device) for part in make_policy(recipe, spaces))
     loss = DQNLoss(actor, action_space=spaces.action_spec, delay_value=True, double_dqn=True)
     loss.make_value_estimator(gamma=recipe.gamma)
+    loss.to(device)
     optimizer = optim.Adam(loss.parameters(), lr=recipe.lr)
     settings = parts.trainer_settings(config)
     with parts.started_collector(config, TensorDictSequential(actor, greedy)) as collector:
@@ -54,7 +57,8 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> DQNTrainer:
             loss_module=loss,
             optimizer=optimizer,
             replay_buffer=TensorDictReplayBuffer(
-                storage=LazyTensorStorage(recipe.buffer_frames), batch_size=recipe.batch_size
+                storage=LazyTensorStorage(recipe.buffer_frames, device=device),  # frames move there
+                batch_size=recipe.batch_size,
             ),
             optim_steps_per_batch=recipe.optim_steps_per_batch,
             target_net_updater=HardUpdate(loss, value_network_update_interval=recipe.target_update_steps),

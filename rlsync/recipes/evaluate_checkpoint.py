@@ -10,10 +10,14 @@ from torchrl.checkpoint import Checkpoint, CheckpointError
 
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.config import Config
+from rlsync.recipes.device_config import evaluation_device
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import RESOLVED
+from rlsync.workers.devices import CPU
 
 if TYPE_CHECKING:
+    import torch
+
     from rlsync.workers.envs.specs import EnvSpec
     from rlsync.workers.player import Player
 
@@ -31,6 +35,7 @@ class Trained:
         version: the newest published version when the checkpoint was written.
         frames: the frames collected until then.
         unpublished_steps: the optimizer steps that the weights are ahead of that version.
+        device: on which the player acts.
     """
 
     player: Player
@@ -38,9 +43,12 @@ class Trained:
     version: int
     frames: int
     unpublished_steps: int
+    device: torch.device = CPU
 
 
-def load(checkpoint: Path, config: Config, *, deterministic: bool = False) -> Trained:
+def load(
+    checkpoint: Path, config: Config, *, deterministic: bool = False, device: torch.device | None = None
+) -> Trained:
     """The policy of a checkpoint, ready to act. Only the policy and the counters of the checkpoint are read.
 
     If workers acted in half precision, the policy does too: it has the dtype that the sync map declares.
@@ -49,11 +57,14 @@ def load(checkpoint: Path, config: Config, *, deterministic: bool = False) -> Tr
         checkpoint: a checkpoint that a recipe's trainer wrote.
         config: of the run that wrote it.
         deterministic: take the likeliest action in place of drawing one. A Q network is greedy either way.
+        device: on which it is to act; None for the config's.
 
     Raises:
-        ConfigError: there is no such recipe, the environment cannot be made, or the checkpoint does not fit.
+        ConfigError: there is no such recipe or device, the environment cannot be made, or the checkpoint does
+            not fit.
     """
     recipe = recipe_of(config)
+    device = evaluation_device(config) if device is None else device
     acting = recipe.player(config, recipe.probe(config.env), deterministic)
     counters = _Counters()
     wanted = {_POLICY: acting.weights, _SYNC: counters}
@@ -70,7 +81,7 @@ def load(checkpoint: Path, config: Config, *, deterministic: bool = False) -> Tr
     steps_at = {int(version): int(steps) for version, steps in found["published"].tolist()}
     version, steps = int(found["version"]), int(found["optim_steps"])
     ahead = steps - steps_at.get(version, 0)
-    return Trained(acting.player, acting.env, version, int(found["frames"]), ahead)
+    return Trained(acting.player, acting.env, version, int(found["frames"]), ahead, device)
 
 
 class _Counters:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn, optim
-from torchrl.checkpoint import Checkpoint, GlobalRNGState
+from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
@@ -26,10 +26,13 @@ from rlsync import BoardScheme, Forkserver, LogReceipts, SyncWeights, WatchWorke
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import AtariConfig, Config, EnvConfig, sync_map, trigger
+from rlsync.recipes.device_config import worker_devices
 from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StopIfNotFinite
 from rlsync.recipes.loggers import make_logger
+from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
 from rlsync.tensors.layout import dtype_named
+from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
@@ -151,8 +154,9 @@ def workers_policy(config: Config, policy: TensorDictModuleBase) -> TensorDictMo
 def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[BaseCollector]:
     """Worker processes that act with ``policy`` and adopt its weights from a board.
 
-    They are started from a fork server, unless the program chose ``fork``. They keep running after the
-    ``with`` block. If the block raises, they are shut down.
+    Policies act on the devices that the config names. Environments step on the CPU, and frames arrive in
+    host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
+    running after the ``with`` block. If the block raises, they are shut down.
     """
     settings = config.collector
     with Forkserver(preload=[__name__]):
@@ -161,6 +165,7 @@ def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[
             workers_policy(config, policy),
             frames_per_batch=settings.frames_per_batch,
             total_frames=-1,  # the trainer counts
+            **_devices(config),
             num_sub_threads=1,
             weight_sync_schemes={"policy": BoardScheme(adopt=settings.adopt)},  # type: ignore[arg-type]
         )
@@ -169,6 +174,13 @@ def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[
     except BaseException:
         collector.shutdown()
         raise
+
+
+def _devices(config: Config) -> dict[str, list[torch.device | None]]:
+    """TorchRL's arguments. With a CPU named it would move the learner's own weights to shared memory."""
+    acting = [None if device == CPU else device for device in worker_devices(config)]
+    beside = [None if device is None else CPU for device in acting]
+    return {"policy_device": acting, "env_device": beside, "storing_device": beside}
 
 
 def annealing(config: Config, optimizer: optim.Optimizer) -> optim.lr_scheduler.LRScheduler | None:
@@ -193,7 +205,7 @@ def trainer_settings(config: Config) -> dict[str, Any]:
         "log_interval": config.logger.every_frames - 1,  # TorchRL logs when MORE frames have passed
         "save_trainer_interval": config.checkpoint_every_frames,
         "save_trainer_file": None if run_dir is None else Path(run_dir) / CHECKPOINT,
-        "checkpoint": Checkpoint(rng=GlobalRNGState()),
+        "checkpoint": Checkpoint(rng=RandomState()),
     }
 
 

@@ -5,6 +5,7 @@ Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers
 
 from __future__ import annotations
 
+import torch
 from tensordict.nn import TensorDictModule
 from torch import optim
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -16,7 +17,10 @@ from torchrl.trainers.algorithms import PPOTrainer
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, PPOConfig, check
+from rlsync.recipes.device_config import learner_device
+from rlsync.recipes.hooks import ToLearner
 from rlsync.recipes.registry import Recipe
+from rlsync.workers.devices import CPU
 
 
 def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
@@ -40,7 +44,8 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
         check(config)
         spaces = parts.probe(config.env)
     parts.seed_everything(config.seed)
-    loss = make_loss(recipe, spaces)
+    device = learner_device(config)
+    loss = make_loss(recipe, spaces, device)
     settings = parts.trainer_settings(config)
     with parts.started_collector(config, loss.actor_network) as collector:
         optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5)
@@ -52,7 +57,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
             optimizer=optimizer,
             lr_scheduler=parts.annealing(config, optimizer),
             replay_buffer=TensorDictReplayBuffer(
-                storage=LazyTensorStorage(config.collector.frames_per_batch),
+                storage=LazyTensorStorage(config.collector.frames_per_batch, device=device),
                 sampler=SamplerWithoutReplacement(),
                 batch_size=recipe.batch_size,
             ),
@@ -62,12 +67,13 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
             lmbda=recipe.gae_lambda,
             weight_update_map={"policy": "loss_module.actor_network"},  # required; SyncWeights replaces it
         )
+        ToLearner(device).register(trainer)  # the advantages are computed before the replay buffer is filled
         parts.register_hooks(trainer, config)
     return trainer
 
 
-def make_loss(recipe: PPOConfig, spaces: parts.Spaces) -> ClipPPOLoss:
-    """The loss of an actor and a critic that share no layer."""
+def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
+    """The loss of an actor and a critic that share no layer, on a device."""
     policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
     actor = ProbabilisticActor(
         TensorDictModule(policy_net, in_keys=["observation"], out_keys=["logits"]),
@@ -80,14 +86,15 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces) -> ClipPPOLoss:
     critic = ValueOperator(
         parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0), in_keys=["observation"]
     )
-    return ClipPPOLoss(
-        actor,
-        critic,
+    loss = ClipPPOLoss(
+        actor.to(device),  # before there is a loss: not all that it holds of them follows it later
+        critic.to(device),
         clip_epsilon=recipe.clip_epsilon,
         entropy_bonus=recipe.entropy_coeff > 0,
         entropy_coeff=recipe.entropy_coeff,
         critic_coeff=recipe.critic_coeff,
     )
+    return loss.to(device)
 
 
 def player(config: Config, spaces: parts.Spaces, deterministic: bool) -> CheckpointPlayer:

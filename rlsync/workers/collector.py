@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.process import BaseProcess
@@ -17,6 +17,7 @@ from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.program_end import end_with_program
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
+from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
@@ -64,7 +65,12 @@ class UnrollCollector(PolicyOnBoard):
         dtype: in which workers hold and receive the weights, for example ``torch.bfloat16``; ``None`` for the
             player's own. Declare it in the sync map: ``Source("loss_module.actor_network", dtype=...)``.
         adopt: ``"alias"`` points the workers' parameters at the board; ``"copy"`` copies each version out of
-            it, for code that keeps the address of a parameter. Compiled modules copy in any case.
+            it, for code that keeps the address of a parameter. Compiled modules, and workers that act on an
+            accelerator, copy in any case.
+        policy_device: where the workers' players act: one device for all of them, or one for each. Their
+            environments and slots are in host memory.
+        storing_device: where the batches are: the learner's device. What lies under ``"collector"`` stays in
+            host memory. On an accelerator a batch is a copy.
         seed: of environments and actions; ``None`` draws one.
         restarts: how often a worker that ended is started again.
         start_method: ``"forkserver"``, ``"spawn"`` or ``"fork"``. With the first two the program needs
@@ -74,7 +80,7 @@ class UnrollCollector(PolicyOnBoard):
             it takes longer it is killed and started again; if all do, the run ends.
 
     Raises:
-        ConfigError: a number is out of range, or ``adopt`` is neither of the two.
+        ConfigError: a number is out of range, ``adopt`` is neither of the two, or a device is not there.
         WorkerLost: a worker ended before it was ready; its own error is in the message. While iterating: one
             ended more often than ``restarts`` allows, or all were killed.
         AdoptionTimeout: workers are not ready in time. While iterating: all are silent for too long.
@@ -111,6 +117,8 @@ class UnrollCollector(PolicyOnBoard):
         store_value: bool = False,
         dtype: torch.dtype | None = None,
         adopt: Adopt = "alias",
+        policy_device: str | torch.device | Sequence[str | torch.device] = "cpu",
+        storing_device: str | torch.device = "cpu",
         seed: int | None = None,
         restarts: Restarts | None = None,
         start_method: str = "forkserver",
@@ -120,6 +128,8 @@ class UnrollCollector(PolicyOnBoard):
         slots = num_workers + 2 * rollouts_per_batch if slots is None else slots
         _check_numbers(steps, envs_per_worker, num_workers, overlap, rollouts_per_batch, slots)
         _check_adopt(adopt)
+        devices = device_of_each(policy_device, num_workers, "UnrollCollector(policy_device=...)")
+        stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
         acting = player_of(network, store_params=store_params, store_value=store_value)
         super().__init__(acting, num_workers, dtype, adopt)
         self.total_frames = total_frames
@@ -136,12 +146,14 @@ class UnrollCollector(PolicyOnBoard):
         worker_player = self.worker_player
         board = self.board.handle
         job = WorkerJob(
-            self._ring.handle, board, worker_player, env, shape, num_workers, adopt, overlap, seed
+            self._ring.handle, board, worker_player, env, shape, num_workers, adopt, overlap, seed, devices
         )
         start = partial(start_worker, start_method, job)
         self._workers = Supervisor(start, num_workers, self._ring, restarts or Restarts(), silent_timeout_s)
         records = acting.records
-        self._intake = Intake(self._ring, self._workers, rollouts_per_batch, records, silent_timeout_s)
+        self._intake = Intake(
+            self._ring, self._workers, rollouts_per_batch, records, silent_timeout_s, stored_on
+        )
         try:
             self._workers.await_start(start_timeout_s)
         except BaseException:
@@ -231,7 +243,7 @@ class UnrollCollector(PolicyOnBoard):
         """
         if not self._closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
             self._closed = True
-            self.release()
+            self._intake.close()
             self._ring.close()
             self._workers.end(_LEAVE_TIMEOUT_S if timeout is None else timeout)
             self.board.close()

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from rlsync.workers.devices import CPU
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.player import Player
+from rlsync.workers.seat import Seat
 
 #: How many environments play at once, at most.
 _AT_ONCE = 8
@@ -79,7 +81,9 @@ def at_once(episodes: int) -> int:
 
 
 @torch.inference_mode()
-def play(player: Player, envs: Envs, episodes: int, seed: int) -> Iterator[list[Episode]]:
+def play(
+    player: Player, envs: Envs, episodes: int, seed: int, device: torch.device = CPU
+) -> Iterator[list[Episode]]:
     """Play episodes to their ends. Yields after the reset, and after each step the episodes that ended in it.
 
     Each environment plays an equal share, so that short episodes are not counted more often.
@@ -89,6 +93,7 @@ def play(player: Player, envs: Envs, episodes: int, seed: int) -> Iterator[list[
         envs: the environments; all of them play at once.
         episodes: how many; a multiple of ``envs.num_envs``.
         seed: of environments and actions.
+        device: where the player acts; its modules are moved there.
 
     Example:
         >>> from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
@@ -102,12 +107,12 @@ def play(player: Player, envs: Envs, episodes: int, seed: int) -> Iterator[list[
     count = envs.num_envs
     left = [episodes // count] * count
     total, length = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
-    generator = torch.Generator().manual_seed(seed)
-    state = player.begin(count, generator)
+    seat = Seat.taken(player, seed, device)
+    state = seat.begin(count)
     observation, is_init, reward = envs.reset(seed), torch.ones(count, dtype=torch.bool), torch.zeros(count)
     yield []
     while any(left):
-        acted = player.act(observation, is_init, reward, state, generator)
+        acted = seat.act(observation, is_init, reward, state)
         state = acted.state
         envs.send(acted.action)
         answer = envs.recv()

@@ -10,10 +10,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rlsync.core.errors import BoardClosed
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.format import MAX_READERS
 from rlsync.transport.board.handle import BoardHandle
+from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.evaluation import Episode, Score, at_once, play
 from rlsync.workers.player import Player, check_fits
@@ -52,6 +55,7 @@ class EvaluationJob:
         file: a CSV file; each evaluation adds a line.
         seed: of environments and actions, the same for every evaluation.
         adopt: whether parameters are pointed at the board, or copied out of it.
+        device: where the player acts.
     """
 
     board: BoardHandle
@@ -62,6 +66,7 @@ class EvaluationJob:
     file: Path
     seed: int
     adopt: Adopt = "alias"
+    device: torch.device = CPU
 
 
 def run_evaluator(job: EvaluationJob) -> None:
@@ -74,7 +79,7 @@ def run_evaluator(job: EvaluationJob) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the learner ends this process with it
     os.nice(_NICE)
     try:
-        adopter = adopting(job.board, READER, job.player, job.adopt)
+        adopter = adopting(job.board, READER, job.player, job.adopt, job.device)
     except BoardClosed:
         return
     envs = make_venv(job.env, at_once(job.episodes))
@@ -86,7 +91,7 @@ def run_evaluator(job: EvaluationJob) -> None:
             continue
         evaluated, started = adopter.adopt(), time.monotonic()
         played: list[Episode] = []
-        for ended in play(job.player, envs, job.episodes, job.seed):
+        for ended in play(job.player, envs, job.episodes, job.seed, job.device):
             played += ended
             if adopter.learner_gone:
                 return

@@ -1,4 +1,4 @@
-"""Batches out of the ring; while it waits for them, it looks after the workers."""
+"""Batches out of the ring, on the learner's device; while it waits for them, it looks after the workers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from tensordict import TensorDict
 
 from rlsync.transport.ring.reader import RolloutRing, TakenRollout
+from rlsync.workers import frames as keys
+from rlsync.workers.devices import CPU, is_queued, until_now
+from rlsync.workers.pinned import PinnedSlots
 from rlsync.workers.player import Record
 from rlsync.workers.supervision import LOOK_EVERY_S, Supervisor
 from rlsync.workers.unrolls import batch_of
@@ -20,9 +24,11 @@ class Intake:
     Args:
         ring: where rollouts come from.
         workers: the worker processes; looked at whenever a rollout is awaited.
-        rollouts: how many make a batch. A single one is not copied; several are, and given back at once.
+        rollouts: how many make a batch. On the CPU a single one is not copied; several are, and given back at
+            once. On an accelerator all are copied, and given back when the copies are done.
         records: what the player recorded.
         silent_timeout_s: how long to wait for a rollout while no worker is killed or started, seconds.
+        device: where the batches are read.
     """
 
     def __init__(
@@ -32,13 +38,17 @@ class Intake:
         rollouts: int,
         records: Sequence[Record],
         silent_timeout_s: float,
+        device: torch.device,
     ) -> None:
         self._ring = ring
         self._workers = workers
         self._rollouts = rollouts
         self._records = records
         self._silent_timeout_s = silent_timeout_s
+        self._device = device
+        self._pinned = PinnedSlots(device)
         self._held: list[TakenRollout] = []
+        self._await_copies = until_now(CPU)  # waits until no copy reads the held slots
         self._running = False
         self.writers: tuple[int, ...] = ()
 
@@ -54,15 +64,25 @@ class Intake:
             self._running = True
             self._ring.run()
         for _ in range(self._rollouts):
-            self._held.append(self._wait())
+            taken = self._wait()
+            self._pinned.pin(taken.slot, [v for name, v in taken.views.items() if name not in keys.FINAL])
+            self._held.append(taken)
         self.writers = tuple(taken.writer for taken in self._held)
-        batch = batch_of([taken.views for taken in self._held], self._records)
-        if self._rollouts > 1:
+        batch = batch_of([taken.views for taken in self._held], self._records, self._device)
+        if is_queued(self._device):
+            self._await_copies = until_now(self._device)
+        elif self._rollouts > 1:
             self.release()
         return batch
 
+    def close(self) -> None:
+        """Give back the slots that are held, and take no more."""
+        self.release()
+        self._pinned.forget()
+
     def release(self) -> None:
-        """Give back the slots that are held."""
+        """Give back the slots that are held, as soon as no copy reads them."""
+        self._await_copies()
         for taken in self._held:
             self._ring.give_back(taken)
         self._held = []

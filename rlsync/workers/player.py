@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError
 from rlsync.tensors.target import materialise
+from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import ActionSpec, same_form
 from rlsync.workers.envs.base import Envs
 
@@ -79,6 +80,8 @@ class Player(ABC):
       influence the action.
     - **Arguments** of :meth:`act` are the worker's memory, valid until it returns: read them, do not write to
       them, keep no reference. What :meth:`act` returns is not written to by the worker.
+    - **Device.** The modules, the state, the arguments of :meth:`act` and the generator are on one device.
+      The state that :meth:`begin` returns is moved there; the state that :meth:`act` returns must be there.
     - **Randomness** comes from the generator that is passed in: the same seed, weights and observations give
       the same actions.
     - **Calls** come from one thread, under ``torch.inference_mode()``.
@@ -208,17 +211,19 @@ def without_memory(player: Player) -> Player:
     return blank
 
 
-def materialised(player: Player) -> Player:
+def materialised(player: Player, device: torch.device = CPU) -> Player:
     """Give the modules of a player memory, with arbitrary values, and let them need no gradient.
 
     Args:
         player: changed in place.
+        device: where the memory is.
 
     Returns:
         The same player.
     """
     for module in player.modules.values():
         materialise(module.requires_grad_(False))
+        module.to(device)
     return player
 
 

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.player import Acted, Player, State
+from rlsync.workers.seat import Seat
 from rlsync.workers.slot import Slot
 from rlsync.workers.unrolls import EPISODE_LENGTH, EPISODE_RETURN, FINAL_COUNT, RolloutShape
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """Who acts in one worker.
-
-    Args:
-        player: with memory of its own.
-        generator: of this worker; all its groups draw from it.
-        worker: this worker's number.
-        num_workers: how many there are.
-    """
-
-    player: Player
-    generator: Generator
-    worker: int = 0
-    num_workers: int = 1
 
 
 class Group:
@@ -38,7 +21,7 @@ class Group:
 
     Args:
         envs: the environments.
-        seat: who acts in them.
+        seat: who acts in them; all groups of a worker draw from its random numbers.
         number: of this group.
         first: its first column in a slot.
     """
@@ -47,8 +30,6 @@ class Group:
         self.envs = envs
         self.columns = range(first, first + envs.num_envs)
         self._seat = seat
-        self._player = seat.player
-        self._generator = seat.generator
         self._number = number
         self._recorded = tuple(record.name for record in seat.player.records if record.per == "step")
         self._checked = False
@@ -68,8 +49,7 @@ class Group:
         """
         self._observation.copy_(self.envs.reset(seed + self.columns.start))
         self._is_init.fill_(True)
-        seat = self._seat
-        self._state = seat.player.begin(self.envs.num_envs, seat.generator, seat.worker, seat.num_workers)
+        self._state = self._seat.begin(self.envs.num_envs)
         self._reward = torch.zeros_like(self._reward)
         for sums in (self._returns, self._lengths):
             sums.zero_()
@@ -92,12 +72,8 @@ class Group:
     def act(self, step: int) -> None:
         """Choose the actions of a step, and let the environments begin it."""
         rows = self._rows
-        acted = self._player.act(
-            rows[keys.OBSERVATION][step],
-            rows[keys.IS_INIT][step],
-            self._reward,
-            self._state,
-            self._generator,
+        acted = self._seat.act(
+            rows[keys.OBSERVATION][step], rows[keys.IS_INIT][step], self._reward, self._state
         )
         if not self._checked:
             self._check_records(acted)
@@ -119,7 +95,7 @@ class Group:
                 has = f"is {list(given[name].shape)}" if name in given else "is missing"
                 raise ConfigError(
                     f"{name!r} {has}; {list(shape)} is declared",
-                    f"{type(self._player).__name__}, {where}",
+                    f"{type(self._seat.player).__name__}, {where}",
                     "give one entry for each environment, in the shape that actions and records declare",
                 )
 

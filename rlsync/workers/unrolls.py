@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from rlsync.core.errors import ConfigError
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.workers import frames as keys
+from rlsync.workers.devices import CPU
 from rlsync.workers.player import Player, Record
 
 if TYPE_CHECKING:  # workers lay slots out, and tensordict takes seconds to import
@@ -91,18 +92,22 @@ class RolloutShape:
         return arrays | last
 
 
-def batch_of(rollouts: Sequence[Mapping[str, Tensor]], records: Sequence[Record] = ()) -> TensorDict:
+def batch_of(
+    rollouts: Sequence[Mapping[str, Tensor]], records: Sequence[Record] = (), device: torch.device = CPU
+) -> TensorDict:
     """The batch of some slots; see :mod:`rlsync.workers.frames`.
 
     Besides the contract it has, under ``"collector"``: ``mask`` [T, B], all true, by which TorchRL's Trainer
     counts frames; ``episode_return`` and ``episode_length`` [T, B] of the episodes that ended with a step, 0
     where none did (of whole games, where lost lives end the learner's episodes); and what the player records
-    beside.
+    beside. This part stays in host memory, where it is read.
 
     Args:
-        rollouts: the arrays of each slot. Those of a single one are not copied: the batch is the slot's own
-            memory.
+        rollouts: the arrays of each slot. On the CPU, those of a single one are not copied: the batch is the
+            slot's own memory.
         records: what the player recorded.
+        device: of what the learner reads. Copies to an accelerator are put into its current stream and may go
+            on after the call: do not write to the slots before they are done.
     """
     from tensordict import TensorDict
 
@@ -110,27 +115,29 @@ def batch_of(rollouts: Sequence[Mapping[str, Tensor]], records: Sequence[Record]
     aside = {EPISODE_RETURN, EPISODE_LENGTH} | {record.name for record in records if record.beside}
     batch: dict[str, Tensor] = {}
     beside: dict[str, Tensor] = {}
-    for name, tensor in _gathered(rollouts, per_unroll):
-        (beside if name in aside else batch)[name] = tensor
-    beside[MASK] = torch.ones_like(batch[keys.REWARD], dtype=torch.bool)
+    for name in rollouts[0]:
+        if name not in (*keys.FINAL, FINAL_COUNT):
+            part, where = (beside, CPU) if name in aside else (batch, device)
+            along = 0 if name in per_unroll else 1
+            part[name] = _joined([rollout[name] for rollout in rollouts], where, along)
+    batch |= _finals(rollouts, device)
+    beside[MASK] = torch.ones(batch[keys.REWARD].shape, dtype=torch.bool)
     return TensorDict({**batch, COLLECTOR: TensorDict(beside)})
 
 
-def _gathered(rollouts: Sequence[Mapping[str, Tensor]], per_unroll: set[str]) -> Iterator[tuple[str, Tensor]]:
-    for name in rollouts[0]:
-        if name in (*keys.FINAL, FINAL_COUNT):
-            continue
-        parts = [rollout[name] for rollout in rollouts]
-        if len(parts) == 1:
-            yield name, parts[0]
-        else:
-            yield name, torch.cat(parts, 0 if name in per_unroll else 1)
+def _joined(parts: Sequence[Tensor], device: torch.device, along: int = 0) -> Tensor:
+    """Parts from host memory as one tensor; a single one on the CPU is not copied."""
+    there = [part.to(device, non_blocking=True) for part in parts]
+    return there[0] if len(there) == 1 else torch.cat(there, along)
+
+
+def _finals(rollouts: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
     counts = [int(rollout[FINAL_COUNT]) for rollout in rollouts]
-    if sum(counts):
-        pairs = list(zip(rollouts, counts, strict=True))
-        observations = [rollout[keys.FINAL_OBSERVATION][:count] for rollout, count in pairs]
-        yield keys.FINAL_OBSERVATION, observations[0] if len(pairs) == 1 else torch.cat(observations)
-        envs = rollouts[0][keys.REWARD].shape[1]
-        indices = [rollout[keys.FINAL_INDEX][:count] for rollout, count in pairs]
-        shifted = [index + index.new_tensor([0, envs * place]) for place, index in enumerate(indices)]
-        yield keys.FINAL_INDEX, torch.cat(shifted)
+    if not sum(counts):
+        return {}
+    pairs = list(zip(rollouts, counts, strict=True))
+    observations = [rollout[keys.FINAL_OBSERVATION][:count] for rollout, count in pairs]
+    envs = rollouts[0][keys.REWARD].shape[1]
+    indices = [rollout[keys.FINAL_INDEX][:count] for rollout, count in pairs]
+    shifted = [index + index.new_tensor([0, envs * place]) for place, index in enumerate(indices)]
+    return {keys.FINAL_OBSERVATION: _joined(observations, device), keys.FINAL_INDEX: _joined(shifted, device)}

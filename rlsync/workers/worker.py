@@ -19,7 +19,8 @@ from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.player import Player, check_fits, materialised
-from rlsync.workers.rollout import Roller, Seat, make_roller
+from rlsync.workers.rollout import Roller, make_roller
+from rlsync.workers.seat import Seat
 from rlsync.workers.unrolls import RolloutShape
 
 #: The seeds of a worker's next life lie this far from those of the life before.
@@ -40,6 +41,7 @@ class WorkerJob:
         adopt: whether parameters are pointed at the board, or copied out of it.
         overlap: whether the environments are two groups: one steps while the player acts in the other.
         seed: of the first environment of the first worker.
+        devices: where the player acts, of each worker.
     """
 
     ring: RingHandle
@@ -51,6 +53,7 @@ class WorkerJob:
     adopt: Adopt
     overlap: bool
     seed: int
+    devices: tuple[torch.device, ...]
 
 
 def start_worker(method: str, job: WorkerJob, worker: int, life: int) -> BaseProcess:
@@ -101,19 +104,21 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
 
 
-def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt) -> Adopter:
+def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt, device: torch.device) -> Adopter:
     """Give a player memory, and attach it to the board; it has the newest version when this returns.
 
     Args:
         board: where versions come from. This process ends when their publisher is killed.
         reader: this process's number on the board.
         player: what acts, without memory.
-        adopt: whether its parameters are pointed at the board, or copied out of it.
+        adopt: whether its parameters are pointed at the board, or copied out of it; on any device but the
+            CPU they are copied.
+        device: where the player gets its memory.
 
     Raises:
         BoardClosed: the learner has closed the board or died.
     """
-    materialised(player)
+    materialised(player, device)
     places = {
         name: Place(lambda module=module: module, adopt)  # type: ignore[misc]
         for name, module in player.modules.items()
@@ -127,18 +132,19 @@ def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt) -> A
 
 
 def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
-    adopter = adopting(job.board, worker, job.player, job.adopt)
+    device = job.devices[worker]
+    adopter = adopting(job.board, worker, job.player, job.adopt, device)
     offset = worker * job.shape.num_envs
     seed = writer.new_seed()
     first = (job.seed if seed is None else seed) + offset + life * _SEEDS_APART
-    generator = torch.Generator().manual_seed(first)
-    roller = _roller(job, Seat(job.player, generator, worker, job.num_workers))
+    seat = Seat.taken(job.player, first, device, worker, job.num_workers)
+    roller = _roller(job, seat)
     roller.reset(first)
     writer.announce_ready()
     try:
         while (views := writer.take()) is not None and writer.slot is not None:
             if (seed := writer.new_seed()) is not None:
-                generator.manual_seed(seed + offset)
+                seat.generator.manual_seed(seed + offset)
                 roller.reset(seed + offset)
             with adopter.acting() as version:
                 complete = roller.roll(writer.slot, views, version, lambda: writer.closing)

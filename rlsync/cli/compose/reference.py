@@ -20,7 +20,13 @@ from rlsync.recipes.bounds import refuse
 from rlsync.recipes.config import Config, RouteConfig
 
 #: Types as a person writes their values in YAML.
-_WORDS = {"str": "text", "bool": "true or false", "int": "whole number", "float": "number"}
+_WORDS = {
+    "str": "text",
+    "bool": "true or false",
+    "int": "whole number",
+    "float": "number",
+    "DeviceOrList": "text or list of text",
+}
 
 
 @dataclass(frozen=True, slots=True)

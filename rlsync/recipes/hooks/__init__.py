@@ -7,6 +7,7 @@ from rlsync.recipes.hooks.replay import MixReplayed
 from rlsync.recipes.hooks.returns import EpisodeReturns, UnrollReturns
 from rlsync.recipes.hooks.staleness import StalenessHistogram
 from rlsync.recipes.hooks.summary import InSummary
+from rlsync.recipes.hooks.to_learner import ToLearner
 from rlsync.torchrl_plugin.hooks.log_receipts import LogReceipts
 
 #: The name that LogReceipts had in the recipes.
@@ -23,4 +24,5 @@ __all__ = [
     "Load",
     "InSummary",
     "StopIfNotFinite",
+    "ToLearner",
 ]

@@ -16,6 +16,7 @@ from rlsync import LogPolicyLag
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, EnvConfig, check
+from rlsync.recipes.device_config import evaluation_device, learner_device, worker_devices
 from rlsync.recipes.env_config import refuse_unsaid_protocol
 from rlsync.recipes.hooks import Bottleneck, MixReplayed, UnrollReturns
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
@@ -63,7 +64,7 @@ def build(config: Config, spaces: VectorSpaces | None = None) -> Trainer:
     parts.seed_everything(config.seed)
     spec = env_spec(config.env)
     network = make_network(recipe, config.env, spaces)
-    loss = make_loss(recipe, network)
+    loss = make_loss(recipe, network).to(learner_device(config))
     optimizer = make_optimizer(recipe, loss)
     settings = parts.trainer_settings(config)
     collector = make_collector(config, recipe, spec, network)
@@ -172,6 +173,8 @@ def make_collector(
         store_params=recipe.loss_settings().trust_region is not None,
         dtype=parts.workers_dtype(config),
         adopt=config.collector.adopt,  # type: ignore[arg-type]
+        policy_device=worker_devices(config),
+        storing_device=learner_device(config),
         seed=config.seed,
         restarts=Restarts(recipe.max_restarts),
         silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
@@ -209,6 +212,7 @@ def make_evaluator(
         file=run_dir / EVALUATIONS,
         seed=config.seed,
         adopt=collector.adopt,
+        device=evaluation_device(config),
     )
     return Evaluator(job)
 

@@ -36,6 +36,7 @@ from rlsync.torchrl_plugin.compat.collectors import (
     says_a_worker_died,
     wrap_write_lock,
 )
+from rlsync.torchrl_plugin.compat.devices import takes_policies_on
 from rlsync.torchrl_plugin.compat.distributed import (
     FIRST_RANK,
     DistributedCollector,
@@ -183,6 +184,7 @@ __all__ = [
     "stamp_both_ends",
     "stamp_nodes",
     "stock_update_weights",
+    "takes_policies_on",
     "turn_on_stamps",
     "updates_by_itself",
     "waits_for_learner",

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlsync.core.errors import ConfigError
+from rlsync.workers.devices import CPU
 from rlsync.workers.envs.filmed import FilmedEnvs, Frame
 from rlsync.workers.evaluation import Episode, play
 from rlsync.workers.player import Player
@@ -80,7 +82,7 @@ def check_file(file: Path) -> None:
         raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
 
 
-def film(player: Player, envs: FilmedEnvs, file: Path, seed: int) -> Film:
+def film(player: Player, envs: FilmedEnvs, file: Path, seed: int, device: torch.device = CPU) -> Film:
     """Play one episode and write it as a video; wide frames are made smaller for a gif.
 
     Args:
@@ -88,11 +90,12 @@ def film(player: Player, envs: FilmedEnvs, file: Path, seed: int) -> Film:
         envs: the environment.
         file: a name that :func:`check_file` accepts; an existing file is replaced.
         seed: of environment and actions.
+        device: as of :func:`play`.
     """
     episodes: list[Episode] = []
     frames = 0
     with _writer(file, envs.fps) as append:
-        for ended in play(player, envs, 1, seed):
+        for ended in play(player, envs, 1, seed, device):
             episodes += ended
             if frames < MAX_FRAMES:
                 append(envs.frame)

@@ -128,8 +128,9 @@ class EpsilonGreedyPlayer(Player):
         values = self.network(observation)
         largest, greedy = values.max(-1)
         # Both are drawn at every step, so that the random numbers do not depend on what was explored.
-        explores = torch.rand(len(values), generator=generator) < state[_EPSILON]
-        random = torch.randint(self._actions.n, (len(values),), generator=generator)
+        device = values.device
+        explores = torch.rand(len(values), generator=generator, device=device) < state[_EPSILON]
+        random = torch.randint(self._actions.n, (len(values),), generator=generator, device=device)
         action = torch.where(explores, random, greedy)
         taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return Acted(action, {TAKEN_VALUE: taken, MAX_VALUE: largest}, state)

@@ -74,13 +74,15 @@ class UniformPlayer(Player):
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
-        count, actions = len(observation), self._actions
+        count, actions, device = len(observation), self._actions, observation.device
         if isinstance(actions, BoxActions):
-            low, high = torch.tensor(actions.low), torch.tensor(actions.high)
-            action = low + (high - low) * torch.rand(count, actions.size, generator=generator)
+            low, high = (torch.tensor(bound, device=device) for bound in (actions.low, actions.high))
+            drawn = torch.rand(count, actions.size, generator=generator, device=device)
+            action = low + (high - low) * drawn
         else:
-            action = torch.randint(actions.n, (count,), generator=generator)
-        return Acted(action, {keys.BEHAVIOUR_LOG_PROB: torch.full((count,), self._log_prob)}, state)
+            action = torch.randint(actions.n, (count,), generator=generator, device=device)
+        log_prob = torch.full((count,), self._log_prob, device=device)
+        return Acted(action, {keys.BEHAVIOUR_LOG_PROB: log_prob}, state)
 
 
 def _log_density(actions: ActionSpec) -> float:

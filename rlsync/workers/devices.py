@@ -1,0 +1,129 @@
+"""Devices by name: whether this machine has one, and which worker acts on which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rlsync.core.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+#: Devices that have done what they were asked for when the call returns: torch has no streams for them.
+_WITHOUT_STREAMS = frozenset({"cpu", "mps"})
+
+
+def device_named(name: str | torch.device, where: str) -> torch.device:
+    """The device of this name; an accelerator always with its number.
+
+    Asking for it starts nothing on an accelerator.
+
+    Args:
+        name: ``cpu``, or a kind of accelerator that torch knows, with or without a number: ``cuda:1``.
+        where: how an error calls the place of the name.
+
+    Raises:
+        ConfigError: nothing can be computed on such a device, or this machine does not have it.
+
+    Example:
+        >>> device_named("cpu", "learner.device")
+        device(type='cpu')
+        >>> device_named("gpu", "learner.device")
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.ConfigError: no device is called 'gpu'
+          where  learner.device
+          cure   give cpu, or an accelerator, for example cuda or cuda:1
+    """
+    try:
+        device = torch.device(name)
+        count = 1 if device.type == "cpu" else int(torch.get_device_module(device).device_count())
+    except (RuntimeError, TypeError) as error:  # TypeError: not a name at all
+        raise ConfigError(
+            f"no device is called {str(name)!r}",
+            where,
+            "give cpu, or an accelerator, for example cuda or cuda:1",
+        ) from error
+    number = device.index or 0
+    if number >= count:
+        raise ConfigError(
+            f"no device {str(device)!r}: {_held(device.type, count)}", where, _cure(device, count)
+        )
+    return CPU if device.type == "cpu" else torch.device(device.type, number)
+
+
+def device_of_each(
+    names: str | torch.device | Sequence[str | torch.device], workers: int, where: str
+) -> tuple[torch.device, ...]:
+    """The device on which each worker acts.
+
+    Args:
+        names: one for all workers, or one for each.
+        workers: how many there are.
+        where: how an error calls the place of the names.
+
+    Raises:
+        ConfigError: there are more or fewer names than workers, or :func:`device_named` refuses one.
+
+    Example:
+        >>> device_of_each("cpu", 2, "collector.device")
+        (device(type='cpu'), device(type='cpu'))
+    """
+    if isinstance(names, str | torch.device):
+        return (device_named(names, where),) * workers
+    if not isinstance(names, Sequence):
+        raise ConfigError(
+            f"{names!r} is neither a device nor a list of devices", where, "give one, for example cpu"
+        )
+    if len(names) != workers:
+        raise ConfigError(
+            f"{len(names)} device{'s' * (len(names) != 1)} for {workers} worker{'s' * (workers != 1)}",
+            where,
+            f"give one device for all workers, or a list of {workers}, one for each",
+        )
+    return tuple(device_named(name, f"{where}, entry {entry}") for entry, name in enumerate(names))
+
+
+def is_queued(device: torch.device) -> bool:
+    """Whether a copy to a device may go on after the call that asked for it.
+
+    Example:
+        >>> is_queued(CPU), is_queued(torch.device("cuda", 0))
+        (False, True)
+    """
+    return device.type not in _WITHOUT_STREAMS
+
+
+def until_now(device: torch.device) -> Callable[[], None]:
+    """A function that waits until a device has done all that its current stream holds now.
+
+    Args:
+        device: one that is queued; for any other the function does nothing.
+
+    Example:
+        >>> wait = until_now(CPU)
+        >>> wait()
+    """
+    if not is_queued(device):
+        return _nothing
+    stream = torch.get_device_module(device).current_stream(device)
+    wait: Callable[[], None] = stream.record_event().synchronize
+    return wait
+
+
+def _nothing() -> None:
+    pass
+
+
+def _held(kind: str, count: int) -> str:
+    number = {0: "no", 1: "1"}.get(count, str(count))
+    return f"this machine has {number} {kind.upper()} device{'s' * (count > 1)}"
+
+
+def _cure(device: torch.device, count: int) -> str:
+    if not count:
+        return f"give cpu; {device.type} needs such a device, and a torch that was built for it"
+    if device.type == "cpu":
+        return "give cpu"
+    return f"give cpu, or one of {', '.join(f'{device.type}:{number}' for number in range(count))}"
