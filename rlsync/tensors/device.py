@@ -8,6 +8,7 @@ result. On a CPU every call is done when it returns, and there is nothing to ord
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 #: Devices whose copies are done when the call returns: torch has no streams for them.
 _WITHOUT_STREAMS = frozenset({"cpu", "meta", "mps"})
+
+_is_cpu = attrgetter("is_cpu")
 
 
 def is_queued(device: torch.device) -> bool:
@@ -25,6 +28,16 @@ def is_queued(device: torch.device) -> bool:
         (False, True)
     """
     return device.type not in _WITHOUT_STREAMS
+
+
+def all_on_cpu(tensors: Iterable[Tensor]) -> bool:
+    """Whether all of ``tensors`` are on the CPU; cheap, for it is asked at every publish and rollout.
+
+    Example:
+        >>> all_on_cpu([torch.zeros(2)]), all_on_cpu([torch.zeros(2, device="meta")])
+        (True, False)
+    """
+    return all(map(_is_cpu, tensors))
 
 
 def queued_devices(tensors: Iterable[Tensor]) -> frozenset[torch.device]:

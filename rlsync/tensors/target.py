@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
-from rlsync.tensors.device import is_queued
+from rlsync.tensors.device import all_on_cpu, is_queued
 from rlsync.tensors.extra_state import rebuild_state
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import ExtraState, Leaves
@@ -49,6 +49,7 @@ class Target:
         self._extra = [e for e in self.leaves.extra if _arrives(e, arriving)]
         self._devices = [tensor.device for tensor in self._live]
         self._pointed = [i for i in self._parameters if self._live[i].is_cpu]
+        self._pointed_live = [self._live[i] for i in self._pointed]
         self._swapped = [i for i in self._parameters if is_queued(self._devices[i])]
         elsewhere = set(self._pointed) | set(self._swapped)
         self._rest = [i for i in self._parameters + self._buffers if i not in elsewhere]
@@ -56,10 +57,12 @@ class Target:
         self._ties = [leaf.tie for leaf in leaves]
 
     def current(self) -> bool:
-        """Whether the module still holds the parameters and buffers that it had at construction."""
-        return self.leaves.unchanged() and all(
-            self._readers[i]() is self._live[i] and self._live[i].device == self._devices[i]
-            for i in self._parameters + self._buffers
+        """Whether the module still holds the parameters and buffers that it had, on the same devices."""
+        return (
+            self.leaves.unchanged()
+            and all(self._readers[i]() is self._live[i] for i in self._parameters + self._buffers)
+            and all_on_cpu(self._pointed_live)  # .to() may keep the objects, and move them
+            and all(self._live[i].device == self._devices[i] for i in self._swapped)
         )
 
     @property

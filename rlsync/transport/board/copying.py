@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlsync.tensors.device import NOTHING_QUEUED, Lanes, Moment, is_queued, pinned
+from rlsync.tensors.device import NOTHING_QUEUED, Lanes, Moment, all_on_cpu, is_queued, pinned
 from rlsync.tensors.layout import Layout
 
 
@@ -87,10 +87,10 @@ class Staging:
             tensors: the learner's, likewise.
             later: numbers of the leaves that nobody writes to before the copy is finished.
         """
-        queued = [i for i, tensor in enumerate(tensors) if not tensor.is_cpu and is_queued(tensor.device)]
-        if not queued:
+        if all_on_cpu(tensors):
             return SlotCopy(into, tensors, tensors)
-        if layout is not self._layout:
+        queued = [i for i, tensor in enumerate(tensors) if is_queued(tensor.device)]
+        if queued and layout is not self._layout:
             self._layout, self._pinned = layout, layout.owned_views(pinned(layout.image_bytes))
         staged = list(tensors)
         for i in queued:
