@@ -12,8 +12,9 @@ server in a thread, takes single environments only. The script ends with status 
 
 **cost**: the policy is an MLP. In turns within one run, the learner publishes at a fixed rate or not at all.
 The loss of throughput is the difference between the two; on a machine that others use, too, it may be smaller
-than what it is uncertain by. **held** is how long one publish holds the learner
-while the server answers, and **memcpy** one copy of the same bytes just before it.
+than what it is uncertain by. **held** is how long one publish holds the learner while the server answers, and
+**memcpy** one copy of the same bytes just before it. **adopt** is the processor time that the server spends on
+one adoption, and **poll** that of a look between two batches that finds nothing new.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from torch import nn
 from torchrl.collectors import AsyncBatchedCollector
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase
-from torchrl.modules.inference_server import InferenceServerConfig, ProcessSlotTransport
+from torchrl.modules.inference_server import InferenceServer, InferenceServerConfig, ProcessSlotTransport
 
 from rlsync import BoardScheme
 
@@ -207,12 +208,12 @@ def cost(server: str, turns: int, turn_s: float, rate: float, width: int) -> dic
     batches = iter(collector)
     frames_per_s: dict[bool, list[float]] = {True: [], False: []}
     _frames_per_s(batches, turn_s, publish, 1.0 / rate)  # warm
-    held.clear()
     for turn in range(2 * turns):
         publishes = turn % 4 in (0, 3)  # neither way always comes first
         every_s = 1.0 / rate if publishes else math.inf
         frames_per_s[publishes].append(_frames_per_s(batches, turn_s, publish, every_s))
     collector.shutdown()
+    adopt_us, poll_us = _in_the_server(width)
     quiet, busy = (statistics.median(frames_per_s[way]) for way in (False, True))
     return {
         "server": server,
@@ -223,6 +224,8 @@ def cost(server: str, turns: int, turn_s: float, rate: float, width: int) -> dic
         "loss_percent": round(100 * (1 - busy / quiet), 2),
         "loss_uncertain_by_percent": round(100 * _uncertain(frames_per_s[False]) / quiet, 2),
         "learner_held_percent": round(100 * statistics.median(held) * rate, 3),
+        "adopt_us": round(adopt_us, 1),
+        "poll_us": round(poll_us, 1),
         "held_us": round(1e6 * statistics.median(held), 1),
         "memcpy_us": round(1e6 * statistics.median(copied), 1),
     }
@@ -240,6 +243,22 @@ def _frames_per_s(
             publish()
             due += every_s
     return frames / (time.monotonic() - started)
+
+
+def _in_the_server(width: int) -> tuple[float, float]:
+    """Processor time of the serving thread for one adoption, and for one poll that finds nothing new, us."""
+    scheme, learner = BoardScheme(), make_mlp(width)
+    server = InferenceServer(make_mlp(width), weight_sync=scheme)
+    scheme.init_on_sender(model_id="policy", context=server)
+    scheme.init_on_receiver(model_id="policy", context=server)
+    adopted, polled = [], []
+    for _ in range(200):
+        scheme.send(learner)
+        for taken in (adopted, polled):
+            begun = time.thread_time()
+            scheme.receive(timeout=0.0)
+            taken.append(time.thread_time() - begun)
+    return 1e6 * statistics.median(adopted), 1e6 * statistics.median(polled)
 
 
 def _uncertain(found: list[float]) -> float:
