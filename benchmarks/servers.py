@@ -13,8 +13,8 @@ server in a thread, takes single environments only. The script ends with status 
 **cost**: the policy is an MLP. In turns within one run, the learner publishes at a fixed rate or not at all.
 The loss of throughput is the difference between the two; on a machine that others use, too, it may be smaller
 than what it is uncertain by. **held** is how long one publish holds the learner while the server answers, and
-**memcpy** one copy of the same bytes just before it. **adopt** is the processor time that the server spends on
-one adoption, and **poll** that of a look between two batches that finds nothing new.
+**memcpy** one copy of the same bytes just before it. **adopt** is the processor time that the server spends
+on one adoption, and **poll** that of a look between two batches that finds nothing new.
 """
 
 from __future__ import annotations
