@@ -7,13 +7,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torchrl.collectors import BaseCollector, MultiSyncCollector
-from torchrl.collectors.distributed import DistributedCollector, DistributedSyncCollector, RPCCollector
+from torchrl.collectors.distributed import DistributedCollector, DistributedSyncCollector
 from torchrl.envs import EnvBase
 from torchrl.trainers import Trainer
 
@@ -45,6 +46,7 @@ from tests.parts import (
     make_workers,
     wait_until,
 )
+from tests.parts.programs import run_program
 from tests.test_canary import Census
 
 pytestmark = pytest.mark.processes
@@ -244,16 +246,21 @@ def test_a_board_refuses_nodes_that_it_does_not_reach_before_they_start(
     assert child_pids() == before
 
 
+RPC = str(Path(__file__).with_name("rpc_program.py"))
+
+
 @pytest.mark.seconds
-def test_a_board_refuses_rpc_and_ends_the_processes_that_torchrl_started() -> None:
-    with pytest.raises(ConfigError, match="RPCCollector starts them first") as refused:
-        make_nodes(
-            RPCCollector, make_small_canary(), workers=1, weight_sync_schemes={"policy": BoardScheme()}
-        )
-    assert in_three_lines(refused.value)
-    assert "DistributedCollector(launcher='mp')" in refused.value.cure
-    assert "Ray" in refused.value.cure
-    assert wait_until(lambda: not child_pids(), 10)
+def test_a_board_refuses_rpc_and_ends_the_processes_that_torchrl_started(tmp_path: Path) -> None:
+    ran = run_program(RPC, "refused", cwd=tmp_path)
+    what, where, cure, left = ran.stdout.splitlines()
+    assert what == (
+        "a board must know a collector before its workers start, and RPCCollector starts them first"
+    ), ran.stderr
+    assert where.strip() == "where  weight_sync_schemes['policy'] of RPCCollector"
+    assert "DistributedCollector(launcher='mp')" in cure
+    assert "Ray" in cure
+    assert left == "left: False"
+    assert ran.returncode == 0, ran.stderr
 
 
 # ------------------------------------------------------------------------ TorchRL's own schemes
@@ -270,6 +277,15 @@ def left_as_it_was(trainer: Trainer) -> Iterator[None]:
     before = hooks_of(trainer)
     yield
     assert hooks_of(trainer) == before
+
+
+@pytest.mark.seconds
+def test_with_torchrls_own_scheme_workers_of_rpc_that_wait_for_the_learner_have_exact_stamps(
+    tmp_path: Path,
+) -> None:
+    ran = run_program(RPC, "stamped", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "stamps are exact" in ran.stdout
 
 
 @pytest.mark.seconds
