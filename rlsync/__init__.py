@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from rlsync.core.plan import Receipt, Source, SyncPlan
     from rlsync.core.trigger import Every, StepsAhead
+    from rlsync.sync.send_shards import SendShards
     from rlsync.torchrl_plugin.forkserver import Forkserver
     from rlsync.torchrl_plugin.hooks.log_receipts import LogReceipts
     from rlsync.torchrl_plugin.hooks.policy_lag import LogPolicyLag
@@ -53,6 +54,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "SyncWeights",
     "UpdateWeights",
+    "SendShards",
     "LogPolicyLag",
     "LogReceipts",
     "BoundStaleness",
@@ -93,6 +95,7 @@ __all__ = [
 #: tests/test_public_api.py compares the two.
 _HOMES = {
     "SyncWeights": "rlsync.torchrl_plugin.hooks.sync_weights",
+    "SendShards": "rlsync.sync.send_shards",
     "UpdateWeights": "rlsync.torchrl_plugin.hooks.update_weights",
     "LogPolicyLag": "rlsync.torchrl_plugin.hooks.policy_lag",
     "LogReceipts": "rlsync.torchrl_plugin.hooks.log_receipts",

@@ -340,7 +340,7 @@ def test_a_lazy_module_is_refused_until_it_ran_once() -> None:
     assert specs(module)["0.weight"].shape == (3, 2)
 
 
-def test_a_sharded_parameter_is_refused_and_gathering_is_the_cure(one_process_group: None) -> None:
+def test_a_sharded_parameter_is_refused_where_whole_tensors_are_needed(one_process_group: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -351,9 +351,11 @@ def test_a_sharded_parameter_is_refused_and_gathering_is_the_cure(one_process_gr
     assert "0.weight is sharded" in error.what
     assert "gather" in error.cure
     assert "is sharded" in refusal({"w": module.weight}).what
+    described = Leaves(nn.Sequential(module), "net", shards=True).specs()
+    assert [(spec.name, spec.shape) for spec in described] == [("0.weight", (2, 2))]
 
 
-def test_fully_sharded_modules_are_refused(one_process_group: None) -> None:
+def test_fully_sharded_modules_are_refused_where_whole_tensors_are_needed(one_process_group: None) -> None:
     from torch.distributed.fsdp import fully_shard
 
     module = nn.Sequential(nn.Linear(2, 2))

@@ -34,6 +34,7 @@ PUBLIC = [
     "Receipt",
     "RlsyncError",
     "RlsyncWarning",
+    "SendShards",
     "Source",
     "SourceNotFound",
     "StalenessExceeded",

@@ -285,7 +285,7 @@ def test_wrapped_learners_keep_their_leaf_names(wrap):
     collector.shutdown()
 
 
-def test_a_sharded_source_is_refused_with_the_cure(tmp_path):
+def test_a_sharded_source_is_refused_without_a_board_with_the_cure(tmp_path):
     from torch import distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor

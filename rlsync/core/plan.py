@@ -25,6 +25,7 @@ class Verdict(str, Enum):
     ALIASED = "aliased"  #: source and destination are the same memory: nothing moves
     COPIED = "copied"  #: the bytes are copied
     CAST = "cast"  #: the bytes are copied into another dtype, which the map declares
+    SHARDED = "sharded"  #: the leaf is spread over the ranks of the learner, and each rank brings its part
     MISSING = "missing"  #: the destination has this leaf, the source does not
     UNEXPECTED = "unexpected"  #: the source has this leaf, the destination does not
     MISMATCH = "mismatch"  #: shapes or dtypes of the two leaves differ
@@ -32,6 +33,9 @@ class Verdict(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+
+#: A publish moves the bytes of leaves with these verdicts.
+MOVED = frozenset({Verdict.COPIED, Verdict.CAST, Verdict.SHARDED})
 
 REFUSED = frozenset({Verdict.MISSING, Verdict.UNEXPECTED, Verdict.MISMATCH})
 

@@ -13,7 +13,7 @@ class Receipt:
     Args:
         version: the version that this publish made; if it was coalesced, the newest version before it.
         reason: ``"start"``, ``"resume"``, ``"trigger"`` or ``"call"``.
-        copied_leaves: leaves whose bytes were copied, casts included.
+        copied_leaves: leaves whose bytes were copied, casts and sharded leaves included.
         aliased_leaves: leaves that share memory with their destination.
         cast_leaves: leaves copied into another dtype.
         copied_bytes: bytes copied.

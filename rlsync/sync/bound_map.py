@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,13 +11,15 @@ import torch
 from torch import Tensor
 
 from rlsync.core.errors import PublishError
-from rlsync.core.plan import Receipt, SyncPlan
+from rlsync.core.plan import Receipt, SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
 from rlsync.sync.trained import Training
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, Unchanged
+from rlsync.tensors.finite import all_finite
 from rlsync.tensors.leaves import memory_key
+from rlsync.tensors.sharded import is_sharded
 from rlsync.transport.rules import Key
 
 
@@ -74,8 +75,11 @@ class BoundMap:
         self._routes = bind_routes(self._map, self._root, self.endpoint)
         self._plan = plan_of(self._routes, self.endpoint).check()
         self._unchanged.restart([leaf for route in self._routes for leaf in route.picked])
+        gathered = self._gather()
         if not self._aliased:
-            self._aliased = self._gather().aliased
+            self._aliased = gathered.aliased
+        if self._plan.count(Verdict.SHARDED):
+            self.endpoint.publisher.meet_ranks(gathered.copied).finite = self._finite
 
     @property
     def plan(self) -> SyncPlan:
@@ -116,6 +120,10 @@ class BoundMap:
             SyncMapError: the sources have changed and do not fit any more.
             PublishError: a weight is not finite, and ``finite`` was asked for.
         """
+        with self.endpoint.publisher.decision():
+            return self._publish(reason, now, in_background)
+
+    def _publish(self, reason: str, now: Counters, in_background: bool) -> Receipt:
         started = time.perf_counter()
         if not all(route.current(self._root) for route in self._routes):
             self._bind()
@@ -124,6 +132,7 @@ class BoundMap:
         self._unchanged.look(self._plan.routes, now.optim_steps)
         self.endpoint.publisher.join()
         gathered = self._gather()
+        self._refuse_gathered()
         steady = self._steady(gathered.copied) if in_background else {}
         version = self.endpoint.publisher.publish(gathered.copied, steady.keys())
         coalesced = version is None
@@ -182,6 +191,20 @@ class BoundMap:
     def _join(self, *_: object) -> None:
         self.endpoint.publisher.join()
 
+    def _refuse_gathered(self) -> None:
+        """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this."""
+        if not self._plan.count(Verdict.SHARDED):
+            return
+        for route in self._routes:
+            for leaf, verdict in zip(route.picked, route.verdicts, strict=True):
+                if verdict is Verdict.SHARDED and not is_sharded(leaf.read()):
+                    raise PublishError(
+                        f"{route.route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
+                        "forward pass, and optimizer steps do not reach it",
+                        f"sync map {route.route}",
+                        "call module.reshard() before the publish, or publish after the backward pass",
+                    )
+
     def _require_finite(self) -> None:
         for route in self._routes:
             for leaf, spec, tensor in zip(route.picked, route.specs, route.tensors(), strict=True):
@@ -191,19 +214,3 @@ class BoundMap:
                         f"version {self.endpoint.publisher.version + 1}, destination {route.destination!r}",
                         "look at the loss and the gradients of the last steps; resume from a checkpoint",
                     )
-
-
-@torch.no_grad()
-def all_finite(tensor: Tensor, becomes: torch.dtype) -> bool:
-    """Whether every number of ``tensor`` is finite, also after a cast to ``becomes``.
-
-    Example:
-        >>> big = torch.tensor([1e30])
-        >>> all_finite(big, torch.float32), all_finite(big, torch.float16)
-        (True, False)
-    """
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    cast = tensor.to(becomes)
-    # A number that is not finite makes the sum so. The sum of finite ones may overflow: then look closely.
-    return cmath.isfinite(cast.sum().item()) or bool(torch.isfinite(cast).all())

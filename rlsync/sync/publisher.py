@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Ledger, Stamp
+from rlsync.sync.ranks import Ranks, without_board
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.sharded import any_sharded, own_part
+from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Transport
 from rlsync.transport.rules import Key, keyed
 
@@ -56,6 +60,7 @@ class Publisher:
         self.coalesced = 0  #: publishes for which the transport had no room
         self.announce: Callable[[int], object] | None = None  #: told the number of each visible version
         self.seen: Seen | None = None
+        self.ranks: Ranks | None = None  #: the learner's other ranks, once a sharded leaf was met
         self._leaves_at = leaves_at
         self._laid_out: dict[str, list[LeafSpec]] = {}
         self._brought: dict[str, set[str]] = {}  # by destination: the leaves that publishes bring
@@ -99,15 +104,46 @@ class Publisher:
         """Publish one version of everything: ``leaves``, and what is not among them as it was.
 
         Args:
-            leaves: what is published.
+            leaves: what is published. The other ranks of the learner bring their parts of those that are
+                sharded.
             steady: those that nobody writes to before :meth:`join`; they may be copied after this returns.
 
         Returns:
             The version; ``None`` when it was coalesced.
+
+        Raises:
+            PublishError: another rank does not bring its parts.
         """
         self.join()
         if self._extra:
             leaves = {**leaves, **self._extra}
+        if (self.ranks is None or not self.ranks.met) and any_sharded(leaves.values()):
+            self.meet_ranks(leaves)
+        with self.decision():
+            return self._publish(leaves, steady)
+
+    def meet_ranks(self, leaves: Mapping[Key, Tensor]) -> Ranks:
+        """Find the other ranks of the learner that hold parts of some leaves.
+
+        Args:
+            leaves: what will be published.
+
+        Raises:
+            PublishError: a rank does not come.
+            LayoutMismatch: a rank has a leaf sharded in another way, or the transport is no board.
+        """
+        if self.ranks is None:
+            if not isinstance(self.transport, BoardWriter):
+                raise without_board("the weights are", type(self.transport).__name__)
+            self.ranks = Ranks(self.transport)
+        self.ranks.meet(leaves)
+        return self.ranks
+
+    def decision(self) -> AbstractContextManager[None]:
+        """Tell the other ranks of the learner, if there are any, what was published inside."""
+        return nullcontext() if self.ranks is None else self.ranks.decision()
+
+    def _publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key]) -> int | None:
         layout = self._layout_for(leaves)
         tensors = [leaves.get(key) for key in self._owners]
         later = {i for i, key in enumerate(self._owners) if key in steady} if steady else frozenset()
@@ -156,7 +192,7 @@ class Publisher:
 
     def _tie_broken(self, leaves: Mapping[Key, Tensor]) -> bool:
         return any(
-            tied in leaves and owner in leaves and leaves[tied].data_ptr() != leaves[owner].data_ptr()
+            tied in leaves and owner in leaves and _pointer(leaves[tied]) != _pointer(leaves[owner])
             for tied, owner in self._ties
         )
 
@@ -194,6 +230,10 @@ class Publisher:
         if tensor is None:
             raise PublishError(f"nothing is known of {name}", destination, "publish it first")
         return LeafSpec(name, "parameter", tuple(tensor.shape), tensor.dtype)
+
+
+def _pointer(tensor: Tensor) -> int:
+    return own_part(tensor).data_ptr()
 
 
 def _by_destination(keys: Iterable[Key]) -> dict[str, set[str]]:

@@ -16,8 +16,9 @@ from rlsync.core.errors import (
     SourceNotFound,
 )
 from rlsync.core.path import Attr, Path, parse, walk
-from rlsync.core.plan import Route, Row, Source, SyncPlan, Verdict
+from rlsync.core.plan import MOVED, Route, Row, Source, SyncPlan, Verdict
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.ranks import require_board
 from rlsync.sync.trained import Training, frozen, unsent
 from rlsync.tensors.compare import Comparison, compare, named_like
 from rlsync.tensors.covered import Covered
@@ -41,6 +42,7 @@ class BoundRoute:
         picked: source leaves that are sent, in the order of ``keys``.
         keys: destination leaves that they go to.
         specs: the destination's leaves.
+        verdicts: what happens to each leaf that is sent.
         ties: pairs of source leaves that go to one piece of memory, and must be one themselves.
     """
 
@@ -53,6 +55,7 @@ class BoundRoute:
     picked: list[Leaf]
     keys: list[Key]
     specs: list[LeafSpec]
+    verdicts: list[Verdict]
     ties: list[tuple[Leaf, Leaf]]
 
     def current(self, root: object) -> bool:
@@ -149,16 +152,17 @@ def bind_route(
     route = Route(str(target), str(path), _floating_name(declared.dtype, where), declared.exclude)
     live = _walk_source(root, path, where)
     check_trained(root, path, where)
-    leaves = Leaves(live, str(path))
+    leaves = Leaves(live, str(path), shards=True)
     found, prefix = endpoint.locate(target, where)
     comparisons, names = _compare(route, leaves, endpoint, found, prefix)
     by_name = dict(zip(names, leaves.leaves, strict=True))
-    sent = [c for c in comparisons if c.verdict in (Verdict.ALIASED, Verdict.COPIED, Verdict.CAST)]
+    sent = [c for c in comparisons if c.verdict is Verdict.ALIASED or c.verdict in MOVED]
     keys = [(found, f"{prefix}.{c.name}" if prefix else c.name) for c in sent]
     picked = [by_name[c.name] for c in sent]
-    specs = [c.spec for c in sent]
+    require_board(picked, endpoint.publisher.transport, leaves.where)
+    specs, verdicts = [c.spec for c in sent], [c.verdict for c in sent]
     ties = [(by_name[s.name], by_name[s.tie]) for s in specs if s.tie in by_name]
-    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, specs, ties)
+    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, specs, verdicts, ties)
 
 
 def _compare(
@@ -280,7 +284,7 @@ def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, trainin
 
 def _row(route: Route, comparison: Comparison) -> Row:
     spec = comparison.spec
-    moved = comparison.verdict in (Verdict.COPIED, Verdict.CAST) and not spec.tie
+    moved = comparison.verdict in MOVED and not spec.tie
     return Row(
         f"{route.destination}.{comparison.name}",
         f"{route.source}.{comparison.name}",

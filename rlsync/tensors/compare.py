@@ -13,6 +13,7 @@ from rlsync.core.errors import LayoutMismatch
 from rlsync.core.plan import Verdict
 from rlsync.tensors.layout import LeafSpec, dtype_name
 from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.sharded import Sharding, is_sharded
 from rlsync.tensors.wrappers import uncompiled
 
 
@@ -75,7 +76,7 @@ def compare(
     found = [replace(c, source_device=sent[c.name].device) if c.name in sent else c for c in found]
     if source_tensors is not None and destination_tensors is not None:
         found = [_alias(c, source_tensors, destination_tensors) for c in found]
-    return found
+    return found if source_tensors is None else [_sharded(c, source_tensors) for c in found]
 
 
 def excluded(name: str, patterns: Sequence[str]) -> bool:
@@ -121,6 +122,15 @@ def _alias(
     return replace(comparison, verdict=Verdict.ALIASED)
 
 
+def _sharded(comparison: Comparison, source: Mapping[str, Tensor]) -> Comparison:
+    tensor = source.get(comparison.name)
+    moved = comparison.verdict in (Verdict.COPIED, Verdict.CAST)
+    if not moved or tensor is None or not is_sharded(tensor):
+        return comparison
+    how = str(Sharding.of(tensor, comparison.name, "the source"))
+    return replace(comparison, verdict=Verdict.SHARDED, note=", ".join(filter(None, (comparison.note, how))))
+
+
 def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
     """Names of a tensordict or state dict, without the prefixes of wrappers if they then match better.
 
@@ -149,7 +159,7 @@ def fitted(
     Raises:
         LayoutMismatch: a leaf is missing, unexpected, or does not fit.
     """
-    source = Leaves(weights, where)
+    source = Leaves(weights, where, shards=True)
     names = source.names if expected is None else named_like(source.names, expected)
     if expected is not None:
         check_same_leaves(source.specs_named(names), expected, where, against)

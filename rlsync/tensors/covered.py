@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from rlsync.tensors.sharded import own_part
+
 
 class Covered:
     """The memory of some tensors: ``tensor in covered`` says whether a tensor overlaps it.
@@ -49,6 +51,7 @@ class Covered:
 
 
 def _span(tensor: Tensor) -> tuple[int, int, torch.device] | None:
+    tensor = own_part(tensor)
     if tensor.is_meta or not tensor.numel():
         return None
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

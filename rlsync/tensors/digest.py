@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from rlsync.tensors.sharded import own_part
+
 _ODD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -18,7 +20,7 @@ def digest(tensors: Iterable[Tensor]) -> int:
 
     The bytes of each leaf are summed as 64-bit words, modulo 2**64: one plain sum, and one with weights that
     depend on the position. The sums are mixed leaf by leaf. The digest does not cover shapes and dtypes; the
-    schema hash of a layout does.
+    schema hash of a layout does. Of a sharded leaf it covers the part that this process holds.
 
     Example:
         >>> a = torch.arange(10.0)
@@ -43,7 +45,7 @@ def _odd_numbers() -> Tensor:
 
 
 def _sums(tensor: Tensor) -> tuple[int, int]:
-    raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    raw = own_part(tensor).detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
     whole = raw.numel() // 8 * 8
     words = raw[:whole].clone().view(torch.int64) if raw.data_ptr() % 8 else raw[:whole].view(torch.int64)
     plain = weighted = 0

@@ -68,7 +68,7 @@ class Fit:
         if isinstance(weights, nn.Module) and not is_tensordict(weights):
             known = self._structure
             if not isinstance(known, Leaves) or known.root is not weights or not known.unchanged():
-                known = Leaves(weights, self._where)
+                known = Leaves(weights, self._where, shards=True)
             return (known, ()) if known.extra else (known, known.tensors())
         if not is_tensordict(weights):
             return None, ()

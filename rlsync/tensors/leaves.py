@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.extra_state import flatten_state
 from rlsync.tensors.layout import Kind, LeafSpec
+from rlsync.tensors.sharded import is_sharded, own_part
 from rlsync.tensors.tensordicts import is_tensordict, is_tensordict_params
 from rlsync.tensors.wrappers import check_has_plain_bytes, unwrap
 
@@ -47,6 +48,7 @@ class Leaves:
         root: an ``nn.Module`` (inside DDP and ``torch.compile`` wrappers, too), a tensordict, or a mapping
             of dotted names to tensors, such as a state dict.
         where: the name of ``root`` in error messages.
+        shards: whether leaves may be sharded over ranks; they are described as whole leaves.
 
     Raises:
         LayoutMismatch: a leaf cannot be sent, because it is sharded, uninitialised or sparse, or because it
@@ -57,9 +59,10 @@ class Leaves:
         ['weight', 'bias']
     """
 
-    def __init__(self, root: object, where: str) -> None:
+    def __init__(self, root: object, where: str, *, shards: bool = False) -> None:
         self.root = root
         self.where = where
+        self._shards = shards
         self.extra: list[ExtraState] = []
         self._watch: list[tuple[Mapping[str, Any], str, object]] = []
         self._lengths: list[tuple[Mapping[str, Any], int]] = []
@@ -167,7 +170,7 @@ class Leaves:
         first: dict[tuple[Any, ...], str] = {}
         specs: list[LeafSpec] = []
         for leaf, tensor in zip(self.leaves, self.tensors(), strict=True):
-            check_has_plain_bytes(tensor, leaf.name, self.where)
+            check_has_plain_bytes(tensor, leaf.name, self.where, shards=self._shards)
             tie = first.setdefault(memory_key(tensor), leaf.name) if tensor.numel() else leaf.name
             specs.append(
                 LeafSpec(
@@ -206,8 +209,14 @@ def _extra_reader(module: nn.Module, prefix: str, name: str, where: str) -> Call
 
 
 def memory_key(tensor: Tensor) -> tuple[Any, ...]:
-    """A key that is equal for tensors with the same memory: pointer, shape, stride, dtype, device."""
+    """A key that is equal for tensors with the same memory: pointer, shape, stride, dtype, device.
+
+    Sharded tensors are compared by the parts that this process holds.
+    """
     if tensor.is_meta:
         return (id(tensor),)
     pointer = tensor.data_ptr()
+    if not pointer and is_sharded(tensor):
+        part = own_part(tensor)
+        pointer = part.data_ptr() if part.numel() else id(tensor)
     return (pointer, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rlsync.core.errors import LayoutMismatch
+from rlsync.tensors.sharded import Sharding, is_sharded
 
 
 def unwrap(module: nn.Module, where: str) -> nn.Module:
-    """The module inside DDP, DataParallel and ``torch.compile``. FSDP is refused.
+    """The module inside DDP, DataParallel and ``torch.compile``. FSDP 1 is refused.
 
     Example:
         >>> inner = nn.Linear(1, 1)
@@ -28,7 +29,11 @@ def unwrap(module: nn.Module, where: str) -> nn.Module:
             break
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-        raise _sharded("the module", where)
+        raise LayoutMismatch(
+            "the module is sharded by FSDP 1, which hides its parameters",
+            where,
+            "shard it with FSDP 2 (torch.distributed.fsdp.fully_shard)",
+        )
     return module
 
 
@@ -48,11 +53,19 @@ def uncompiled(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def check_has_plain_bytes(tensor: Tensor, name: str, where: str) -> None:
-    """Refuse a tensor without plain bytes to copy: sharded, uninitialised, sparse or quantized."""
-    dtensor = sys.modules.get("torch.distributed.tensor")
-    if dtensor is not None and isinstance(tensor, dtensor.DTensor):
-        raise _sharded(name, where)
+def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool = False) -> None:
+    """Refuse a tensor without plain bytes to copy: sharded, uninitialised, sparse or quantized.
+
+    Args:
+        tensor: the tensor.
+        name, where: its leaf and the place in error messages.
+        shards: whether a sharded tensor will do.
+    """
+    if is_sharded(tensor):
+        if not shards:
+            raise _sharded(name, where)
+        Sharding.of(tensor, name, where)  # refuses what cannot be put together
+        return
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         raise LayoutMismatch(
             f"{name} is not initialised yet",
@@ -67,7 +80,8 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str) -> None:
 
 def _sharded(name: str, where: str) -> LayoutMismatch:
     return LayoutMismatch(
-        f"{name} is sharded over devices, and rlsync does not send shards",
+        f"{name} is sharded over ranks, and whole tensors are needed here",
         where,
-        "gather it first (full_tensor, or a full state dict), and name the gathered module",
+        "shards can be the source of a map whose workers read a board; elsewhere gather it first "
+        "(full_tensor, or a full state dict), and name the gathered module",
     )

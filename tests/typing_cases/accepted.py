@@ -17,6 +17,7 @@ from rlsync import (
     PublishError,
     Receipt,
     RlsyncError,
+    SendShards,
     Source,
     SourceNotFound,
     StepsAhead,
@@ -106,6 +107,8 @@ def the_other_hooks(sync: SyncWeights, trainer: Any) -> None:
     assert_type(bound.dropped_frames, int)
     VerifySync(sync, Every(100)).register(trainer)
     WatchWorkers(silent_timeout_s=None).register(trainer)
+    shards = SendShards({"policy": trainer.loss_module}, timeout_s=5.0, in_place=False)
+    assert_type(shards(), "int | None")
     UpdateWeights(trainer.collector, 4, weight_update_map={"policy": "net"}, trainer=trainer)
     UpdateWeights(trainer.collector, 4, interval_unit="optim_steps").register(trainer)
 

@@ -7,6 +7,7 @@ from typing import Any
 from torchrl.trainers import TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
+from rlsync.core.plan import SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
 from rlsync.torchrl_plugin import compat
@@ -66,6 +67,21 @@ def refuse_background(trainer: compat.Trainer, endpoint: Endpoint) -> None:
             "this trainer has no optimizer before whose step a publish could be joined",
             "SyncWeights(background=True)",
             "give the trainer its optimizer, or leave background out",
+        )
+
+
+def refuse_shards_in_background(plan: SyncPlan) -> None:
+    """Refuse to publish sharded leaves in the background: all ranks bring their parts at once.
+
+    Raises:
+        ConfigError: a leaf is sharded.
+    """
+    sharded = plan.count(Verdict.SHARDED)
+    if sharded:
+        raise ConfigError(
+            f"{sharded} leaves are sharded over ranks, which bring their parts at once",
+            "SyncWeights(background=True)",
+            "leave background out",
         )
 
 

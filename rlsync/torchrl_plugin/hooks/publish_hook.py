@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -70,6 +70,10 @@ class PublishHook(TrainerHookBase):
     def _publish(self, reason: str, now: Counters) -> Receipt:
         raise NotImplementedError
 
+    def _decision(self) -> AbstractContextManager[None]:
+        """Around each call of the hook: other ranks of the learner are told what was published inside."""
+        return nullcontext()
+
     def _require_bound(self) -> None:
         """Raise if the hook would publish nothing, because it has no trainer."""
 
@@ -96,12 +100,13 @@ class PublishHook(TrainerHookBase):
         refuse_arguments(self, given)
         now = self.counters()
         self._calls.called(now)
-        if self._owed is not None:
-            self._settle()
-        elif self.when.due(self._last, now):
-            self.join()
-            if all(gate() for gate in self._gates):
-                self._record("trigger", now)
+        with self._decision():
+            if self._owed is not None:
+                self._settle()
+            elif self.when.due(self._last, now):
+                self.join()
+                if all(gate() for gate in self._gates):
+                    self._record("trigger", now)
 
     def add_gate(self, gate: Callable[[], bool]) -> None:
         """Put off a publish that is due while ``gate()`` is false.

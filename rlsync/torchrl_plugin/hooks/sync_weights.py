@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -24,7 +25,7 @@ from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.evaluator import pin
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_background
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_background, refuse_shards_in_background
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.training import training_of
 
@@ -133,6 +134,8 @@ class SyncWeights(PublishHook):
                 max_unchanged_publishes=self.max_unchanged_publishes,
                 finite=self.finite,
             )
+            if self.background:
+                refuse_shards_in_background(self._bound_map.plan)
             with self._enrolled(trainer, name):
                 self._register_ops(trainer, endpoint)
                 warn_without_board(endpoint, "SyncWeights.register")
@@ -288,6 +291,9 @@ class SyncWeights(PublishHook):
             LayoutMismatch: the Evaluator's policy has other leaves than the collector's.
         """
         self._images.append(pin(evaluator, self._bound, self._settle, self.publish))
+
+    def _decision(self) -> AbstractContextManager[None]:
+        return self._bound.endpoint.publisher.decision()
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
         in_background = self.background and reason == "trigger"

@@ -50,6 +50,7 @@ _NOTE_WORD = {Note.LEAVES: 4, Note.ANSWER: 5}
 SLOT_LOCK = 1 << 40
 READER_LOCK = 1 << 41
 WRITER_LOCK = 1 << 42
+RANK_LOCK = 1 << 43  # one byte for each slot: held by ranks of the learner while they write their parts
 
 _SLOT_BITS = 10
 

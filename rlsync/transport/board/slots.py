@@ -98,18 +98,27 @@ class BoardSlots:
         assert self._now is not None  # the board asks after lay_out only
         newest = self.newest
         for slot in self._now.views:
-            if slot != newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+            if slot != newest and self._lock(slot):
                 return slot
         if self.count >= self._max_slots or not self._free_line_count():
             return None
         slot = self._add(self._now, touch=False)
-        return slot if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True) else None
+        return slot if self._lock(slot) else None
+
+    def _lock(self, slot: int) -> bool:
+        """Lock a slot for writing, unless a worker leases it or a rank still writes to it."""
+        if not self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+            return False
+        if self._file.is_locked(fmt.RANK_LOCK + slot):
+            self._file.unlock(fmt.SLOT_LOCK + slot)
+            return False
+        return True
 
     def retire(self) -> None:
         """Give back the memory of earlier layouts and of their slots that nobody leases any more."""
         for old in list(self._retiring):
             for slot in list(old.views):
-                if slot != self.newest and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+                if slot != self.newest and self._lock(slot):
                     line = fmt.slot_line(slot)
                     self._words[line + fmt.SLOT_STATE] = SlotState.RETIRED
                     at, size = line + fmt.SLOT_IMAGE_AT, line + fmt.SLOT_IMAGE_BYTES

@@ -30,6 +30,7 @@ from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.copying import SlotCopy, Staging
+from rlsync.transport.board.fill import Fill, Filling, SlotPlace
 from rlsync.transport.board.format import SlotState
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.slots import FIRST_SLOTS, BoardSlots
@@ -93,6 +94,8 @@ class BoardWriter:
         self._copying: tuple[Future[None], Untouched] | None = None
         self._staging = Staging()
         self._watch = BoardWatch(self._file, self._words)
+        #: Fills the slots of publishes that copy everything at once, with the help of other processes.
+        self.fill: Fill | None = None
 
     @property
     def handle(self) -> BoardHandle:
@@ -162,12 +165,9 @@ class BoardWriter:
         slot = self._slots.take()
         if slot is None:
             return None
-        views = self._slots.leaves(slot)[1]
         self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = SlotState.WRITING
         try:
-            copy = self._staging.copy(self.layout, views, whole, later)
-            if later:
-                copy = copy.begin(later)
+            copy = self._copy(slot, stamp, self.layout, whole, later)
         except BaseException:
             self._file.unlock(fmt.SLOT_LOCK + slot)
             raise
@@ -277,7 +277,24 @@ class BoardWriter:
         newest = self.newest_leaves()
         return completed(tensors, layout, {} if newest is None else keyed(*newest))
 
-    def _finish(self, slot: int, stamp: Stamp, copy: SlotCopy, untouched: Untouched | None = None) -> None:
+    def _copy(
+        self, slot: int, stamp: Stamp, layout: Layout, tensors: Sequence[Tensor], later: Set[int]
+    ) -> SlotCopy | Filling:
+        """What is left to do for a slot, once the copies that must not wait were made."""
+        views = self._slots.leaves(slot)[1]
+        if self.fill is not None and not later:
+            return Filling(self.fill, self._place(slot), stamp, views, tensors)
+        copy = self._staging.copy(layout, views, tensors, later)
+        return copy.begin(later) if later else copy
+
+    def _place(self, slot: int) -> SlotPlace:
+        line, layout = fmt.slot_line(slot), self._slots.leaves(slot)[0]
+        at, size_bytes = self._words[line + fmt.SLOT_IMAGE_AT], self._words[line + fmt.SLOT_IMAGE_BYTES]
+        return SlotPlace(slot, at, size_bytes, layout)
+
+    def _finish(
+        self, slot: int, stamp: Stamp, copy: SlotCopy | Filling, untouched: Untouched | None = None
+    ) -> None:
         """Copy what is left to copy and let readers see it, unless it was written to meanwhile."""
         line, words = fmt.slot_line(slot), self._words
         try:

@@ -1,0 +1,265 @@
+"""Ranks: the rank that owns the board calls the others to each publish of sharded leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from torch import Tensor
+
+from rlsync.core.errors import LayoutMismatch, PublishError, RlsyncError
+from rlsync.core.ledger import Stamp
+from rlsync.sync.meeting import TIMEOUT_S, named, next_meeting, own_rank, process_group, read_notes
+from rlsync.sync.other_rank import Other, Roster, full_name
+from rlsync.tensors.layout import Layout
+from rlsync.tensors.leaves import Leaf
+from rlsync.tensors.sharded import Sharding, is_sharded, write_blocks
+from rlsync.transport.board.fill import SlotPlace, copy
+from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.writer import BoardWriter
+from rlsync.transport.contract import Transport
+from rlsync.transport.rules import Key
+from rlsync.transport.wire import first_ready
+
+_LOOK_EVERY_S = 0.1
+
+
+def require_board(leaves: Sequence[Leaf], transport: Transport, where: str) -> None:
+    """Refuse sharded leaves on a transport that no other rank can write to.
+
+    Args:
+        leaves: what is sent.
+        transport: how it travels.
+        where: the source, for the error.
+
+    Raises:
+        LayoutMismatch: names the first sharded leaf.
+    """
+    if isinstance(transport, BoardWriter):
+        return
+    for leaf in leaves:
+        if is_sharded(leaf.read()):
+            raise without_board(f"{leaf.name} is", where)
+
+
+def without_board(subject: str, where: str) -> LayoutMismatch:
+    """The error for sharded leaves on a transport that no other rank can write to.
+
+    Args:
+        subject: what is sharded, with its verb.
+        where: the place, for the error.
+    """
+    return LayoutMismatch(
+        f"{subject} sharded over ranks, and only a board takes the parts of a leaf",
+        where,
+        "use a process collector with a BoardScheme; or gather it first (full_tensor, or a full state dict), "
+        "and name the gathered module",
+    )
+
+
+class Ranks:
+    """Fills a board's slots with the parts of all ranks.
+
+    For each call of the owner's hook, and for each publish, every other rank is told one thing: bring your
+    parts, or nothing is published now. Ranks on this host write into the slot themselves, others send their
+    parts. A rank that is dead, fails or does not come in time aborts the version: no worker can see the slot,
+    and the number is not used up.
+
+    Args:
+        board: what is filled.
+    """
+
+    def __init__(self, board: BoardWriter) -> None:
+        self.finite = False  #: whether a rank refuses to bring numbers that are not finite
+        self._board: BoardHandle = board.handle
+        self.met = False  #: whether the other ranks are known
+        self._group: object = None
+        self._meeting = 0
+        self._others: dict[int, Other] = {}
+        self._number = 0  # of the newest decision
+        self._in_decision = False
+        self._filled: Stamp | None = None
+        self._roster: Roster | None = None
+        board.fill = self.fill
+
+    # ---------------------------------------------------------------------------- who takes part
+
+    def meet(self, leaves: Mapping[Key, Tensor]) -> None:
+        """Find the ranks that hold parts of some leaves, and check that theirs are sharded alike.
+
+        Args:
+            leaves: what will be published; those that are not sharded do not matter.
+
+        Raises:
+            PublishError: a rank does not come, or was lost before.
+            LayoutMismatch: a rank does not have the leaf, or has it sharded in another way.
+        """
+        sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
+        shardings = {full_name(key): Sharding.of(tensor, key[1], key[0]) for key, tensor in sharded.items()}
+        group, me = process_group(), own_rank()
+        if group is not self._group:  # also after a new init_process_group
+            self._group, self._meeting, self._others, self._roster = group, next_meeting(), {}, None
+        self.met = False
+        for other in self._others.values():
+            if other.gone:
+                raise self._without(other)
+        wanted = {rank for sharding in shardings.values() for rank in sharding.mesh_ranks} - {me}
+        for note in read_notes(self._meeting, wanted - self._others.keys(), TIMEOUT_S):
+            self._others[note.rank] = Other(note)
+        for name, sharding in shardings.items():
+            for rank in sharding.mesh_ranks:
+                if rank != me:
+                    self._others[rank].check_alike(name, sharding)
+        self.met = True
+
+    def _where(self) -> str:
+        ranks = named(sorted({own_rank(), *self._others}))
+        return f"weights sharded over {ranks}; rank {own_rank()} publishes"
+
+    def _without(self, other: Other) -> PublishError:
+        return PublishError(
+            f"{other} is lost ({other.gone}); nothing was published",
+            self._where(),
+            "restart the learner, whose weights are not whole now; workers go on with the version before",
+        )
+
+    # ---------------------------------------------------------------------------- what they are told
+
+    @contextmanager
+    def decision(self) -> Iterator[None]:
+        """Tell the other ranks, at the end, whether a version was published inside, and which one."""
+        if self._in_decision or not self._others:
+            yield
+            return
+        self._in_decision, self._filled = True, None
+        self._number += 1
+        try:
+            yield
+        except BaseException as error:
+            self._tell(_failure(self._number, error))
+            raise
+        else:
+            version = None if self._filled is None else self._filled.version
+            self._tell({"say": "done", "number": self._number, "version": version})
+        finally:
+            self._in_decision = False
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Tell all that can be reached; the next publish refuses to do without the others."""
+        for other in self._others.values():
+            with suppress(PublishError):
+                self._send(other, message)
+
+    def _send(self, other: Other, message: dict[str, Any]) -> None:
+        if not other.gone:
+            try:
+                other.send(message, self._board)
+            except EOFError as gone:
+                other.lose(str(gone))
+        if other.gone:
+            raise self._without(other)
+
+    # ---------------------------------------------------------------------------- a publish
+
+    def fill(
+        self, place: SlotPlace, stamp: Stamp, views: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> None:
+        """Fill a slot with plain tensors, this rank's parts of the sharded ones, and those of the others.
+
+        Args:
+            place: where the slot is.
+            stamp: of the version.
+            views: the leaves of the slot.
+            tensors: what goes there.
+
+        Raises:
+            PublishError: a rank is dead, fails, or does not come in time.
+        """
+        sharded = [i for i, tensor in enumerate(tensors) if is_sharded(tensor)]
+        if not sharded:
+            copy(views, tensors)
+            return
+        roster = self._roster_for(place.layout, sharded, [tensors[i] for i in sharded])
+        call = {"say": "publish", "number": self._number, "version": stamp.version, "finite": self.finite}
+        call |= {"slot": place.slot, "at": place.at, "size_bytes": place.size_bytes}
+        for other in self._others.values():
+            self._send(other, call)
+        plain = sorted(set(range(len(tensors))).difference(sharded))
+        copy([views[i] for i in plain], [tensors[i] for i in plain])
+        whole, mine = [views[i] for i in sharded], roster.of(own_rank(), own_rank())
+        for view, tensor, blocks in zip(whole, roster.tensors, mine, strict=True):
+            write_blocks(view, tensor, blocks)
+        self._collect(stamp, roster, whole)
+        self._filled = stamp
+
+    def _roster_for(self, layout: Layout, places: Sequence[int], tensors: Sequence[Tensor]) -> Roster:
+        """What the others must know of these leaves; they are told when it is new."""
+        if self._roster is not None and self._roster.is_for(layout, tensors):
+            return self._roster
+        entries = [layout.owned[i] for i in places]
+        leaves = {(e.destination, e.leaf.name): t for e, t in zip(entries, tensors, strict=True)}
+        self.meet(leaves)
+        rows = [[full_name((e.destination, e.leaf.name)), e.offset, e.leaf.dtype_name] for e in entries]
+        for other in self._others.values():
+            self._send(other, {"say": "roster", "leaves": rows})
+        shardings = [Sharding.of(tensor, name, destination) for (destination, name), tensor in leaves.items()]
+        self._roster = Roster(layout, list(tensors), shardings)
+        return self._roster
+
+    def _collect(self, stamp: Stamp, roster: Roster, views: Sequence[Tensor]) -> None:
+        """Wait until every other rank has brought its parts.
+
+        Raises:
+            PublishError: one is dead, fails, or does not come in time.
+        """
+        missing = dict(self._others)
+        timeout_s = max((other.note.timeout_s for other in missing.values()), default=0.0)
+        deadline = time.monotonic() + timeout_s
+        while missing:
+            by_wire = {other.wire: other for other in missing.values() if other.wire is not None}
+            for wire in first_ready(list(by_wire), _LOOK_EVERY_S):
+                other = by_wire[wire]
+                try:
+                    if self._brought(other, roster, views, deadline):
+                        del missing[other.note.rank]
+                except (EOFError, OSError) as gone:
+                    other.lose(str(gone))
+            for other in missing.values():
+                if other.state == "dead" and not other.gone:
+                    other.lose("its process has ended")
+                if other.gone:
+                    raise self._without(other)
+            if missing and time.monotonic() >= deadline:
+                raise self._too_late(list(missing.values()), stamp, timeout_s)
+
+    def _brought(self, other: Other, roster: Roster, views: Sequence[Tensor], deadline: float) -> bool:
+        """Hear a rank; whether it has brought its parts now."""
+        message = other.receive()
+        if message.get("number") != self._number:
+            return False  # a greeting, or about an earlier publish, for which this rank was too late
+        if message["say"] == "failed":
+            raise PublishError(message["what"], message["where"], message["cure"])
+        if message["say"] == "sends":
+            for view, blocks in zip(views, roster.of(other.note.rank, own_rank()), strict=True):
+                other.receive_blocks(view, blocks, max(1e-3, deadline - time.monotonic()))
+        return True
+
+    def _too_late(self, missing: Sequence[Other], stamp: Stamp, timeout_s: float) -> PublishError:
+        told = ", ".join(map(str, missing))
+        for other in missing:
+            if other.in_place is False:  # it may be in the middle of sending
+                other.lose("it did not send its parts in time")
+        return PublishError(
+            f"{told} did not bring the parts of version {stamp.version} within {timeout_s:g} s; nothing was "
+            "published",
+            self._where(),
+            "look where that rank is: every rank calls its SendShards wherever this one publishes. Workers "
+            "go on with the version before",
+        )
+
+
+def _failure(number: int, error: BaseException) -> dict[str, Any]:
+    said = error if isinstance(error, RlsyncError) else RlsyncError(f"{type(error).__name__}: {error}")
+    return {"say": "failed", "number": number, "what": said.what, "where": said.where, "cure": said.cure}

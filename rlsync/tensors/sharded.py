@@ -1,0 +1,224 @@
+"""Leaves that are sharded over the ranks of a learner (FSDP 2, tensor parallelism), and each rank's part.
+
+A rank is one process of the learner, numbered by ``torch.distributed``. A sharded leaf is a ``DTensor``: each
+rank of its mesh holds a part. Nothing here communicates, and ``torch.distributed.tensor`` is not imported
+before somebody has made a DTensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlsync.core.errors import LayoutMismatch
+
+#: A stretch of one dimension: where it begins in the part, where it begins in the whole leaf, its length.
+Stretch = tuple[int, int, int]
+
+#: A block of a leaf: one stretch for each dimension.
+Block = tuple[Stretch, ...]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, of whatever placements."""
+    known = sys.modules.get("torch.distributed.tensor")
+    return known is not None and isinstance(tensor, known.DTensor)
+
+
+def any_sharded(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether one of many tensors is a DTensor; costs about 20 ns a tensor."""
+    known = sys.modules.get("torch.distributed.tensor")
+    return known is not None and any(issubclass(kind, known.DTensor) for kind in set(map(type, tensors)))
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: the local shard of a DTensor, any other tensor as it is.
+
+    Example:
+        >>> weight = torch.ones(2)
+        >>> own_part(weight) is weight
+        True
+    """
+    if not is_sharded(tensor):
+        return tensor
+    with torch.no_grad():
+        local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+        return local
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a leaf is sharded; equal on all ranks that hold a part of it.
+
+    Args:
+        shape: of the whole leaf.
+        dtype: its name, without ``torch.``.
+        mesh_shape: of the device mesh.
+        mesh_ranks: the ranks of the mesh, in row-major order.
+        cuts: for each dimension of the mesh, the dimension of the leaf that it shards and, for parts that are
+            not contiguous, the number of stretches; -1 where every rank holds all of it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    mesh_shape: tuple[int, ...]
+    mesh_ranks: tuple[int, ...]
+    cuts: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, tensor: Any, name: str, where: str) -> Sharding:
+        """How a DTensor is sharded.
+
+        Args:
+            tensor: the DTensor.
+            name, where: its leaf and the place in error messages.
+
+        Raises:
+            LayoutMismatch: a placement is neither a shard nor a replica.
+        """
+        mesh = tensor.device_mesh
+        cuts = tuple(_cut(placement, name, where) for placement in tensor.placements)
+        return cls(
+            tuple(tensor.shape),
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(mesh.shape),
+            tuple(mesh.mesh.flatten().tolist()),
+            cuts,
+        )
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> Sharding:
+        """The inverse of :meth:`to_json`."""
+        cuts = tuple((dim, stretches) for dim, stretches in told["cuts"])
+        shapes = (tuple(told[key]) for key in ("shape", "mesh_shape", "mesh_ranks"))
+        shape, mesh_shape, mesh_ranks = shapes
+        return cls(shape, told["dtype"], mesh_shape, mesh_ranks, cuts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        along = " x ".join(
+            "replicated" if dim < 0 else f"dimension {dim}" + (" in stretches" if stretches > 1 else "")
+            for dim, stretches in self.cuts
+        )
+        return f"{along}, {'x'.join(map(str, self.mesh_shape))} ranks"
+
+    def blocks(self, rank: int, owner: int) -> list[Block]:
+        """Which blocks of the leaf a rank brings.
+
+        Of replicas, those of the owner's own row and column of the mesh bring theirs, as ``full_tensor()`` on
+        the owner takes them.
+
+        Args:
+            rank: whose blocks.
+            owner: the rank for which the leaf is put together.
+
+        Example:
+            >>> sharding = Sharding((5, 2), "float32", (2,), (0, 1), ((0, 1),))
+            >>> sharding.blocks(1, owner=0)  # rows 3 and 4, both columns
+            [((0, 3, 2), (0, 0, 2))]
+        """
+        if rank not in self.mesh_ranks or owner not in self.mesh_ranks:
+            return []
+        at, owners = self._coordinate(rank), self._coordinate(owner)
+        runs = [[(0, size)] for size in self.shape]
+        for (dim, stretches), size, mine, theirs in zip(self.cuts, self.mesh_shape, at, owners, strict=True):
+            if dim >= 0:
+                pieces = (_chunk(runs[dim], stretches, i) for i in range(stretches))
+                runs[dim] = [run for piece in pieces for run in _chunk(piece, size, mine)]
+            elif mine != theirs:
+                return []
+        return list(product(*map(_stretches, runs)))
+
+    def _coordinate(self, rank: int) -> tuple[int, ...]:
+        place = self.mesh_ranks.index(rank)
+        found = []
+        for size in reversed(self.mesh_shape):
+            found.append(place % size)
+            place //= size
+        return tuple(reversed(found))
+
+
+def part_of(view: Tensor, block: Block) -> Tensor:
+    """The block of a whole leaf, as a view."""
+    for dim, (_, start, length) in enumerate(block):
+        view = view.narrow(dim, start, length)
+    return view
+
+
+def block_of(part: Tensor, block: Block) -> Tensor:
+    """The block of a rank's own part, as a view."""
+    for dim, (start, _, length) in enumerate(block):
+        part = part.narrow(dim, start, length)
+    return part
+
+
+@torch.no_grad()
+def write_blocks(view: Tensor, tensor: Tensor, blocks: Sequence[Block]) -> None:
+    """Copy a rank's own part of a leaf to its place in the whole leaf, cast to its dtype.
+
+    Args:
+        view: the whole leaf.
+        tensor: the DTensor.
+        blocks: which blocks this rank brings.
+    """
+    part = own_part(tensor)
+    for block in blocks:
+        part_of(view, block).copy_(block_of(part, block))
+
+
+#: Stretches of one dimension of the whole leaf: where each begins, and its length.
+_Runs = list[tuple[int, int]]
+
+
+def _cut(placement: object, name: str, where: str) -> tuple[int, int]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard  # FSDP over tensor parallelism
+
+    match placement:
+        case Replicate():
+            return -1, 1
+        case _StridedShard():
+            return placement.dim, int(placement.split_factor)
+        case Shard():
+            return placement.dim, 1
+    raise LayoutMismatch(
+        f"{name} is sharded as {placement!r}, which only a reduction over the ranks makes whole",
+        where,
+        "redistribute it before you register the map: tensor.redistribute(placements=[Replicate()])",
+    )
+
+
+def _chunk(runs: _Runs, chunks: int, number: int) -> _Runs:
+    """One of ``chunks`` pieces of some stretches, cut as :func:`torch.chunk` cuts."""
+    total = sum(length for _, length in runs)
+    size = -(-total // chunks)
+    first, last = min(total, number * size), min(total, (number + 1) * size)
+    found, passed = [], 0
+    for start, length in runs:
+        low, high = max(first - passed, 0), min(last - passed, length)
+        if low < high:
+            found.append((start + low, high - low))
+        passed += length
+    return found
+
+
+def _stretches(runs: _Runs) -> list[Stretch]:
+    found: list[Stretch] = []
+    at = 0
+    for start, length in runs:
+        if found and found[-1][1] + found[-1][2] == start:
+            before = found.pop()
+            found.append((before[0], before[1], before[2] + length))
+        else:
+            found.append((at, start, length))
+        at += length
+    return found
