@@ -3,10 +3,15 @@
     git clone --branch v0.14.1 https://github.com/pytorch/rl torchrl_checkout
     python benchmarks/torchrl_tests.py torchrl_checkout [--part 1/10] [-- -k test_name]
 
-Runs ``test/test_collectors.py`` of the checkout twice with the installed TorchRL: as it is, and with
-``weight_sync_schemes={"policy": BoardScheme()}`` for each MultiSyncCollector and MultiAsyncCollector that is
-given neither a scheme nor a weight updater. Prints how many tests passed and failed, and each test whose
-outcome differs. Exits with 1 if a test fails with a board only. What follows ``--`` goes to pytest.
+Runs ``test/test_collectors.py`` of the checkout with the installed TorchRL, three times:
+
+- ``stock``: as it is;
+- ``stamped``: with ``track_policy_version=True`` for each MultiSyncCollector and MultiAsyncCollector that is
+  given no scheme and no weight updater. So a batch has the keys that it has with a board;
+- ``board``: with ``weight_sync_schemes={"policy": BoardScheme()}`` for the same collectors.
+
+Workers are forked from a server. Prints how many tests passed and failed, and each test whose outcome is not
+the same in all runs. Exits with 1 if a test fails with a board only. What follows ``--`` goes to pytest.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import pytest
 
 #: A test that takes longer is counted as failed.
 TEST_TIMEOUT_S = 120
-BOARD, STOCK = "board", "stock"
+STOCK, STAMPED, BOARD = RUNS = "stock", "stamped", "board"
 SCHEMES = "RLSYNC_TORCHRL_TESTS_SCHEMES"
 PART = "RLSYNC_TORCHRL_TESTS_PART"
 
@@ -41,8 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     server = Forkserver(preload=["test_collectors"])  # of the checkout: workers find their parts in it
     server.__enter__()
     config.add_cleanup(lambda: server.__exit__(None, None, None))
-    if os.environ.get(SCHEMES) == BOARD:
-        default_to_a_board()
+    run = os.environ.get(SCHEMES, STOCK)
+    if run != STOCK:
+        change_the_defaults(run)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -51,8 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = items[part - 1 :: parts]
 
 
-def default_to_a_board() -> None:
-    """Make a BoardScheme the default scheme of every process collector of this process."""
+def change_the_defaults(run: str) -> None:
+    """Give the process collectors of this process a BoardScheme, or stamps alone, if they have no scheme."""
     from torchrl.collectors._multi_base import MultiCollector
 
     from rlsync import BoardScheme
@@ -62,7 +68,10 @@ def default_to_a_board() -> None:
     @functools.wraps(stock)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("weight_sync_schemes") is None and kwargs.get("weight_updater") is None:
-            kwargs["weight_sync_schemes"] = {"policy": BoardScheme()}
+            if run == BOARD:
+                kwargs["weight_sync_schemes"] = {"policy": BoardScheme()}
+            else:
+                kwargs["track_policy_version"] = kwargs.get("track_policy_version") or True
         stock(self, *args, **kwargs)
 
     MultiCollector.__init__ = init
@@ -95,25 +104,25 @@ def _outcome(case: ElementTree.Element) -> str:
 
 
 def main() -> int:
-    """Run the tests both ways, and compare."""
+    """Run the tests in each way, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a checkout of github.com/pytorch/rl")
     parser.add_argument("--part", default="1/1", help="which part of the tests: 2/10 is the second of ten")
     parser.add_argument("options", nargs="*", help="of pytest")
     chosen = parser.parse_args()
-    found = {s: outcomes(chosen.checkout, s, chosen.part, chosen.options) for s in (STOCK, BOARD)}
-    for schemes, by_test in found.items():
-        print(
-            schemes, *(f"{count} {outcome}" for outcome, count in sorted(Counter(by_test.values()).items()))
-        )
-    differing = {
-        test: (found[STOCK].get(test, "absent"), outcome)
-        for test, outcome in found[BOARD].items()
-        if found[STOCK].get(test) != outcome
-    }
-    for test, (stock, board) in sorted(differing.items()):
-        print(f"{test}: {stock} as it is, {board} with a board")
-    return int(any(board == "failed" for _, board in differing.values()))
+    checkout = chosen.checkout.resolve()
+    found = {run: outcomes(checkout, run, chosen.part, chosen.options) for run in RUNS}
+    for run, by_test in found.items():
+        counts = sorted(Counter(by_test.values()).items())
+        print(run, *(f"{count} {outcome}" for outcome, count in counts))
+    only_with_a_board = 0
+    for test in sorted(found[BOARD]):
+        ends = {run: by_test.get(test, "absent") for run, by_test in found.items()}
+        if len(set(ends.values())) > 1:
+            print(f"{test}:", *(f"{run} {end}" for run, end in ends.items()))
+        failed = {run for run, end in ends.items() if end == "failed"}
+        only_with_a_board += failed == {BOARD}
+    return int(only_with_a_board > 0)
 
 
 if __name__ == "__main__":

@@ -178,3 +178,50 @@ def test_the_cost_of_publishing_to_an_inference_server_is_measured(tmp_path: Pat
     assert row["steps_per_s_quiet"] > 0
     assert row["steps_per_s_publishing"] > 0
     assert row["held_us"] > 0
+
+
+#: Stands for TorchRL's own tests: one asks for a scheme, one for batches without stamps.
+THEIR_TESTS = """
+from torchrl.collectors import MultiSyncCollector
+
+from rlsync import BoardScheme
+from tests.parts import make_counting_env, make_plain_policy
+
+
+def batch_of(**options):
+    size = {"frames_per_batch": 20, "total_frames": 20}
+    collector = MultiSyncCollector([make_counting_env], make_plain_policy(), **size, **options)
+    try:
+        return next(iter(collector)), collector._weight_sync_schemes["policy"]
+    finally:
+        collector.shutdown()
+
+
+def test_a_default():
+    assert not isinstance(batch_of()[1], BoardScheme)
+
+
+def test_a_key():
+    assert "policy_version" not in batch_of()[0].keys()
+
+
+def test_a_choice():
+    assert isinstance(batch_of(weight_sync_schemes={"policy": BoardScheme()})[1], BoardScheme)
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_with_a_board_only_is_told_from_what_fails_with_stamps(tmp_path: Path) -> None:
+    tests = tmp_path / "test" / "test_collectors.py"
+    tests.parent.mkdir()
+    tests.write_text(THEIR_TESTS)
+    ended = _run(BENCHMARKS / "torchrl_tests.py", tmp_path)
+    told = ended.stdout.splitlines()
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "stock 3 passed" in told
+    assert "stamped 1 failed 2 passed" in told
+    assert "board 2 failed 1 passed" in told
+    (default,) = (line for line in told if "test_a_default:" in line)
+    assert default.endswith("stock passed stamped passed board failed")
+    (key,) = (line for line in told if "test_a_key:" in line)
+    assert key.endswith("stock passed stamped failed board failed")
