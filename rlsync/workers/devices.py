@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from rlsync.core.errors import ConfigError
 
 CPU = torch.device("cpu")
-
-#: Devices that have done what they were asked for when the call returns: torch has no streams for them.
-_WITHOUT_STREAMS = frozenset({"cpu", "mps"})
 
 
 def device_named(name: str | torch.device, where: str) -> torch.device:
@@ -83,37 +80,6 @@ def device_of_each(
             f"give one device for all workers, or a list of {workers}, one for each",
         )
     return tuple(device_named(name, f"{where}, entry {entry}") for entry, name in enumerate(names))
-
-
-def is_queued(device: torch.device) -> bool:
-    """Whether a copy to a device may go on after the call that asked for it.
-
-    Example:
-        >>> is_queued(CPU), is_queued(torch.device("cuda", 0))
-        (False, True)
-    """
-    return device.type not in _WITHOUT_STREAMS
-
-
-def until_now(device: torch.device) -> Callable[[], None]:
-    """A function that waits until a device has done all that its current stream holds now.
-
-    Args:
-        device: one that is queued; for any other the function does nothing.
-
-    Example:
-        >>> wait = until_now(CPU)
-        >>> wait()
-    """
-    if not is_queued(device):
-        return _nothing
-    stream = torch.get_device_module(device).current_stream(device)
-    wait: Callable[[], None] = stream.record_event().synchronize
-    return wait
-
-
-def _nothing() -> None:
-    pass
 
 
 def _held(kind: str, count: int) -> str:

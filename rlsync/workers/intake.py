@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import torch
 from tensordict import TensorDict
 
+from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued
 from rlsync.transport.ring.reader import RolloutRing, TakenRollout
 from rlsync.workers import frames as keys
-from rlsync.workers.devices import CPU, is_queued, until_now
 from rlsync.workers.pinned import PinnedSlots
 from rlsync.workers.player import Record
 from rlsync.workers.supervision import LOOK_EVERY_S, Supervisor
@@ -48,7 +48,7 @@ class Intake:
         self._device = device
         self._pinned = PinnedSlots(device)
         self._held: list[TakenRollout] = []
-        self._await_copies = until_now(CPU)  # waits until no copy reads the held slots
+        self._copied = NOTHING_QUEUED  # from then on no copy reads the held slots
         self._running = False
         self.writers: tuple[int, ...] = ()
 
@@ -70,7 +70,7 @@ class Intake:
         self.writers = tuple(taken.writer for taken in self._held)
         batch = batch_of([taken.views for taken in self._held], self._records, self._device)
         if is_queued(self._device):
-            self._await_copies = until_now(self._device)
+            self._copied = Moment.now([self._device])
         elif self._rollouts > 1:
             self.release()
         return batch
@@ -82,7 +82,7 @@ class Intake:
 
     def release(self) -> None:
         """Give back the slots that are held, as soon as no copy reads them."""
-        self._await_copies()
+        self._copied.wait()
         for taken in self._held:
             self._ring.give_back(taken)
         self._held = []
