@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -36,8 +37,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 STAMPED = {"track_policy_version": True}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_ray() -> Iterator[None]:
+@contextmanager
+def one_ray() -> Iterator[None]:
+    """A Ray of this process's own."""
     folder = tempfile.mkdtemp(prefix="ray")  # short: Ray puts sockets there
     ray.init(
         num_cpus=2,
@@ -47,9 +49,17 @@ def _one_ray() -> Iterator[None]:
         object_store_memory=80 * 2**20,
         _temp_dir=folder,
     )
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_ray() -> Iterator[None]:
+    with one_ray():
+        yield
 
 
 def make_actors(policy: nn.Module, stamped: dict[str, bool], **options: Any) -> RayCollector:

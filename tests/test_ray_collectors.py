@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.namespaces import may_unshare
+from tests.parts.namespaces import ALONE, may_unshare
 from tests.parts.processes import kill, session_pids, wait_until
 from tests.parts.programs import ENDS_WITHIN_S
 
 ROOT = Path(__file__).parents[1]
-
-#: Runs a command in a network that has nothing but the loopback device.
-ALONE = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
 @pytest.mark.slow

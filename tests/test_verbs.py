@@ -17,7 +17,7 @@ ARGUMENTS = {
     "status": {"run", "--json"},
     "eval": {
         *("run", "--checkpoint", "--episodes", "--seed", "--deterministic"),
-        *("--video", "--no-video", "--json"),
+        *("--device", "--video", "--no-video", "--json"),
     },
     "plot": {"run", "--out"},
     "ls": {"group", "--keys", "--config-dir", "--json"},

@@ -55,6 +55,7 @@ class BoardSchemeConfig:
     """``weight_sync_scheme: board``, a :class:`rlsync.BoardScheme`; the keys are its arguments."""
 
     adopt: str = CollectorConfig.adopt
+    adopt_at: str = "rollout"
     start_timeout_s: float | None = 300.0
     _target_: str = "rlsync.BoardScheme"
 

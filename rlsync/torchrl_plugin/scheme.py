@@ -116,7 +116,7 @@ class BoardScheme(compat.WeightSyncScheme):
             kwargs: as TorchRL passes them.
         """
         server = self.context if isinstance(self.context, compat.InferenceServer) else None
-        super().init_on_receiver(model_id=model_id, context=context or server, **kwargs)
+        super().init_on_receiver(model_id=model_id, context=server if context is None else context, **kwargs)
 
     @property
     def initialized_on_sender(self) -> bool:

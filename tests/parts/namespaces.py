@@ -6,6 +6,9 @@ import shutil
 import subprocess
 from functools import cache
 
+#: Runs a command in a network that has nothing but the loopback device.
+ALONE = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+
 
 @cache
 def may_unshare(flag: str) -> bool:

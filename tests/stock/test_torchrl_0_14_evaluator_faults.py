@@ -48,7 +48,7 @@ class WhileItLearns(CountingEnv):
         return super()._step(tensordict)
 
 
-def test_fault_23_an_evaluation_of_the_learners_policy_acts_with_whatever_the_optimizer_writes() -> None:
+def test_fault_27_an_evaluation_of_the_learners_policy_acts_with_whatever_the_optimizer_writes() -> None:
     learner = make_small_canary()
     stock = evaluator(WhileItLearns(learner), policy=learner)
     result = stock.evaluate()
@@ -56,7 +56,7 @@ def test_fault_23_an_evaluation_of_the_learners_policy_acts_with_whatever_the_op
     still_happens(23, result["eval/low"] < result["eval/high"], EVALUATORS)
 
 
-def test_fault_24_an_evaluation_of_the_learners_policy_takes_back_what_it_has_learned_since() -> None:
+def test_fault_28_an_evaluation_of_the_learners_policy_takes_back_what_it_has_learned_since() -> None:
     learner = make_small_canary().fill(5)
     stock = evaluator(make_env(), policy=learner)
     asked = Evaluator.extract_weights(learner)  # as trigger_eval(learner) does
@@ -67,7 +67,7 @@ def test_fault_24_an_evaluation_of_the_learners_policy_takes_back_what_it_has_le
 
 
 @pytest.mark.usefixtures("fork_workers")
-def test_fault_25_an_evaluation_in_a_process_ends_episodes_of_the_one_before() -> None:
+def test_fault_29_an_evaluation_in_a_process_ends_episodes_of_the_one_before() -> None:
     stock = evaluator(make_env, policy_factory=make_canary, backend="process")
     learner = make_small_canary()
     results = [stock.evaluate(learner.fill(version)) for version in (1, 2, 3)]
@@ -76,7 +76,7 @@ def test_fault_25_an_evaluation_in_a_process_ends_episodes_of_the_one_before() -
     still_happens(25, mixed == [(1, 2), (2, 3)], EVALUATORS)
 
 
-def test_fault_26_the_result_of_an_evaluation_does_not_name_its_weights() -> None:
+def test_fault_30_the_result_of_an_evaluation_does_not_name_its_weights() -> None:
     stock = evaluator(make_env(), policy=make_small_canary(), collector_kwargs={"track_policy_version": True})
     result = stock.evaluate(make_small_canary())
     stock.shutdown()

@@ -85,14 +85,14 @@ def _misnamed(client: Client, scheme: SharedMemWeightSyncScheme, learner: Canary
     return torn, lies
 
 
-def test_fault_23_answers_of_a_server_are_torn_and_misnamed_while_the_learner_pushes() -> None:
+def test_fault_26_answers_of_a_server_are_torn_and_misnamed_while_the_learner_pushes() -> None:
     learner, scheme = make_large_canary(), SharedMemWeightSyncScheme()
     with _served(scheme, learner) as client:
         torn, lies = _misnamed(client, scheme, learner)
     still_happens(23, torn and lies, SERVER)
 
 
-def test_fault_23_answers_of_a_server_are_misnamed_with_the_other_scheme_too() -> None:
+def test_fault_26_answers_of_a_server_are_misnamed_with_the_other_scheme_too() -> None:
     learner, scheme = make_large_canary(), MultiProcessWeightSyncScheme()
     with _served(scheme, learner) as client:
         torn, lies = _misnamed(client, scheme, learner)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.table import collectors, trainers
+from tests.table import away, collectors, observing, trainers
 from tests.table.row import Cells, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
-ROWS: tuple[Row, ...] = (*collectors.ROWS, *trainers.ROWS)
+ROWS: tuple[Row, ...] = (*collectors.ROWS, *away.ROWS, *trainers.ROWS)
 HEADS = {
-    "collectors": ("collector", "scheme", *collectors.COLUMNS),
+    "collectors": ("collector", "scheme", *observing.COLUMNS),
     "trainers": ("trainer", *trainers.PLACES),
 }
 

@@ -43,7 +43,7 @@ def maps_and_hooks(trainer: Any) -> None:
 
 def schemes() -> None:
     BoardScheme("both")  # refused: arg-type
-    BoardScheme("alias", 300.0)  # refused: call-arg
+    BoardScheme("alias", "rollout")  # refused: call-arg
 
 
 def what_is_frozen_stays(source: Source, receipt: Receipt, plan: SyncPlan) -> None:
