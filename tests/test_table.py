@@ -12,8 +12,15 @@ from torchrl.trainers import Trainer
 from tests.table.page import HEADS, ROWS, documented
 from tests.table.row import Row
 
-#: Abstract, or another class's name.
-NOT_COLLECTORS = {"BaseCollector", "MultiCollector"}
+#: Two that are abstract, and an LLMCollector that is an actor of Ray, which needs vLLM.
+NOT_COLLECTORS = {"BaseCollector", "MultiCollector", "RayLLMCollector"}
+
+
+@pytest.fixture(autouse=True)
+def _same_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distributed collectors write to the environment."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
 
 
 @pytest.mark.processes

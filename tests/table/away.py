@@ -1,6 +1,6 @@
 """Collectors whose workers may be on other hosts: in this process, or for RPC and Ray in a program.
 
-`python -m tests.table.away ray BoardScheme` prints the cells of one row as JSON.
+`python -m tests.table.away RayCollector BoardScheme ''` prints the cells of one row as JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from torchrl.collectors.distributed import (
 from rlsync import BoardScheme
 from tests.parts import CanaryPolicy
 from tests.parts.namespaces import ALONE, may_unshare
+from tests.parts.processes import kill, session_pids
 from tests.parts.programs import ENDS_WITHIN_S
-from tests.table.observing import Made, observed, row
+from tests.table.observing import Made, Make, observed, row
 from tests.table.row import Cells, Row
 from tests.test_distributed_collectors import ended, killed, make_nodes
 
@@ -51,54 +52,59 @@ def _actors(options: dict[str, Any], policy: CanaryPolicy) -> Iterator[BaseColle
         yield collector
 
 
-#: Rows that need a program of their own: torch makes one network of RPC a process, and Ray opens ports.
-_IN_A_PROGRAM: dict[str, Callable[[str], Callable[[CanaryPolicy], Made]]] = {
-    RPCCollector.__name__: lambda scheme: partial(
-        _nodes, RPCCollector, ended, {"sync": True} | (_board() if scheme else {})
-    ),
-    RayCollector.__name__: lambda scheme: partial(_actors, _board() if scheme else {}),
+def _stock(kind: type[BaseCollector], end: End, **options: Any) -> Make:
+    return partial(_nodes, kind, end, options)
+
+
+#: Rows that need a program of their own, by collector, scheme, and what else there is to know: torch makes
+#: one network of RPC a process, Ray opens ports, and TorchRL's distributed scheme hangs in a forked worker.
+#: The trainer ends what stands under nullcontext.
+_IN_A_PROGRAM: dict[tuple[str, str, str], Make] = {
+    (DistributedCollector.__name__, "", "sync=True"): _stock(DistributedCollector, nullcontext, sync=True),
+    (DistributedCollector.__name__, "", "sync=False"): _stock(DistributedCollector, nullcontext, sync=False),
+    (DistributedSyncCollector.__name__, "", ""): _stock(DistributedSyncCollector, killed),
+    (RPCCollector.__name__, "BoardScheme", ""): _stock(RPCCollector, ended, **_board()),
+    (RPCCollector.__name__, "", "sync=True"): _stock(RPCCollector, ended, sync=True),
+    (RayCollector.__name__, "BoardScheme", ""): partial(_actors, _board()),
+    (RayCollector.__name__, "", ""): partial(_actors, {}),
 }
 
 
-def _in_a_program(collector: str, scheme: str) -> Cells:
-    command = [sys.executable, "-m", "tests.table.away", collector, scheme]
-    if collector == RayCollector.__name__ and may_unshare("-n"):
+def _in_a_program(*which: str) -> Cells:
+    command = [sys.executable, "-m", "tests.table.away", *which]
+    if which[0] == RayCollector.__name__ and may_unshare("-n"):
         command = [*ALONE, *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
-    ended_program = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=ENDS_WITHIN_S
+    program = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    assert ended_program.returncode == 0, ended_program.stdout + ended_program.stderr
-    return dict(json.loads(ended_program.stdout.splitlines()[-1]))
+    try:
+        said, errors = program.communicate(timeout=ENDS_WITHIN_S / 2)
+    finally:
+        for pid in session_pids(program.pid):
+            kill(pid)
+    assert program.returncode == 0, said + errors
+    return dict(json.loads(said.splitlines()[-1]))
 
 
-def _row_in_a_program(kind: type[BaseCollector], scheme: str, more: str = "") -> Row:
-    named = row(kind.__name__, scheme, lambda policy: None, more)
-    return Row(named.table, named.name, partial(_in_a_program, kind.__name__, scheme))
+def _row_in_a_program(which: tuple[str, str, str]) -> Row:
+    collector, scheme, more = which
+    named = row(collector, scheme, _IN_A_PROGRAM[which], more)
+    return Row(named.table, named.name, partial(_in_a_program, *which))
 
 
-_NODES = DistributedCollector
-ROWS = (
-    *(
-        row(
-            _NODES.__name__,
-            "BoardScheme",
-            lambda policy, sync=sync: _nodes(_NODES, ended, {"sync": sync} | _board(), policy),
-            f"sync={sync}",
-        )
-        for sync in (True, False)
-    ),
-    *(
-        row(_NODES.__name__, "", partial(_nodes, _NODES, killed, {"sync": sync}), f"sync={sync}")
-        for sync in (True, False)
-    ),
-    row(DistributedSyncCollector.__name__, "", partial(_nodes, DistributedSyncCollector, killed, {})),
-    _row_in_a_program(RPCCollector, "BoardScheme"),
-    _row_in_a_program(RPCCollector, "", "sync=True"),
-    _row_in_a_program(RayCollector, "BoardScheme"),
-    _row_in_a_program(RayCollector, ""),
-)
+def _on_a_board(*, sync: bool) -> Row:
+    make = _stock(DistributedCollector, ended, sync=sync, **_board())
+    return row("DistributedCollector", "BoardScheme", make, f"sync={sync}")
+
+
+ROWS = (_on_a_board(sync=True), _on_a_board(sync=False), *map(_row_in_a_program, _IN_A_PROGRAM))
 
 if __name__ == "__main__":
-    collector, scheme = sys.argv[1:]
-    print(json.dumps(observed(_IN_A_PROGRAM[collector](scheme))))  # noqa: T201
+    print(json.dumps(observed(_IN_A_PROGRAM[tuple(sys.argv[1:])])))  # noqa: T201

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 
 from tensordict import TensorDictBase
@@ -40,13 +40,12 @@ def row(collector: str, scheme: str, make: Make, more: str = "") -> Row:
 
 def observed(make: Make) -> Cells:
     """What rlsync does with a collector, by column."""
-    policy = make_small_canary().fill(1)
-    try:
-        making = make(policy)
-    except RlsyncError as error:
-        return dict.fromkeys(COLUMNS, "") | {"weights by": f"refused: {first_line(error)}"}
-    with making as collector, warnings.catch_warnings():
+    with ExitStack() as stack, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        try:
+            collector = stack.enter_context(make(make_small_canary().fill(1)))
+        except RlsyncError as error:
+            return {"weights by": f"refused: {first_line(error)}"}
         trainer = make_dqn_trainer(collector, total_frames=BATCHES * 20)
         trainer.canary = make_small_canary()
         return _with_hooks(trainer)

@@ -134,7 +134,9 @@ class TrainerRow:
             "optimizer": torch.optim.Adam(loss.parameters(), lr=1e-2),
             "progress_bar": False,
         }
-        if self.kind is not Trainer:
+        if self.kind is algorithms.GRPOTrainer:
+            given |= {"log_rewards": False, "log_kl": False}  # of language models
+        elif self.kind is not Trainer:
             given |= {"enable_logging": False}
         sampler = SamplerWithoutReplacement() if self.on_policy else RandomSampler()
         room = FRAMES_PER_BATCH if self.on_policy else 1000
@@ -182,6 +184,7 @@ TRAINERS = (
     TrainerRow(
         algorithms.ReinforceTrainer, make_policy, lambda a: ReinforceLoss(a, make_critic()), on_policy=True
     ),
+    TrainerRow(algorithms.GRPOTrainer, make_policy, lambda a: ClipPPOLoss(a, make_critic())),
     TrainerRow(
         algorithms.DQNTrainer,
         make_q_policy,
