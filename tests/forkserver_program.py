@@ -33,6 +33,8 @@ from torchrl.envs import EnvBase, GymEnv, ParallelEnv, TransformedEnv
 import rlsync
 
 WORKERS = 2
+#: What ray puts on the path when it is imported, as TorchRL's collectors do where it is installed.
+RAYS = "ray/thirdparty_files"
 
 
 class Coin(nn.Module):
@@ -64,7 +66,7 @@ def telling_env(folder: Path) -> EnvBase:
         "interop_threads": torch.get_num_interop_threads(),
         "omp": os.environ.get("OMP_NUM_THREADS"),
         "cwd": str(Path.cwd()),
-        "path": sys.path,
+        "path": [entry for entry in sys.path if not entry.endswith(RAYS)],
         "cuda": torch.cuda.is_initialized(),
         "python_threads": [thread.name for thread in threading.enumerate()],
         "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,

@@ -16,7 +16,7 @@ from rlsync import ConfigError, Every, LogPolicyLag, LogReceipts, SyncWeights
 from rlsync.recipes import ppo
 from rlsync.recipes.config import Config, LoggerConfig
 from rlsync.recipes.loggers import make_logger
-from tests.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer
+from tests.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer, wait_until
 from tests.test_cli import SMALL, finished
 
 #: metric -> its values, oldest first.
@@ -104,6 +104,7 @@ def test_lag_and_receipts_of_ones_own_trainer_reach_its_logger_by_one_line_each(
     LogReceipts(sync).register(trainer)
     trainer.train()
     trainer.logger.close()
+    assert wait_until(lambda: "sync/version" in read(tmp_path), 30), "wandb writes in a process of its own"
     written = read(tmp_path)
     receipts = list(sync.receipts)[1:]  # the first was published before the first frame
     assert len(receipts) == 4

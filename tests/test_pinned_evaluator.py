@@ -113,6 +113,8 @@ def test_an_evaluation_acts_with_one_version_while_the_learner_writes_and_publis
         sync.pin(evaluator)
         learner.fill(sync.version + 1)
         sync()  # the first publish, which a trainer makes before its first frame
+        # Its process starts now, while nothing else runs here: a fork beside a busy thread may hang.
+        assert told(evaluator.evaluate()) == (sync.version, sync.version, sync.version)
         for _ in range(3):
             learner.fill(sync.version + 1)
             sync.publish()
