@@ -1,0 +1,103 @@
+"""One version as a flat image: a digest in front, then its stamp, its layout and the bytes of all leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlsync.core.errors import PublishError
+from rlsync.core.ledger import Stamp
+from rlsync.tensors.digest import digest
+from rlsync.tensors.layout import ALIGN_BYTES, Layout
+
+_HEAD_WORDS = 4  # digest, generation, version, bytes of the layout's JSON
+_HEAD_BYTES = 8 * _HEAD_WORDS
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A version that was taken out of its flat image.
+
+    Args:
+        stamp: its generation and number.
+        layout: what it carries.
+        leaves: one tensor for each entry of the layout that owns its bytes; views of the flat image.
+    """
+
+    stamp: Stamp
+    layout: Layout
+    leaves: list[Tensor]
+
+
+@torch.no_grad()
+def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
+    """The flat image of a version, a one-dimensional ``uint8`` tensor.
+
+    Args:
+        stamp: its generation and number.
+        layout: what it carries.
+        tensors: one for each entry of the layout that owns its bytes; other dtypes are cast.
+
+    Raises:
+        LayoutMismatch: a tensor does not have the shape of its leaf.
+
+    Example:
+        >>> from rlsync.tensors.layout import LeafSpec
+        >>> layout = Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]})
+        >>> image = unpack(pack(Stamp(1, 7), layout, [torch.ones(2)]))
+        >>> image.stamp.version, image.layout == layout, image.leaves[0].tolist()
+        (7, True, [1.0, 1.0])
+    """
+    layout.check(tensors)
+    told = layout.to_json()
+    at = _leaves_at(len(told))
+    flat = torch.zeros(at + layout.image_bytes, dtype=torch.uint8)
+    flat[_HEAD_BYTES : _HEAD_BYTES + len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+    torch._foreach_copy_(_owned(layout, flat[at:]), list(tensors))
+    head = flat[:_HEAD_BYTES].view(torch.int64)
+    head[1], head[2], head[3] = stamp.generation, stamp.version, len(told)
+    head[0] = digest_of(flat)
+    return flat
+
+
+def unpack(flat: Tensor) -> Image:
+    """Take a version out of its flat image, after a look at the digest.
+
+    Args:
+        flat: what :func:`pack` returned.
+
+    Raises:
+        PublishError: the image was changed or cut on its way.
+    """
+    if flat.numel() < _HEAD_BYTES or digest_of(flat) != digest_in(flat):
+        raise PublishError(
+            "an image of weights was damaged on its way: its digest does not match",
+            f"{flat.numel():,} bytes from the store",
+            "nothing to do: the image is not used, and is asked for again",
+        )
+    _, generation, version, told = flat[:_HEAD_BYTES].view(torch.int64).tolist()
+    layout = Layout.from_json(bytes(flat[_HEAD_BYTES : _HEAD_BYTES + told].tolist()))
+    return Image(Stamp(generation, version), layout, _owned(layout, flat[_leaves_at(told) :]))
+
+
+def digest_in(flat: Tensor) -> int:
+    """The digest that a flat image carries."""
+    return int(flat[:8].view(torch.int64))
+
+
+def digest_of(flat: Tensor) -> int:
+    """The digest of everything behind the digest, as a signed 64-bit number."""
+    found = digest([flat[8:]])
+    return found - (1 << 64) if found >> 63 else found
+
+
+def _leaves_at(layout_bytes: int) -> int:
+    return -(-(_HEAD_BYTES + layout_bytes) // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _owned(layout: Layout, image: Tensor) -> list[Tensor]:
+    views = layout.views(image)
+    return [view for view, entry in zip(views, layout.entries, strict=True) if not entry.leaf.tie]
