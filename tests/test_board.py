@@ -714,9 +714,10 @@ def test_workers_forked_from_the_learner_read_with_leases_of_their_own() -> None
     try:
         for number, remote in enumerate(remotes, 1):
             # A forked process closes the boards that it inherits, those of other tests perhaps among them.
-            assert remote.ask("fds").count(MEMFD) in (0, of_others), "the learner's is not inherited"
+            inherited = remote.ask("fds").count(MEMFD)
+            assert inherited in (0, of_others), "the learner's is not inherited"
             remote.ask("attach", board.handle, "alias")
-            assert remote.ask("fds").count(MEMFD) == of_others + 1
+            assert remote.ask("fds").count(MEMFD) == inherited + 1
             assert remote.ask("adopt") == number
             publish(board, number + 1)
         assert publish(board, 4.0) is None
