@@ -161,6 +161,13 @@ def _left_after(before: set[int]) -> set[int]:
 
 
 @pytest.fixture
+def same_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back what distributed collectors write to the environment."""
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.fixture
 def fork_workers() -> Iterator[None]:
     """Collectors built in the test fork their workers from this process.
 

@@ -49,16 +49,9 @@ from tests.parts import (
 from tests.parts.programs import run_program
 from tests.test_canary import Census
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("same_rendezvous")]
 
 CANARY = {"policy": "canary"}
-
-
-@pytest.fixture(autouse=True)
-def _same_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These collectors write to the environment."""
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")
 
 
 def free_port() -> int:

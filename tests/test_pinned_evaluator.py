@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from tensordict import TensorDictBase
 from torchrl.collectors import Evaluator
-from torchrl.envs import EnvBase
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, DestinationNotFound, LayoutMismatch, SyncWeights
 from tests.faults.running import in_three_lines, on_a_board, running
 from tests.parts import (
     CanaryPolicy,
-    CountingEnv,
     make_collector,
     make_dqn_trainer,
     make_policy,
     make_small_canary,
 )
+from tests.parts.evaluators import acting, make_canary, make_env
+from tests.parts.evaluators import evaluator as new_evaluator
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
 
@@ -30,25 +30,9 @@ pytestmark = pytest.mark.usefixtures("fork_workers")
 WITHIN_S = 100.0
 
 
-def make_env() -> EnvBase:
-    return CountingEnv(horizon=7)  # no divisor of what a rollout has, so that episodes span rollouts
-
-
-def make_canary(env: EnvBase | None = None) -> CanaryPolicy:
-    return make_small_canary()
-
-
-def acting(batch: TensorDictBase) -> dict[str, float]:
-    """The least and the greatest weight that acted in any step of an evaluation."""
-    mask = batch.get(("collector", "mask"))
-    return {"low": float(batch["canary_min"][mask].min()), "high": float(batch["canary_max"][mask].max())}
-
-
 def make_evaluator(policy: CanaryPolicy | None = None, **options: Any) -> Evaluator:
     made = {"policy": policy} if policy is not None else {"policy_factory": make_canary}
-    env = make_env() if policy is not None else make_env
-    told = {"num_trajectories": 3, "frames_per_batch": 10, "metrics_fn": acting, "dump_video": False}
-    return Evaluator(env, **made, **told, **options)
+    return new_evaluator(make_env() if policy is not None else make_env, **made, **options)
 
 
 #: Each way in which an Evaluator makes and feeds what acts.

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-from tests.parts.namespaces import ALONE, may_unshare
-from tests.parts.processes import kill, session_pids, wait_until
+from tests.parts.namespaces import in_a_session
 from tests.parts.programs import ENDS_WITHIN_S
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
@@ -32,23 +26,8 @@ def test_collectors_on_ray_are_stamped_checked_or_refused_and_leave_no_process()
         "no:cacheprovider",
         "tests/ray_cases.py",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
-    process = subprocess.Popen(
-        [*(ALONE if may_unshare("-n") else []), *command],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=ENDS_WITHIN_S)
-    finally:
-        wait_until(lambda: not session_pids(process.pid), 20)
-        left = session_pids(process.pid)
-        for pid in left:
-            kill(pid)
-    assert process.returncode == 0, said
+    ran, left = in_a_session(command, alone=True, timeout_s=ENDS_WITHIN_S, grace_s=20)
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
     assert "4 passed" in said
     assert left == set(), said

@@ -16,16 +16,9 @@ from tests.table.row import Row
 NOT_COLLECTORS = {"BaseCollector", "MultiCollector", "RayLLMCollector"}
 
 
-@pytest.fixture(autouse=True)
-def _same_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distributed collectors write to the environment."""
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")
-
-
 @pytest.mark.processes
 @pytest.mark.seconds
-@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.usefixtures("fork_workers", "same_rendezvous")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row.name))
 def test_each_cell_of_the_table_is_what_happens(row: Row, subtests: pytest.Subtests) -> None:
     said, seen = documented(row), row.observe()

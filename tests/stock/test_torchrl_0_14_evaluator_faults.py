@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from tensordict import TensorDictBase
 from torchrl.collectors import Evaluator
-from torchrl.envs import EnvBase
 
 from tests.parts import CanaryPolicy, CountingEnv, make_small_canary
+from tests.parts.evaluators import evaluator, make_canary, make_env
 from tests.stock.faults import still_happens
 
 EVALUATORS = "rlsync/torchrl_plugin/compat/evaluators.py"
-
-
-def make_env() -> EnvBase:
-    return CountingEnv(horizon=7)  # no divisor of what a rollout has, so that episodes span rollouts
-
-
-def make_canary(env: EnvBase | None = None) -> CanaryPolicy:
-    return make_small_canary()
-
-
-def acting(batch: TensorDictBase) -> dict[str, float]:
-    mask = batch.get(("collector", "mask"))
-    return {"low": float(batch["canary_min"][mask].min()), "high": float(batch["canary_max"][mask].max())}
-
-
-def evaluator(env: Any, **options: Any) -> Evaluator:
-    return Evaluator(
-        env, num_trajectories=3, frames_per_batch=10, metrics_fn=acting, dump_video=False, **options
-    )
 
 
 class WhileItLearns(CountingEnv):

@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torchrl.collectors import BaseCollector
@@ -25,14 +22,12 @@ from torchrl.collectors.distributed import (
 
 from rlsync import BoardScheme
 from tests.parts import CanaryPolicy
-from tests.parts.namespaces import ALONE, may_unshare
-from tests.parts.processes import kill, session_pids
+from tests.parts.namespaces import in_a_session
 from tests.parts.programs import ENDS_WITHIN_S
 from tests.table.observing import Made, Make, observed, row
 from tests.table.row import Cells, Row
 from tests.test_distributed_collectors import ended, killed, make_nodes
 
-ROOT = Path(__file__).parents[2]
 End = Callable[[BaseCollector], AbstractContextManager[BaseCollector]]
 
 
@@ -72,25 +67,9 @@ _IN_A_PROGRAM: dict[tuple[str, str, str], Make] = {
 
 def _in_a_program(*which: str) -> Cells:
     command = [sys.executable, "-m", "tests.table.away", *which]
-    if which[0] == RayCollector.__name__ and may_unshare("-n"):
-        command = [*ALONE, *command]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
-    program = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, errors = program.communicate(timeout=ENDS_WITHIN_S / 2)
-    finally:
-        for pid in session_pids(program.pid):
-            kill(pid)
-    assert program.returncode == 0, said + errors
-    return dict(json.loads(said.splitlines()[-1]))
+    ran, _ = in_a_session(command, alone=which[0] == RayCollector.__name__, timeout_s=ENDS_WITHIN_S / 2)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return dict(json.loads(ran.stdout.splitlines()[-1]))
 
 
 def _row_in_a_program(which: tuple[str, str, str]) -> Row:

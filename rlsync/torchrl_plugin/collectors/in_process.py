@@ -118,7 +118,7 @@ class InProcessEndpoint:
             mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
             write(self._leaves(destination), mine)
         live = (
-            tensor for destination in layout.destinations for tensor in self.tensors(destination).values()
+            tensor for destination in layout.destinations for tensor in self._leaves(destination).tensors()
         )
         self._devices = queued_devices(live)
         self._written = Moment.now(self._devices)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from rlsync.tensors.device import NOTHING_QUEUED, Lanes, Moment, all_on_cpu, is_queued, pinned
 from rlsync.tensors.layout import Layout
+from rlsync.transport.board.fill import copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,11 @@ class SlotCopy:
     soon: Moment = NOTHING_QUEUED
     late: Moment = NOTHING_QUEUED
 
-    @torch.no_grad()
     def finish(self) -> None:
         """Copy. It waits for the accelerators, and for nothing else."""
         self.soon.wait()
         self.late.wait()
-        if self.into:
-            torch._foreach_copy_(list(self.into), list(self.tensors))
+        copy(self.into, self.tensors)
 
     def begin(self, later: Set[int]) -> SlotCopy:
         """Make sure of all leaves but those of ``later``, so that the learner may write to them.

@@ -56,7 +56,7 @@ def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
     at = _leaves_at(len(told))
     flat = torch.zeros(at + layout.image_bytes, dtype=torch.uint8)
     flat[_HEAD_BYTES : _HEAD_BYTES + len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
-    torch._foreach_copy_(_owned(layout, flat[at:]), list(tensors))
+    torch._foreach_copy_(layout.owned_views(flat[at:]), list(tensors))
     head = flat[:_HEAD_BYTES].view(torch.int64)
     head[1], head[2], head[3] = stamp.generation, stamp.version, len(told)
     head[0] = digest_of(flat)
@@ -80,7 +80,7 @@ def unpack(flat: Tensor) -> Image:
         )
     _, generation, version, told = flat[:_HEAD_BYTES].view(torch.int64).tolist()
     layout = Layout.from_json(bytes(flat[_HEAD_BYTES : _HEAD_BYTES + told].tolist()))
-    return Image(Stamp(generation, version), layout, _owned(layout, flat[_leaves_at(told) :]))
+    return Image(Stamp(generation, version), layout, layout.owned_views(flat[_leaves_at(told) :]))
 
 
 def digest_in(flat: Tensor) -> int:
@@ -96,8 +96,3 @@ def digest_of(flat: Tensor) -> int:
 
 def _leaves_at(layout_bytes: int) -> int:
     return -(-(_HEAD_BYTES + layout_bytes) // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def _owned(layout: Layout, image: Tensor) -> list[Tensor]:
-    views = layout.views(image)
-    return [view for view, entry in zip(views, layout.entries, strict=True) if not entry.leaf.tie]
