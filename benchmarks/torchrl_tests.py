@@ -89,7 +89,8 @@ def outcomes(checkout: Path, schemes: str, part: str, options: list[str]) -> dic
         path = os.pathsep.join([here, str(Path(here).parent), tests, os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "pytest", "-q", "-p", "torchrl_tests", "-p", "no:cacheprovider"]
         command += ["-p", "no:xdist", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", *options]
-        environment = os.environ | {"PYTHONPATH": path, SCHEMES: schemes, PART: part}
+        # The TorchRL that is tested is the installed one, not the one in the folder where pytest runs.
+        environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", SCHEMES: schemes, PART: part}
         test = "test/test_collectors.py"
         subprocess.run([*command, test], cwd=checkout, env=environment, check=False)
         cases = ElementTree.parse(report).iter("testcase")

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
     from rlsync.torchrl_plugin.hooks.verify import VerifySync
     from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers
+    from rlsync.torchrl_plugin.ray_scheme import RayBoardScheme
     from rlsync.torchrl_plugin.resolve import resolve
     from rlsync.torchrl_plugin.scheme import BoardScheme
     from rlsync.torchrl_plugin.weight_board import WeightBoard
@@ -65,6 +66,7 @@ __all__ = [
     "Source",
     "WeightBoard",
     "BoardScheme",
+    "RayBoardScheme",
     "Forkserver",
     "resolve",
     "SyncPlan",
@@ -107,6 +109,7 @@ _HOMES = {
     "Source": "rlsync.core.plan",
     "WeightBoard": "rlsync.torchrl_plugin.weight_board",
     "BoardScheme": "rlsync.torchrl_plugin.scheme",
+    "RayBoardScheme": "rlsync.torchrl_plugin.ray_scheme",
     "Forkserver": "rlsync.torchrl_plugin.forkserver",
     "resolve": "rlsync.torchrl_plugin.resolve",
     "SyncPlan": "rlsync.core.plan",

@@ -21,7 +21,7 @@ from rlsync.transport.board import BoardHandle, BoardReader
 
 # Nothing from tests.parts: it loads all of TorchRL in each of the many processes started here.
 
-ANSWER_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 120.0
 LEAVES_BEHIND_S = 60.0  # how long a child that must not matter lives at most
 
 

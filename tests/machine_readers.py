@@ -20,7 +20,7 @@ from tests.board_workers import Acts, Remote, bits
 from tests.parts.processes import wait_until
 from tests.test_layout import random_bits
 
-ANSWER_TIMEOUT_S = 15.0
+ANSWER_TIMEOUT_S = 60.0
 
 Image = tuple[bytes, list[bytes]]  # the layout, and the bytes of every leaf
 Adoption = tuple[int, list[tuple[int, Image]]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import ray
 from torch import nn
 from torchrl.collectors.distributed import RayCollector
+from torchrl.envs import EnvBase
 
 from rlsync import (
     BoardScheme,
@@ -28,9 +29,21 @@ from rlsync import (
     VerifySync,
 )
 from tests.faults.running import ACTOR, Witness, in_three_lines
-from tests.parts import make_counting_env, make_policy, make_ppo_trainer, make_small_canary
+from tests.parts import (
+    make_counting_env,
+    make_policy,
+    make_ppo_trainer,
+    make_small_canary,
+)
+from tests.parts.ray_cluster import in_time
 from tests.test_canary import Census
-from tests.test_distributed_collectors import CANARY, ended, left_as_it_was, with_canary
+from tests.test_distributed_collectors import (
+    CANARY,
+    ended,
+    left_as_it_was,
+    refuses_an_excluded_leaf,
+    with_canary,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
@@ -41,13 +54,16 @@ STAMPED = {"track_policy_version": True}
 def one_ray() -> Iterator[None]:
     """A Ray of this process's own."""
     folder = tempfile.mkdtemp(prefix="ray")  # short: Ray puts sockets there
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        object_store_memory=80 * 2**20,
-        _temp_dir=folder,
+    in_time(
+        lambda: ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=80 * 2**20,
+            _temp_dir=folder,
+        ),
+        clean_up=ray.shutdown,
     )
     try:
         yield
@@ -62,10 +78,17 @@ def _one_ray() -> Iterator[None]:
         yield
 
 
-def make_actors(policy: nn.Module, stamped: dict[str, bool], **options: Any) -> RayCollector:
-    """A stock RayCollector of one actor that hardly counts; batches of 20 frames."""
+def make_actors(
+    policy: nn.Module,
+    stamped: dict[str, bool],
+    *,
+    actors: int = 1,
+    env: Callable[[], EnvBase] = make_counting_env,
+    **options: Any,
+) -> RayCollector:
+    """A stock RayCollector of actors that hardly count; batches of 20 frames."""
     return RayCollector(
-        [make_counting_env],
+        [env] * actors,
         policy,
         frames_per_batch=20,
         collector_kwargs=dict(stamped),
@@ -83,6 +106,7 @@ def test_frames_of_actors_that_run_on_carry_the_version_that_acted() -> None:
         ):
             SyncWeights(CANARY).register(trainer)
         trainer.canary = canary = make_small_canary()
+        refuses_an_excluded_leaf(trainer)
         hook = SyncWeights(CANARY)
         with warnings.catch_warnings():
             warnings.simplefilter("error", RlsyncWarning)
@@ -103,7 +127,7 @@ def test_frames_of_actors_that_run_on_carry_the_version_that_acted() -> None:
         with left_as_it_was(trainer), pytest.raises(ConfigError, match="cannot be asked") as refused:
             VerifySync(hook).register(trainer)
         assert in_three_lines(refused.value)
-        assert "Ray needs a board of its own on each node" in refused.value.cure
+        assert "RayBoardScheme" in refused.value.cure
 
 
 def test_a_stock_trainer_runs_actors_and_each_frame_names_what_made_it() -> None:
@@ -134,4 +158,4 @@ def test_a_board_refuses_actors() -> None:
     with pytest.raises(ConfigError, match="Ray starts workers on any node") as refused:
         make_actors(make_small_canary(), {}, weight_sync_schemes={"policy": BoardScheme()})
     assert in_three_lines(refused.value)
-    assert "Ray needs a board of its own on each node, which rlsync does not have yet" in refused.value.cure
+    assert "RayBoardScheme" in refused.value.cure

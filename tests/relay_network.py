@@ -4,6 +4,9 @@ The sender, the mailbox and the agents are the real ones. Time, messages, the st
 simulated. A message may be delayed, dropped, doubled and overtaken. The store may lose an image, damage it,
 or give another one. Nodes leave and join. After `CALM_S` nothing fails any more, and everybody has time to
 reach the newest version.
+
+In a steady network nothing ever fails, and the learner hears the mailbox before it sends another version.
+But one node is slow: many versions come out while it pulls one. No image may be freed that somebody pulls.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.relay.agent import Agent
 from rlsync.transport.relay.image import Image
 from rlsync.transport.relay.letter import Letter
-from rlsync.transport.relay.mailbox import Mailbox, NodeReport
+from rlsync.transport.relay.mailbox import Mailbox, NodeReport, Receipt
 from rlsync.transport.relay.sender import KEPT_IMAGES, Sender
 
 CALM_S = 12.0
 END_S = 24.0
 PULL_S = 3.0
 FORGET_S = 4.0
+SLOW = "node 0"
 LAYOUT = Layout.build({"policy": [LeafSpec("w", "parameter", (3,), torch.float32)]})
 
 
@@ -51,10 +55,12 @@ class Network:
     Args:
         seed: decides everything.
         nodes: how many.
+        steady: nothing fails, and one node is slow.
     """
 
-    def __init__(self, seed: int, nodes: int = 3) -> None:
+    def __init__(self, seed: int, nodes: int = 3, *, steady: bool = False) -> None:
         self.seed = seed
+        self.steady = steady
         self.random = random.Random(seed)
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
@@ -73,8 +79,11 @@ class Network:
         self.life = 0
         for i in range(nodes):
             self._join(f"node {i}")
+        if steady:
+            self.drop, self.double, self.slow_s = 0.0, 0.0, 0.05
         self._learn()
-        self._at(self.random.uniform(0.5, 4.0), self._fault)
+        if not steady:
+            self._at(self.random.uniform(0.5, 4.0), self._fault)
 
     # ------------------------------------------------------------------ time
 
@@ -116,14 +125,18 @@ class Network:
         life = self.life
 
         def post(letter: Letter) -> None:
-            self._message(lambda: self.mailbox.post(letter, self.now) and None)
+            self._message(lambda: self._posted(sender, letter))
 
-        self.sender = Sender(lambda image: self._put(life, image), self._free, post, repeat_s=0.5)
+        self.sender = sender = Sender(lambda image: self._put(life, image), self._free, post, repeat_s=0.5)
         self._at(0.1, lambda: self._publish(life))
         self._at(0.5, lambda: self._repeat(life))
 
     def _publish(self, life: int) -> None:
         if life != self.life or self.sender is None:
+            return
+        if self.steady and self.sender.full:
+            self.sender.post_again(self.now)  # to hear which pulls have ended
+            self._at(0.15, lambda: self._publish(life))
             return
         if not self.calm or self.sender.stamp == NOTHING:
             stamp = self.ledger.next
@@ -133,12 +146,21 @@ class Network:
             self.ledger.record(stamp)
             if self.random.random() < 0.2:
                 self.checkpoint = self.ledger.state_dict()
-        self._at(self.random.uniform(0.05, 2.0), lambda: self._publish(life))
+        least_s = 0.15 if self.steady else 0.05  # there and back again takes 0.1 s in a steady network
+        self._at(self.random.uniform(least_s, 0.5 if self.steady else 2.0), lambda: self._publish(life))
+
+    def _posted(self, sender: Sender, letter: Letter) -> None:
+        receipt = self.mailbox.post(letter, self.now)
+        self._message(lambda: self._receipt(sender, letter, receipt))
+
+    def _receipt(self, sender: Sender, letter: Letter, receipt: Receipt) -> None:
+        if sender is self.sender:  # it was not killed meanwhile
+            sender.told(letter, receipt)
 
     def _repeat(self, life: int) -> None:
         if life != self.life or self.sender is None:
             return
-        self.sender.repeat(self.now, self.mailbox.lost)
+        self.sender.repeat(self.now)
         self._at(0.5, lambda: self._repeat(life))
 
     def _crash(self) -> None:
@@ -168,7 +190,9 @@ class Network:
 
     def _get(self, address: int) -> Tensor | None:
         held = self.store.get(address)
-        if held is None or self.calm:
+        if held is None and self.steady:
+            self._broken("an image was freed that a node pulled")
+        if held is None or self.calm or self.steady:
             return None if held is None else held[1]
         fate = self.random.random()
         if fate < 0.01:
@@ -226,9 +250,12 @@ class Network:
         awaited = [begun for begun in node.pulls.values() if self.now - begun < PULL_S]
         if len(awaited) > 1:
             self._broken(f"{name} pulls {len(awaited)} images at once")
-        if not self.calm and self.random.random() < 0.03:
+        fails = not (self.calm or self.steady)
+        if fails and self.random.random() < 0.03:
             return  # no image, and no word of it
-        late = 2 * PULL_S if not self.calm and self.random.random() < 0.05 else 0.0
+        late = 2 * PULL_S if fails and self.random.random() < 0.05 else 0.0
+        if self.steady and name == SLOW:
+            late = self.random.uniform(0.3, 0.9) * PULL_S
         delay_s = late + self.random.uniform(0.01, self.slow_s)
         self._at(delay_s, lambda: self._pulled(name, node, pull, number))
 

@@ -20,7 +20,7 @@ def refused() -> None:
         )
     except ConfigError as error:
         sys.stdout.write(f"{error}\n")
-    sys.stdout.write(f"left: {not wait_until(lambda: not child_pids(), 10)}\n")
+    sys.stdout.write(f"left: {not wait_until(lambda: not child_pids(), 60)}\n")
 
 
 def stamped() -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torchrl.objectives import DQNLoss
 from torchrl.trainers import Trainer
-from torchrl.trainers.algorithms import DQNTrainer
 
 from rlsync.cli.job import Job
 from rlsync.core.errors import ConfigError
@@ -176,7 +176,7 @@ def a_recipe_that_stays_on_the_cpu_is_refused() -> None:
 
 def policy_of(trainer: Trainer) -> nn.Module:
     loss: Any = trainer.loss_module
-    return loss.value_network if isinstance(trainer, DQNTrainer) else loss.actor_network
+    return loss.value_network if isinstance(loss, DQNLoss) else loss.actor_network
 
 
 if __name__ in ("__main__", "__mp_main__"):  # the latter in a fork server, whose workers have the device, too

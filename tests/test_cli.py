@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from statistics import median
 from subprocess import CompletedProcess
+from typing import Any
 
+import jsonschema
 import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -28,7 +31,8 @@ from rlsync.cli.train import find_hooks, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import ppo
 from rlsync.recipes.config import CollectorConfig, Config, LoggerConfig, PPOConfig
-from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.recipes.run_files import CHECKPOINT, STATISTICS
+from rlsync.recipes.statistics import RunStatistics, statistics_in, statistics_schema
 from tests.parts.processes import descendant_pids, is_alive, wait_until
 from tests.parts.programs import ENDS_WITHIN_S, Program, run_program
 
@@ -121,10 +125,33 @@ def finished(folder: Path, *arguments: str, timeout_s: float = ENDS_WITHIN_S, af
     return run
 
 
+def receipts_in(run_folder: Path) -> list[dict[str, Any]]:
+    """All receipts, in order."""
+    return [json.loads(line) for line in (run_folder / "receipts.jsonl").read_text().splitlines()]
+
+
 def versions_in(run_folder: Path) -> list[int]:
     """The versions of all receipts, in order."""
-    lines = (run_folder / "receipts.jsonl").read_text().splitlines()
-    return [json.loads(line)["version"] for line in lines]
+    return [receipt["version"] for receipt in receipts_in(run_folder)]
+
+
+def checked_statistics(run_folder: Path) -> RunStatistics:
+    """The statistics that a run of one life has left, after a look at whether they fit its receipts."""
+    jsonschema.validate(json.loads((run_folder / STATISTICS).read_text()), statistics_schema())
+    found, receipts = statistics_in(run_folder), receipts_in(run_folder)
+    assert found is not None
+    assert found.version == receipts[-1]["version"]
+    assert found.published_bytes == sum(receipt["copied_bytes"] for receipt in receipts)
+    durations = sorted(receipt["duration_s"] * 1e3 for receipt in receipts)
+    assert found.publish_ms_p50 == pytest.approx(median(durations))
+    assert found.publish_ms_p95 is not None
+    assert durations[0] <= found.publish_ms_p95 <= durations[-1]
+    assert found.updates_per_frame == found.updates / found.frames
+    assert found.frames_per_s == pytest.approx(found.frames / found.seconds)
+    assert 0 < found.learner_wait_s < found.seconds
+    assert found.to_frames_ms_p50 is not None, "no publish was seen to arrive"
+    assert found.to_frames_ms_p50 > 0
+    return found
 
 
 # ------------------------------------------------------------------------------- the command line
@@ -226,7 +253,7 @@ def test_help_of_train_lists_the_groups_a_user_may_choose_from(
 ) -> None:
     assert main(["train", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "recipe=dqn|impala|laser|ppo" in said
+    assert "recipe=dqn|impala|laser|ppo|sac|td3" in said
     assert "schema" not in said
 
 
@@ -355,6 +382,7 @@ def test_the_default_training_reaches_450_and_ends_by_itself(tmp_path: Path) -> 
     assert OmegaConf.load(folder / "config.yaml").recipe.name == "ppo"
     versions = versions_in(folder)
     assert versions == sorted(set(versions)), "one version a publish, never reused"
+    assert checked_statistics(folder).updates == receipts_in(folder)[-1]["optim_steps"]
     curve = (folder / "metrics" / "scalars" / "return.csv").read_text().splitlines()
     assert len(curve) == len(versions) - 1, "one point a batch; the first publish has none"
     assert (folder / "checkpoint" / "manifest.json").is_file()
@@ -379,7 +407,7 @@ def stopped(folder: Path) -> Iterator[Stopped]:
         assert len(workers) == 2
         run.interrupt()
         status = run.exit_status(timeout_s=30)
-        wait_until(lambda: not any(map(is_alive, workers)), 5.0)
+        wait_until(lambda: not any(map(is_alive, workers)), 60.0)
         found = re.search(r"^stopped: interrupted  frames ([\d,]+)", run.output, re.MULTILINE)
         assert found is not None, run.output
         survivors = {pid for pid in workers if is_alive(pid)}
@@ -438,7 +466,7 @@ def test_a_second_ctrl_c_kills_at_once(folder: Path) -> None:
         run.wait_for("stopping after this iteration", timeout_s=10)
         run.interrupt()
         assert run.exit_status(timeout_s=10) == 130
-        assert wait_until(lambda: not any(map(is_alive, workers)), 5.0)
+        assert wait_until(lambda: not any(map(is_alive, workers)), 60.0)
     finally:
         run.kill()
 

@@ -20,7 +20,7 @@ from rlsync.recipes.registry import recipe_named
 from tests.test_recipe_registry import written
 
 DOCS = Path(__file__).parents[1] / "docs"
-GROUPS = ("recipe", "env", "collector", "sync", "logger")
+GROUPS = ("recipe", "env", "collector", "cluster", "sync", "logger")
 OPTIONS = [str(c).replace("/", "=") for group in GROUPS for c in shipped.groups()[group]]
 
 

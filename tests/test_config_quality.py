@@ -63,7 +63,7 @@ def type_of(file: Path) -> tuple[type, str] | None:
 
 
 #: The groups of a run's parts, each with one type.
-GROUPS_OF_PARTS = ("env", "collector", "sync", "logger")
+GROUPS_OF_PARTS = ("env", "collector", "cluster", "sync", "logger")
 TYPED = [file for file in FILES if "/schema/" in file.read_text()]
 
 
@@ -133,11 +133,14 @@ def test_the_defaults_of_the_files_are_those_of_the_dataclasses() -> None:
 
 #: What a file is for: the keys whose value is not the default of its dataclass.
 DIFFERENT = {
+    "cluster/ray.yaml": {"kind"},
     "collector/async.yaml": {"kind"},
     "env/gymnasium.yaml": {"id"},
+    "env/pendulum.yaml": {"id"},
     "logger/none.yaml": {"kind"},
     "logger/tensorboard.yaml": {"kind"},
     "logger/wandb.yaml": {"kind", "kwargs"},
+    "sync/actor_behind_noise.yaml": {"map"},
     "sync/value_greedy.yaml": {"map", "when"},
 }
 

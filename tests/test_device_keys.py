@@ -9,10 +9,11 @@ import torch
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts, ppo
-from rlsync.recipes.config import CollectorConfig, Config, DQNConfig, PPOConfig, check, errors
+from rlsync.recipes.config import CollectorConfig, Config, PPOConfig, check, errors
 from rlsync.recipes.device_config import DeviceConfig, learner_device, stock_device_errors, worker_devices
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.off_policy.config import DQNConfig, SACConfig, TD3Config
 from rlsync.recipes.random_state import RandomState
 from rlsync.torchrl_plugin import compat
 from rlsync.workers.devices import CPU, device_named, device_of_each
@@ -111,7 +112,7 @@ def test_all_wrong_devices_are_told_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("recipe", [PPOConfig(), DQNConfig()])
+@pytest.mark.parametrize("recipe", [PPOConfig(), DQNConfig(), SACConfig(), TD3Config()])
 def test_a_device_that_torchrls_collectors_do_not_know_is_refused_where_they_collect(
     recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

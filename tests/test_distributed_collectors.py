@@ -26,6 +26,7 @@ from rlsync import (
     NoBoard,
     PublishError,
     RlsyncWarning,
+    Source,
     SyncWeights,
     VerifySync,
     WatchWorkers,
@@ -210,7 +211,7 @@ def test_a_node_that_cannot_make_its_environment_is_told_and_no_process_is_left(
             weight_sync_schemes={"policy": scheme},
         )
     assert in_three_lines(lost.value)
-    assert wait_until(lambda: not child_pids(), 10)
+    assert wait_until(lambda: not child_pids(), 60)
     assert not torch.distributed.is_initialized()
 
 
@@ -272,6 +273,14 @@ def left_as_it_was(trainer: Trainer) -> Iterator[None]:
     assert hooks_of(trainer) == before
 
 
+def refuses_an_excluded_leaf(trainer: Trainer) -> None:
+    """TorchRL's workers receive one tensor for each leaf that they have."""
+    one_less = {"policy": Source("canary", exclude=("canary.weights.1",))}
+    with left_as_it_was(trainer), pytest.raises(LayoutMismatch, match=r"canary\.weights\.1 ") as refused:
+        SyncWeights(one_less).register(trainer)
+    assert in_three_lines(refused.value)
+
+
 @pytest.mark.seconds
 def test_with_torchrls_own_scheme_workers_of_rpc_that_wait_for_the_learner_have_exact_stamps(
     tmp_path: Path,
@@ -310,6 +319,15 @@ def test_with_torchrls_own_scheme_nodes_that_wait_for_the_learner_have_exact_sta
         with pytest.raises(PublishError, match="with one version") as refused:
             collector.update_policy_weights_(canary, worker_ids=[0])
         assert in_three_lines(refused.value)
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+def test_with_torchrls_own_scheme_a_map_that_leaves_a_leaf_out_is_refused_for_nodes_would_wait_for_it(
+    sync: bool,
+) -> None:
+    with killed(make_nodes(DistributedCollector, make_small_canary(), sync=sync, workers=1)) as collector:
+        refuses_an_excluded_leaf(with_canary(collector)[0])
 
 
 @pytest.mark.seconds

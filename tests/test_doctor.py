@@ -47,6 +47,7 @@ from tests.parts import (
     make_sac_loss,
     make_workers,
     stopped,
+    wait_until,
 )
 from tests.parts.programs import ENDS_WITHIN_S
 
@@ -418,7 +419,8 @@ def test_a_build_that_hangs_is_reported_and_its_workers_are_gone(
 
     assert (status, said["trainer"]["found"]) == (1, "building it took more than 20 s")
     assert pids.is_file(), "the build had not started its worker yet"
-    assert not [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)]
+    workers = [int(pid) for pid in pids.read_text().split()]
+    assert wait_until(lambda: not any(map(is_alive, workers)), 60)
 
 
 @pytest.mark.processes

@@ -31,7 +31,6 @@ from rlsync.recipes.config import (
     AtariConfig,
     CollectorConfig,
     Config,
-    DQNConfig,
     EnvConfig,
     PPOConfig,
     RouteConfig,
@@ -40,6 +39,7 @@ from rlsync.recipes.config import SyncConfig as Sync
 from rlsync.recipes.config import WhenConfig as When
 from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig, ReplayConfig
+from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
 from rlsync.workers.envs import video
 from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.envs.filmed import FilmedAtari, filmed
@@ -54,7 +54,9 @@ def small(recipe: str, run_dir: Path) -> Config:
     """Two batches, or so."""
     config = Config(run_dir=str(run_dir), collector=CollectorConfig(frames_per_batch=64))
     if recipe == "dqn":
-        config.recipe = DQNConfig(total_frames=128, batch_size=16, optim_steps_per_batch=6, hidden=[16])
+        config.recipe = DQNConfig(
+            total_frames=128, batch_size=16, pace=PaceConfig(ratio=6 / 64, prefill=0), hidden=[16]
+        )
         routes = [
             RouteConfig("policy.module[0]", "loss_module.value_network"),
             RouteConfig("policy.module[1]", "greedy_module"),
@@ -104,8 +106,8 @@ class Kept:
         self.found = state_dict
 
 
-def outputs_of(run: Path) -> Callable[[Tensor], Tensor]:
-    """The policy's network by hand, from nothing but the tensors of the checkpoint: tanh between layers."""
+def outputs_of(run: Path, between: Callable[[Tensor], Tensor] = torch.tanh) -> Callable[[Tensor], Tensor]:
+    """The policy's network by hand, from nothing but the tensors of the checkpoint."""
     weights = Kept(run / parts.CHECKPOINT, "policy").found
     layers = [
         (weights[name], weights[name.removesuffix("weight") + "bias"])
@@ -116,7 +118,7 @@ def outputs_of(run: Path) -> Callable[[Tensor], Tensor]:
     def outputs(observation: Tensor) -> Tensor:
         *hidden, last = layers
         for weight, bias in hidden:
-            observation = torch.tanh(observation @ weight.T + bias)
+            observation = between(observation @ weight.T + bias)
         return observation @ last[0].T + last[1]
 
     return outputs
@@ -150,7 +152,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 def test_the_returns_are_those_of_the_same_weights_and_seeds_stepped_by_hand(
     recipe: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outputs = outputs_of(runs[recipe])
+    outputs = outputs_of(runs[recipe], torch.relu if recipe == "dqn" else torch.tanh)
     played = [by_hand(seed, lambda seen: int(outputs(seen).argmax())) for seed in (7, 8, 9, 10)]
     returns = [episode.total for episode in played]
     found = said(capsys, runs[recipe], "--deterministic", "--episodes=4", "--seed=7", "--no-video")

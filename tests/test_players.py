@@ -20,11 +20,13 @@ from rlsync.recipes.config import CollectorConfig, Config, EnvConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import build
+from rlsync.workers.best import best_in, rank
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.evaluation import Score, play
 from rlsync.workers.evaluator import EvaluationJob, Evaluator
 from rlsync.workers.frames import check_batch, concatenate
 from rlsync.workers.player import (
+    POLICY,
     Acted,
     Playable,
     Player,
@@ -302,7 +304,8 @@ def test_an_evaluating_process_plays_with_the_weights_of_the_version_it_names(
     with collecting(player, CARTPOLE, num_workers=1) as collector:
         versions = Versions(collector, player)
         board = collector.board.handle
-        job = EvaluationJob(board, collector.worker_player, CARTPOLE, 4, 1, tmp_path / "scores.csv", 7)
+        scores, best = tmp_path / "scores.csv", tmp_path / "best.pt"
+        job = EvaluationJob(board, collector.worker_player, CARTPOLE, 4, 1, scores, 7, best=best)
         evaluator = Evaluator(job, start_method="fork")
         wanted = 3 if player_of(player).modules else 1
         try:
@@ -317,7 +320,17 @@ def test_an_evaluating_process_plays_with_the_weights_of_the_version_it_names(
         played = [episode for ended in play(acting, envs, 4, seed=7) for episode in ended]
         envs.close()
         assert found.return_mean == Score.of(played).return_mean
-    assert len({found.version for found in evaluator.evaluations()}) >= wanted
+    evaluated = evaluator.evaluations()
+    assert len({found.version for found in evaluated}) >= wanted
+    kept = best_in(best)
+    assert kept is not None
+    first_best = max(evaluated, key=rank)  # of equal ones the oldest
+    ended_between = (
+        kept.version > evaluated[-1].version
+    )  # the process ended after one file and before the other
+    assert kept.version == first_best.version or ended_between
+    modules = player_of(player).modules
+    assert kept.weights.keys() == (modules[POLICY].state_dict().keys() if POLICY in modules else set())
 
 
 # ---------------------------------------------------------------------- without memory

@@ -31,6 +31,7 @@ PUBLIC = [
     "NothingToSync",
     "PathSyntaxError",
     "PublishError",
+    "RayBoardScheme",
     "Receipt",
     "RlsyncError",
     "RlsyncWarning",

@@ -62,6 +62,7 @@ class Workers:
     """The endpoint of one worker in a thread: all that sync needs, over any transport."""
 
     description, notes, stamped, num_workers, in_flight = "a test", (), True, 1, True
+    needs_every_leaf = False
 
     def __init__(self, transport: Transport, **modules: nn.Module) -> None:
         self.modules = modules

@@ -14,7 +14,12 @@ from tests.parts.programs import ENDS_WITHIN_S
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra rlsync[ray]")
-def test_collectors_on_ray_are_stamped_checked_or_refused_and_leave_no_process() -> None:
+@pytest.mark.parametrize(
+    ("cases", "tests"), [("tests/ray_cases.py", 4), ("tests/ray_board_cases.py", 8)], ids=["stock", "boards"]
+)
+def test_collectors_on_ray_are_stamped_checked_or_refused_and_leave_no_process(
+    cases: str, tests: int
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -24,10 +29,10 @@ def test_collectors_on_ray_are_stamped_checked_or_refused_and_leave_no_process()
         "0",
         "-p",
         "no:cacheprovider",
-        "tests/ray_cases.py",
+        cases,
     ]
-    ran, left = in_a_session(command, alone=True, timeout_s=ENDS_WITHIN_S, grace_s=20)
+    ran, left = in_a_session(command, alone=True, timeout_s=ENDS_WITHIN_S, grace_s=90)
     said = ran.stdout + ran.stderr
     assert ran.returncode == 0, said
-    assert "4 passed" in said
+    assert f"{tests} passed" in said
     assert left == set(), said

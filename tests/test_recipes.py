@@ -15,11 +15,10 @@ from torchrl.trainers import Trainer
 from rlsync import StepsAhead, SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
-from rlsync.recipes import dqn, parts, ppo
+from rlsync.recipes import parts, ppo
 from rlsync.recipes.config import (
     CollectorConfig,
     Config,
-    DQNConfig,
     EnvConfig,
     PPOConfig,
     RouteConfig,
@@ -30,6 +29,8 @@ from rlsync.recipes.config import (
     trigger,
 )
 from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.off_policy import dqn
+from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.torchrl_plugin import compat
 
@@ -41,7 +42,11 @@ def small_ppo(**changes: Any) -> Config:
 
 def small_dqn(when: WhenConfig, **changes: Any) -> Config:
     recipe = DQNConfig(
-        total_frames=256, batch_size=32, optim_steps_per_batch=6, epsilon_frames=256, hidden=[16]
+        total_frames=256,
+        batch_size=32,
+        pace=PaceConfig(ratio=6 / 64, prefill=0),
+        epsilon_frames=256,
+        hidden=[16],
     )
     routes = [
         RouteConfig("policy.module[0]", "loss_module.value_network"),
@@ -282,7 +287,7 @@ def test_dqn_explores_less_and_less() -> None:
     before = float(trainer.greedy_module.eps)
     trained(trainer)
     assert before == 1.0
-    assert float(trainer.greedy_module.eps) == pytest.approx(0.02, abs=1e-4)
+    assert float(trainer.greedy_module.eps) == pytest.approx(0.04, abs=1e-4)
 
 
 @pytest.mark.usefixtures("fork_workers")

@@ -20,15 +20,15 @@ from rlsync.transport.relay.image import digest_in, digest_of, pack, unpack
 from rlsync.transport.relay.letter import Letter
 from rlsync.transport.relay.mailbox import Mailbox
 from rlsync.transport.relay.sender import Sender
-from tests.relay_network import LawBrokenError, Network
+from tests.relay_network import SLOW, LawBrokenError, Network
 
 SEEDS = 10_000
 BLOCK = 1_000
 
 
-def run(seeds: range) -> None:
+def run(seeds: range, *, steady: bool = False) -> None:
     for seed in seeds:
-        Network(seed).run()
+        Network(seed, steady=steady).run()
 
 
 @pytest.mark.seconds
@@ -37,10 +37,20 @@ def test_every_law_holds_in_every_seed(first: int) -> None:
     run(range(first, first + BLOCK))
 
 
+@pytest.mark.seconds
+def test_a_slow_node_keeps_the_image_that_it_pulls_and_holds_nobody_up() -> None:
+    for seed in range(300):
+        network = Network(seed, steady=True)
+        network.run()
+        published = {name: node.agent.tally.published for name, node in network.nodes.items()}
+        assert min(published.values()) == published[SLOW] >= 3, published
+        assert all(node.agent.tally.lost == 0 for node in network.nodes.values())
+
+
 def test_the_network_does_what_it_is_there_for() -> None:
     names = ("published", "skipped", "old", "older_generation", "damaged", "lost")
     seen = dict.fromkeys(names, 0)
-    for seed in range(100):
+    for seed in range(500):
         network = Network(seed)
         network.run()
         for node in network.nodes.values():
@@ -138,6 +148,30 @@ def test_each_law_can_be_broken(
     break_it(monkeypatch)
     with pytest.raises(LawBrokenError, match=law):
         run(range(BLOCK))
+
+
+def never_say_what_is_pulled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mailbox, "pulled", frozenset())
+
+
+def never_hear_what_is_pulled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sender, "told", lambda *_: None)
+    patch.setattr(Sender, "full", False)
+
+
+def never_wait_for_pulls_to_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sender, "full", False)
+
+
+@pytest.mark.parametrize(
+    "break_it", [never_say_what_is_pulled, never_hear_what_is_pulled, never_wait_for_pulls_to_end]
+)
+def test_a_slow_node_loses_its_image_if_nobody_knows_what_it_pulls(
+    monkeypatch: pytest.MonkeyPatch, break_it: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(LawBrokenError, match="an image was freed that a node pulled"):
+        run(range(BLOCK), steady=True)
 
 
 LAYOUT = Layout.build(

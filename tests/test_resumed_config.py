@@ -23,7 +23,7 @@ from tests.test_cli import finished
 #: What a user tried first.
 FIRST = ("seed=7", "recipe.lr=1e-4", "logger=none")
 PPO = ("recipe.total_frames=512", "recipe.num_epochs=1", "collector.frames_per_batch=256")
-DQN = ("recipe=dqn", "recipe.total_frames=256", "recipe.gamma=0.9")
+DQN = ("recipe=dqn", "recipe.total_frames=256", "recipe.gamma=0.9", "recipe.pace.prefill=100")
 IMPALA = ("recipe=impala", "env.num_envs=2", "recipe.total_frames=160", "recipe.batch_size=4")
 IMPALA += ("recipe.unroll_length=10", "collector.frames_per_batch=40", "recipe.rho_bar=2.0")
 LASER = ("recipe=laser", *IMPALA[1:], "recipe.replay.ratio=2", "recipe.replay.min_steps=40")
@@ -91,7 +91,7 @@ def test_a_resumed_run_keeps_what_the_first_one_was_told_and_so_does_the_next(ru
 @pytest.mark.parametrize(
     ("words", "more"),
     [
-        (DQN, ("recipe.total_frames=512", "recipe.optim_steps_per_batch=8")),
+        (DQN, ("recipe.total_frames=512", "recipe.pace.ratio=0.25")),
         (IMPALA, ("recipe.total_frames=240", "recipe.c_bar=0.5")),
         (LASER, ("recipe.total_frames=240", "recipe.replay.threshold=0.2")),
     ],

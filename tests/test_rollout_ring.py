@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import torch
 
 from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.reader import RingHandle, RingWriter, RolloutRing, TakenRollout
 from rlsync.transport.ring.watch import RingWatch
 from rlsync.transport.shared_file import SharedFile
@@ -107,6 +108,52 @@ def test_rollouts_come_in_the_order_in_which_they_were_completed(ring: RolloutRi
         for t in reversed(taken):
             assert t is not None
             ring.give_back(t)
+
+
+class Watched:
+    """The words of a ring; calls a function once, right after one of them was read."""
+
+    def __init__(self, words: memoryview, index: int, then: Callable[[], None]) -> None:
+        self.words, self.index, self.then = words, index, [then]
+
+    def __getitem__(self, index: int) -> int:
+        value: int = self.words[index]
+        if index == self.index and self.then:
+            self.then.pop()()
+        return value
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self.words[index] = value
+
+
+def test_a_slot_that_fills_while_the_learner_looks_is_not_passed_over() -> None:
+    ring = make_ring(slots=3, writers=1)
+    writer = RingWriter(ring.handle, 0)
+
+    def complete_two() -> None:
+        write(writer, 1)  # in slot 0, which the learner has just seen to be free
+        write(writer, 2)  # in slot 1, which it looks at next
+
+    state_of_slot_0 = fmt.slot_line(0) + fmt.SLOT_STATE
+    ring._words = Watched(ring._words, state_of_slot_0, complete_two)  # type: ignore[assignment]
+    assert [value(ring.take(WAIT_S)), value(ring.take(WAIT_S))] == [1, 2]
+    ring.close()
+
+
+def test_a_full_slot_that_cannot_be_locked_holds_up_its_own_writer_only() -> None:
+    ring = make_ring(slots=3, writers=2)
+    first, second = (RingWriter(ring.handle, number) for number in range(2))
+    write(first, 1)
+    write(first, 2)
+    write(second, 3)
+    with closing(
+        ring.handle.open()[0]
+    ) as looking:  # as a writer that looks for a free slot does for a moment
+        assert looking.try_lock(fmt.SLOT_LOCK, exclusive=True)
+        assert value(ring.take(WAIT_S)) == 3
+        assert ring.take(timeout_s=0.0) is None, "the second rollout of a writer before its first"
+    assert [value(ring.take(WAIT_S)), value(ring.take(WAIT_S))] == [1, 2]
+    ring.close()
 
 
 def test_a_writer_waits_while_no_slot_is_free_and_the_wait_is_counted(ring: RolloutRing) -> None:

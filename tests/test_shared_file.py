@@ -84,7 +84,7 @@ def test_a_worker_in_another_container_is_refused_although_it_finds_a_process_of
     board.close()
     assert said[0] == f"the board of process {os.getpid()} is memory of another host or container"
     assert "pid:[" in said[1]
-    assert "Ray needs a board of its own on each node" in said[2]
+    assert "RayBoardScheme keeps a board on each node" in said[2]
 
 
 def test_a_board_of_before_a_restart_of_this_host_is_gone() -> None:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite, RlsyncError
-from rlsync.recipes import dqn, ppo
+from rlsync.recipes import ppo
 from rlsync.recipes.hooks import StopIfNotFinite
 from rlsync.recipes.hooks.finite import _LastLosses
+from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.test_recipes import WhenConfig, small_dqn, small_ppo
 

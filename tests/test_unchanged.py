@@ -14,9 +14,10 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers import DefaultOptimizationStepper, Trainer
 
 from rlsync import ConfigError, Every, NothingChanged, SyncWeights, UpdateWeights
-from rlsync.recipes import dqn, ppo
+from rlsync.recipes import ppo
 from rlsync.recipes.config import WhenConfig
 from rlsync.recipes.impala import recipe as impala_recipe
+from rlsync.recipes.off_policy import dqn
 from rlsync.torchrl_plugin import compat
 from tests.parts import (
     FRAMES_PER_BATCH,

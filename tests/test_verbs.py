@@ -13,10 +13,11 @@ ARGUMENTS = {
     "train": set(),  # Hydra's: overrides, and the flags of --hydra-help
     "explain": {"target", "--config-dir", "--json", "--timeout-s"},
     "check": {"--json"},  # and what train takes
+    "plan": {"--json"},  # and what train takes
     "doctor": {"--trainer", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
-    "status": {"run", "--json"},
+    "status": {"run", "--json", "--schema"},
     "eval": {
-        *("run", "--checkpoint", "--episodes", "--seed", "--deterministic"),
+        *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
         *("--device", "--video", "--no-video", "--json"),
     },
     "plot": {"run", "--out"},
@@ -61,7 +62,7 @@ def test_examples_in_the_help_use_verbs_and_options_that_exist(
     examples = re.findall(r"^  rlsync (\w+)(.*)$", help_of(verb, capsys), re.M)
     assert {name for name, _ in examples} <= set(VERBS)
     for name, rest in examples:
-        allowed = ARGUMENTS[name] | (HYDRAS if name in ("train", "check") else set())
+        allowed = ARGUMENTS[name] | (HYDRAS if name in ("train", "check", "plan") else set())
         assert set(re.findall(r"--[\w-]+", rest)) <= allowed, rest
 
 

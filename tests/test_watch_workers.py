@@ -26,6 +26,8 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 from rlsync import AdoptionTimeout, BoardScheme, ConfigError, SyncWeights, WatchWorkers, WorkerLost
 from rlsync.recipes import ppo
 from rlsync.recipes.config import CollectorConfig, Config
+from rlsync.torchrl_plugin.collectors.board import lost_workers
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.hooks import watch_workers
 from tests.faults.running import ACTOR, in_three_lines, on_a_board, running, values
 from tests.parts import (
@@ -114,6 +116,17 @@ def test_a_worker_killed_while_the_learner_learns_is_named_at_the_next_batch(kin
     assert f"worker 1 (pid {pids[1]}, killed by SIGKILL, acted with version" in said
     assert str(pids[0]) not in said, "TorchRL ends the other worker; it was not lost"
     assert in_three_lines(lost.value)
+
+
+def test_workers_that_were_ended_because_another_one_died_are_not_named() -> None:
+    with on_a_board(make_small_canary()) as collector:
+        pids, publisher = _pids(collector), endpoint_of(collector).publisher
+        _signal(signal.SIGTERM, pids[0])
+        kill(pids[1])
+        assert wait_until(lambda: not any(process.is_alive() for process in collector.procs), 30.0)
+        lost = lost_workers(publisher, publisher.transport.status(), "a test")
+    assert f"worker 1 (pid {pids[1]}, killed by SIGKILL" in str(lost)
+    assert str(pids[0]) not in str(lost)
 
 
 @both_kinds

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.run_files import BOARD, ENDED
+from rlsync.recipes.run_files import BOARD, ENDED, STATISTICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Ended:
 
 def begin(run: Path) -> None:
     """Take away what an earlier run in this folder has left: a new one begins."""
-    for name in (ENDED, BOARD):
+    for name in (ENDED, BOARD, STATISTICS):
         (run / name).unlink(missing_ok=True)
 
 

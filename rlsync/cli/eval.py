@@ -18,7 +18,7 @@ from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.config import Config
-from rlsync.recipes.evaluate_checkpoint import Trained, load
+from rlsync.recipes.evaluate_checkpoint import Trained, load, load_best
 from rlsync.recipes.parts import making
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED, video_file
 from rlsync.workers.devices import device_named
@@ -39,6 +39,7 @@ _EXAMPLES = """examples:
   rlsync eval runs/2026-11-20/18-00-00-000000 --episodes 100 --seed 1 --no-video --json
   rlsync eval runs/2026-11-20/18-00-00-000000 --deterministic --video pong.gif
   rlsync eval runs/2026-11-20/18-00-00-000000 --checkpoint kept/best
+  rlsync eval runs/2026-11-20/18-00-00-000000 --best
   rlsync eval runs/2026-11-20/18-00-00-000000 --device cpu
 
 exit status: 0 all episodes were played, 1 playing failed, 2 not a run with a checkpoint or a wrong command
@@ -56,9 +57,12 @@ def main(arguments: list[str]) -> int:
     prepare_process()
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory: no display is looked for
     config = config_of(given.run)
-    checkpoint = checkpoint_of(given.run, given.checkpoint, config)
     device = None if given.device is None else device_named(given.device, "--device")
-    trained = load(checkpoint, config, deterministic=given.deterministic, device=device)
+    if given.best:
+        trained = load_best(given.run, config, deterministic=given.deterministic, device=device)
+    else:
+        checkpoint = checkpoint_of(given.run, given.checkpoint, config)
+        trained = load(checkpoint, config, deterministic=given.deterministic, device=device)
     file = given.video or given.run / video_file(trained.frames)
     stage, why_none = (None, "not asked for") if given.no_video else _stage(trained, file, given)
     with making(config.env):
@@ -86,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the version that had the run's best evaluation")
+    which.add_argument(
         "--checkpoint",
         type=Path,
         metavar="PATH",

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rlsync.cli.ended import Ended, at, ended
 from rlsync.core.errors import BoardClosed, ConfigError
-from rlsync.recipes.run_files import BOARD, CHECKPOINT, METRICS, RECEIPTS, RESOLVED
+from rlsync.recipes.run_files import BOARD, CHECKPOINT, CLUSTER, METRICS, RECEIPTS, RESOLVED
+from rlsync.recipes.statistics import RunStatistics, statistics_in, statistics_schema
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.watch import BoardWatch, process_state
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.shared_file import FileAddress
+from rlsync.workers.cluster.told import ClusterStatus
 
 _EXAMPLES = """examples:
   rlsync status runs/2026-11-20/18-00-00-000000
   rlsync status --json runs/2026-11-20/18-00-00-000000
+  rlsync status --schema
 
 exit status: 0 all workers live, 1 one is dead or the run has ended or has not begun, 2 not a run folder
 """
@@ -40,6 +43,7 @@ class RunStatus:
         version: newest published version; None if it cannot be known.
         workers: one entry for each worker of a running training.
         ended: how the run ended, if it did so by itself.
+        statistics: what the run last wrote of itself, if it has.
     """
 
     state: str
@@ -47,6 +51,7 @@ class RunStatus:
     version: int | None = None
     workers: tuple[ReaderStatus, ...] = ()
     ended: Ended | None = None
+    statistics: RunStatistics | None = None
 
     @property
     def healthy(self) -> bool:
@@ -60,6 +65,7 @@ class RunStatus:
             "version": self.version,
             "workers": [asdict(worker) for worker in self.workers],
             "ended": None if self.ended is None else asdict(self.ended),
+            "statistics": None if self.statistics is None else asdict(self.statistics),
         }
 
 
@@ -76,9 +82,17 @@ def main(arguments: list[str]) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
+    parser.add_argument("run", type=Path, nargs="?", help="the run's folder, as rlsync train prints it")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON schema of the statistics that a run writes"
+    )
     given = parser.parse_args(arguments)
+    if given.schema:
+        print(json.dumps(statistics_schema(), indent=2))
+        return 0
+    if given.run is None:
+        parser.error("the following arguments are required: run")
     found = status_of(given.run)
     print(json.dumps(found.to_dict(), indent=2) if given.json else found.told)
     return 0 if found.healthy else 1
@@ -90,7 +104,14 @@ def status_of(run: Path) -> RunStatus:
     Raises:
         ConfigError: it is not the folder of a run.
     """
-    handle = handle_in(run)
+    found, statistics = _state_of(run), statistics_in(run)
+    if statistics is None:
+        return found
+    return replace(found, told=f"{found.told}\n{statistics}", statistics=statistics)
+
+
+def _state_of(run: Path) -> RunStatus:
+    handle, cluster = handle_in(run), _cluster_of(run)
     found = _watched(handle) if handle is not None and ended(run) is None else None
     if found is not None:
         return found
@@ -100,6 +121,10 @@ def status_of(run: Path) -> RunStatus:
     if handle is not None:
         if process_state(handle.address.pid) not in (None, "dead"):
             return RunStatus(RUNNING, "the board is closed: the run is ending")
+        return RunStatus(KILLED, _killed(run))
+    if cluster is not None:
+        if process_state(cluster.pid) not in (None, "dead"):
+            return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
         return RunStatus(KILLED, _killed(run))
     if not (run / RESOLVED).is_file():
         raise ConfigError(
@@ -124,6 +149,12 @@ def handle_in(run: Path) -> BoardHandle | None:
     return BoardHandle(FileAddress(**found["address"]), found["board_id"])
 
 
+def _cluster_of(run: Path) -> ClusterStatus | None:
+    """What a run on a cluster told last; None if it is on none."""
+    file = run / CLUSTER
+    return ClusterStatus.read(file) if file.is_file() else None
+
+
 def _watched(handle: BoardHandle) -> RunStatus | None:
     try:
         watch = BoardWatch(*handle.open())
@@ -145,5 +176,10 @@ def _killed(run: Path) -> str:
 def _last_sign(run: Path) -> float:
     """When the run last wrote to its folder, as a timestamp."""
     folders = [run / METRICS, run / CHECKPOINT]
-    files = [run / BOARD, run / RECEIPTS, *(file for folder in folders for file in folder.rglob("*"))]
+    files = [
+        run / BOARD,
+        run / CLUSTER,
+        run / RECEIPTS,
+        *(file for folder in folders for file in folder.rglob("*")),
+    ]
     return max(file.stat().st_mtime for file in files if file.exists())

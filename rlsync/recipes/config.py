@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, bound_errors, fraction, kept, not_below_zero, one_of, refuse
+from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
 from rlsync.recipes.device_config import DeviceConfig, DeviceOrList, device_errors, stock_device_errors
 from rlsync.recipes.env_config import AtariConfig, EnvConfig
 from rlsync.recipes.sync_config import (
@@ -34,6 +35,7 @@ __all__ = [
     "EnvConfig",
     "AtariConfig",
     "CollectorConfig",
+    "ClusterConfig",
     "DeviceConfig",
     "SyncConfig",
     "RouteConfig",
@@ -41,7 +43,6 @@ __all__ = [
     "LoggerConfig",
     "RecipeConfig",
     "PPOConfig",
-    "DQNConfig",
     "sync_map",
     "trigger",
     "errors",
@@ -49,9 +50,8 @@ __all__ = [
 ]
 
 
-#: Why a resumed run cannot change a field.
+#: Why a resumed run cannot change the fields that decide about a schedule.
 SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"
-EXPLORATION = "the checkpoint has the exploration rate and its schedule"
 
 
 @dataclass
@@ -132,9 +132,19 @@ class RecipeConfig:
         """What is wrong with these settings beyond their bounds; ``config`` is the whole run's."""
         yield from ()
 
+    def goal(self) -> str:
+        """What ends the run before all frames are collected, in words; empty if nothing does."""
+        if self.target_return is None:
+            return ""
+        return f"at a mean return of {self.target_return:g} over {self.target_episodes} episodes"
+
     def variant(self) -> str:
         """What a run and the run that resumes it have in common: the name, unless one recipe has several."""
         return self.name
+
+    def acts_on_clusters(self) -> bool:
+        """Whether this recipe's workers may be on the nodes of a cluster."""
+        return False
 
     @classmethod
     def of_older_run(cls, config: Config) -> Config:
@@ -160,35 +170,13 @@ class PPOConfig(RecipeConfig):
 
 
 @dataclass
-class DQNConfig(RecipeConfig):
-    """Deep Q-learning with a double target (Mnih et al. 2015, van Hasselt et al. 2016)."""
-
-    name: str = "dqn"
-    total_frames: int = above_zero(25_000)
-    hidden: list[int] = field(default_factory=lambda: [128, 128])
-    lr: float = above_zero(5e-4)
-    batch_size: int = above_zero(256)
-    clip_norm: float = above_zero(10.0)
-    optim_steps_per_batch: int = above_zero(32)
-    buffer_frames: int = kept(above_zero(50_000), "the checkpoint has a replay buffer of that size")
-    target_update_steps: int = above_zero(100)
-    epsilon_start: float = kept(fraction(1.0), EXPLORATION)
-    epsilon_end: float = kept(fraction(0.02), EXPLORATION)
-    epsilon_frames: int = kept(above_zero(10_000), EXPLORATION)
-
-    def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
-        yield from width_errors("recipe.hidden", self.hidden)
-        yield from stock_device_errors(config)
-
-
-@dataclass
 class Config:
     """One run.
 
     ``run_dir`` is the folder that receives receipts, metrics and the checkpoint; without one the run writes
     nothing. ``resume`` is a run folder or a checkpoint folder to continue from. ``config_dir`` is the folder
     that ``--config-dir`` named: ``rlsync train`` fills it in, and ``rlsync eval`` looks there for the recipe.
+    ``cluster`` says on which machines workers act.
     ``learner`` has the device of the networks that are trained, ``evaluation`` that of ``rlsync eval`` and of
     the evaluating process.
     """
@@ -200,6 +188,7 @@ class Config:
     checkpoint_every_frames: int = above_zero(50_000)
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     recipe: RecipeConfig = field(default_factory=PPOConfig)
@@ -220,6 +209,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from map_errors(config.sync)
     yield from config.env.errors()
     yield from device_errors(config)
+    yield from cluster_errors(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")

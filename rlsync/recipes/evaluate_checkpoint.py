@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import evaluation_device
 from rlsync.recipes.registry import recipe_of
-from rlsync.recipes.run_files import RESOLVED
+from rlsync.recipes.run_files import BEST, RECEIPTS, RESOLVED
+from rlsync.workers.best import best_in
 from rlsync.workers.devices import CPU
 
 if TYPE_CHECKING:
@@ -82,6 +84,46 @@ def load(
     version, steps = int(found["version"]), int(found["optim_steps"])
     ahead = steps - steps_at.get(version, 0)
     return Trained(acting.player, acting.env, version, int(found["frames"]), ahead, device)
+
+
+def load_best(
+    run: Path, config: Config, *, deterministic: bool = False, device: torch.device | None = None
+) -> Trained:
+    """The version of a run that had the best evaluation, ready to act; see :func:`rlsync.workers.best.rank`.
+
+    Args:
+        run: its folder.
+        config, deterministic, device: see :func:`load`.
+
+    Raises:
+        ConfigError: no version was kept, or it does not fit; or see :func:`load`.
+    """
+    best = best_in(run / BEST)
+    if best is None:
+        raise ConfigError(
+            f"{run} holds no {BEST}",
+            "--best",
+            "a run keeps one if it evaluates (recipe.evaluation.every_frames); leave --best out",
+        )
+    recipe = recipe_of(config)
+    acting = recipe.player(config, recipe.probe(config.env), deterministic)
+    try:
+        acting.weights.load_state_dict(best.weights)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{BEST} does not fit the run's configuration: {first_line(error)}",
+            str(run / BEST),
+            "it is of a run with other networks",
+        ) from error
+    device = evaluation_device(config) if device is None else device
+    return Trained(acting.player, acting.env, best.version, _frames_at(run, best.version), 0, device)
+
+
+def _frames_at(run: Path, version: int) -> int:
+    """The frames that a run had collected when it published a version; 0 if its receipts do not say."""
+    receipts = run / RECEIPTS
+    lines = receipts.read_text().splitlines() if receipts.exists() else []
+    return next((r["frames"] for r in map(json.loads, lines) if r["version"] == version), 0)
 
 
 class _Counters:

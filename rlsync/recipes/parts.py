@@ -3,108 +3,56 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn, optim
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
-from torchrl.data import OneHot, TensorSpec
-from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
 from torchrl.modules import MLP
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Forkserver, LogReceipts, SyncWeights, WatchWorkers
-from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
-from rlsync.recipes.config import AtariConfig, Config, EnvConfig, sync_map, trigger
+from rlsync.recipes.config import Config, sync_map, trigger
 from rlsync.recipes.device_config import worker_devices
-from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StopIfNotFinite
+from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StatisticsHook, StopIfNotFinite
 from rlsync.recipes.loggers import make_logger
 from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
+from rlsync.recipes.spaces import Spaces, make_env, making, probe
 from rlsync.tensors.layout import dtype_named
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
+
+__all__ = [
+    "MixedMLP",
+    "Spaces",
+    "annealing",
+    "make_env",
+    "making",
+    "mlp",
+    "policy_player",
+    "probe",
+    "register_hooks",
+    "register_sync",
+    "seed_everything",
+    "started_collector",
+    "trainer_settings",
+    "workers_dtype",
+    "workers_policy",
+]
 
 #: LogReceipts' name in checkpoints, which older checkpoints have, too: TorchRL refuses one that lacks it.
 _RECEIPTS_KEY = "sync_metrics"
 _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
-
-
-def make_env(config: EnvConfig) -> EnvBase:
-    """An environment, or a batch of them. Its frames carry the return so far as ``reward_sum``."""
-    batch = {"num_envs": config.num_envs} if config.num_envs > 1 else {}
-    env = GymEnv(config.id, **batch, **config.kwargs)
-    return TransformedEnv(env, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Spaces:
-    """What networks must know of an environment with a flat observation and discrete actions."""
-
-    features: int
-    actions: int
-    action_spec: TensorSpec
-
-
-@contextmanager
-def making(config: EnvConfig, more: str = "") -> Iterator[None]:
-    """Turn the errors of making an environment inside into a ConfigError; ``more`` is added to its cure.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
-        what = f"cannot make the environment {config.id!r}: {first_line(error)}"
-        cure = "give an installed gymnasium id, for example env.id=CartPole-v1" + more
-        if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
-            cure = "install the package that the first line names, or give another env.id"
-        raise ConfigError(what, "env.id and env.kwargs", cure) from error
-
-
-def probe(config: EnvConfig) -> Spaces:
-    """Make one environment in this process, look at it, and close it.
-
-    Raises:
-        ConfigError: gymnasium does not know it, its observation is not flat, or its actions are not discrete.
-    """
-    if isinstance(config, AtariConfig):
-        raise _not_flat(config.id, "it gives pixels")
-    one = EnvConfig(config.id, 1, config.kwargs)
-    with making(config):
-        env = make_env(one)
-    try:
-        observation, action = env.observation_spec.get("observation", None), env.action_spec
-        if observation is None or observation.ndim != 1 or not isinstance(action, OneHot):
-            raise _not_flat(
-                config.id, f"its action is {type(action).__name__} of shape {tuple(action.shape)}"
-            )
-        return Spaces(observation.shape[-1], action.shape[-1], action)
-    finally:
-        env.close()
-
-
-def _not_flat(name: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"{name!r} does not have a flat observation and discrete actions",
-        f"env.id; {why}",
-        "this recipe serves environments like CartPole-v1, Acrobot-v1 or LunarLander-v3",
-    )
 
 
 def seed_everything(seed: int) -> None:
@@ -122,9 +70,16 @@ class MixedMLP(MLP):
         return super().forward(*(tensor.to(dtype) for tensor in inputs)).float()
 
 
-def mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float) -> MixedMLP:
-    """A tanh network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
-    net = MixedMLP(in_features=features, out_features=outputs, num_cells=hidden, activation_class=nn.Tanh)
+def mlp(
+    features: int,
+    outputs: int,
+    hidden: list[int],
+    *,
+    last_gain: float,
+    activation: type[nn.Module] = nn.Tanh,
+) -> MixedMLP:
+    """A network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
+    net = MixedMLP(in_features=features, out_features=outputs, num_cells=hidden, activation_class=activation)
     layers = [layer for layer in net if isinstance(layer, nn.Linear)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, 2**0.5)
@@ -151,12 +106,19 @@ def workers_policy(config: Config, policy: TensorDictModuleBase) -> TensorDictMo
 
 
 @contextmanager
-def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[BaseCollector]:
+def started_collector(
+    config: Config, policy: TensorDictModuleBase, *, random_frames: int = 0
+) -> Iterator[BaseCollector]:
     """Worker processes that act with ``policy`` and adopt its weights from a board.
 
     Policies act on the devices that the config names. Environments step on the CPU, and frames arrive in
     host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
     running after the ``with`` block. If the block raises, they are shut down.
+
+    Args:
+        config: of the run.
+        policy: what the workers act with.
+        random_frames: they take random actions in so many frames first.
     """
     settings = config.collector
     with Forkserver(preload=[__name__]):
@@ -167,6 +129,7 @@ def started_collector(config: Config, policy: TensorDictModuleBase) -> Iterator[
             total_frames=-1,  # the trainer counts
             **_devices(config),
             num_sub_threads=1,
+            init_random_frames=random_frames,
             weight_sync_schemes={"policy": BoardScheme(adopt=settings.adopt)},  # type: ignore[arg-type]
         )
     try:
@@ -209,22 +172,42 @@ def trainer_settings(config: Config) -> dict[str, Any]:
     }
 
 
-def register_hooks(trainer: Trainer, config: Config) -> None:
+def register_hooks(trainer: Trainer, config: Config, *, stop_at_return: bool = True) -> EpisodeReturns:
     """Register the hooks that every recipe on stock collectors has.
 
     They publish by the config's sync map, log returns and publishes, watch the workers, and end the run
     before a step with a loss or a gradient that is not finite.
+
+    Args:
+        trainer: of the recipe.
+        config: of the run.
+        stop_at_return: end the run when the returns of its own episodes reach ``recipe.target_return``.
+
+    Returns:
+        The hook that logs returns, and that can end the run.
     """
     register_sync(trainer, config)
-    EpisodeReturns(config.recipe.target_return, config.recipe.target_episodes).register(trainer)
+    target = config.recipe.target_return if stop_at_return else None
+    returns = EpisodeReturns(target, config.recipe.target_episodes)
+    returns.register(trainer)
     WatchWorkers(config.collector.silent_timeout_s).register(trainer)
+    return returns
 
 
-def register_sync(trainer: Trainer, config: Config) -> SyncWeights:
+def register_sync(
+    trainer: Trainer, config: Config, workers_wait_s: Callable[[], float] | None = None
+) -> SyncWeights:
     """Register what every recipe has, whatever its collector.
 
     That is the hook that publishes by the config's sync map, those that log what publishing cost and how old
-    the frames were, and the one that ends the run before a step that is not finite.
+    the frames were, the one that writes the run's statistics, and the one that ends the run before a step
+    that is not finite.
+
+    Args:
+        trainer: the trainer.
+        config: of the run.
+        workers_wait_s: seconds that all workers together have waited for the learner so far; None if the
+            collector cannot tell.
 
     Returns:
         The hook that publishes.
@@ -237,7 +220,9 @@ def register_sync(trainer: Trainer, config: Config) -> SyncWeights:
         receipts_file=None if run_dir is None else run_dir / RECEIPTS,
     )
     sync.register(trainer)
-    StalenessHistogram(sync, None if run_dir is None else run_dir / STALENESS).register(trainer)
+    staleness = StalenessHistogram(sync, None if run_dir is None else run_dir / STALENESS)
+    staleness.register(trainer)
+    StatisticsHook(sync, staleness, run_dir, workers_wait_s).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)
     return sync
@@ -250,12 +235,12 @@ def policy_player(
 
     Args:
         config: of the run; if its sync map declares a dtype, the policy gets it.
-        policy: reads ``observation`` and writes a one-hot ``action``.
+        policy: reads ``observation`` and writes ``action``.
         spaces: of the environment.
         deterministic: take the likeliest action in place of drawing one.
     """
     acts = workers_policy(config, policy)
     # The same single environment that GymEnv makes in the workers.
     envs = GymnasiumEnvs(config.env.id, config.env.kwargs)
-    actions, shape = DiscreteActions(spaces.actions), (spaces.features,)
-    return CheckpointPlayer(acts, PolicyPlayer(acts, actions, shape, deterministic=deterministic), envs)
+    acting = PolicyPlayer(acts, spaces.player_actions(), (spaces.features,), deterministic=deterministic)
+    return CheckpointPlayer(acts, acting, envs)

@@ -27,7 +27,9 @@ GROUP = "rlsync.recipes"
 #: rlsync's own recipes, written as an entry point is.
 SHIPPED: Mapping[str, str] = {
     "ppo": "rlsync.recipes.ppo:RECIPE",
-    "dqn": "rlsync.recipes.dqn:RECIPE",
+    "dqn": "rlsync.recipes.off_policy.dqn:RECIPE",
+    "sac": "rlsync.recipes.off_policy.sac:RECIPE",
+    "td3": "rlsync.recipes.off_policy.td3:RECIPE",
     "impala": "rlsync.recipes.impala.recipe:RECIPE",
 }
 
@@ -70,7 +72,7 @@ def names() -> list[str]:
 
     Example:
         >>> names()[:3]
-        ['ppo', 'dqn', 'impala']
+        ['ppo', 'dqn', 'sac']
     """
     return [*SHIPPED, *installed()]
 
@@ -93,7 +95,7 @@ def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -
         ...
         rlsync.core.errors.ConfigError: no recipe is named 'pppo'
           where  recipe.name
-          cure   did you mean 'ppo'? recipes: ppo, dqn, impala
+          cure   did you mean 'ppo'? recipes: ppo, dqn, sac, td3, impala
     """
     if at is not None:
         if name in SHIPPED:

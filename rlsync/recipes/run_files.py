@@ -8,8 +8,12 @@ RESOLVED = "config.yaml"
 RECEIPTS = "receipts.jsonl"
 #: How many consumed steps were how many versions old.
 STALENESS = "staleness_versions.csv"
+#: What the run does, in numbers; see rlsync.recipes.statistics.
+STATISTICS = "statistics.json"
 #: Returns of the evaluated versions.
 EVALUATIONS = "evaluations.csv"
+#: The weights of the version with the best evaluation.
+BEST = "best.pt"
 #: The trainer's state, a folder.
 CHECKPOINT = "checkpoint"
 #: What the logger writes, a folder: CSV files under SCALARS, or TensorBoard's event files.
@@ -18,6 +22,8 @@ METRICS = "metrics"
 SCALARS = "scalars"
 #: The address of the run's board, for ``rlsync status``. It goes when the run ends.
 BOARD = "board.json"
+#: What a run on a cluster tells of its nodes, for ``rlsync status``.
+CLUSTER = "cluster.json"
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
 #: The picture that ``rlsync plot`` draws.

@@ -41,6 +41,10 @@ class Endpoint(Protocol):
     def in_flight(self) -> bool:
         """Whether workers may be collecting while the learner publishes."""
 
+    @property
+    def needs_every_leaf(self) -> bool:
+        """Whether a publish that leaves out leaves of a destination would wait for ever."""
+
     def connect(self, publish_default: Callable[[], object]) -> None:
         """Begin: from now on workers adopt what is published here.
 

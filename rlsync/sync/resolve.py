@@ -20,7 +20,7 @@ from rlsync.core.plan import MOVED, Route, Row, Source, SyncPlan, Verdict
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.ranks import require_board
 from rlsync.sync.trained import Training, frozen, unsent
-from rlsync.tensors.compare import Comparison, compare, named_like
+from rlsync.tensors.compare import Comparison, compare, excluded, named_like
 from rlsync.tensors.covered import Covered
 from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves, memory_key
@@ -154,6 +154,8 @@ def bind_route(
     check_trained(root, path, where)
     leaves = Leaves(live, str(path), shards=True)
     found, prefix = endpoint.locate(target, where)
+    if endpoint.needs_every_leaf:
+        _refuse_excluded(endpoint, found, route.exclude, where)
     comparisons, names = _compare(route, leaves, endpoint, found, prefix)
     by_name = dict(zip(names, leaves.leaves, strict=True))
     sent = [c for c in comparisons if c.verdict is Verdict.ALIASED or c.verdict in MOVED]
@@ -163,6 +165,16 @@ def bind_route(
     specs, verdicts = [c.spec for c in sent], [c.verdict for c in sent]
     ties = [(by_name[s.name], by_name[s.tie]) for s in specs if s.tie in by_name]
     return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, specs, verdicts, ties)
+
+
+def _refuse_excluded(endpoint: Endpoint, destination: str, patterns: Sequence[str], where: str) -> None:
+    for spec in endpoint.specs(destination) or ():
+        if excluded(spec.name, patterns):
+            raise LayoutMismatch(
+                f"{destination}.{spec.name} would not be sent, and the workers would wait for it for ever",
+                f"{where}, {endpoint.description}",
+                "send every leaf: leave exclude out, or use a collector that a BoardScheme serves",
+            )
 
 
 def _compare(

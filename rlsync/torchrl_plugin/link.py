@@ -1,4 +1,4 @@
-"""BoardLink: the two ends of a board, as the schemes of one collector share them."""
+"""Links: the two ends of a board, as the schemes of one collector share them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.served_server import ServedServer
 from rlsync.torchrl_plugin.server import ServerSync
 from rlsync.torchrl_plugin.worker import WorkerSync
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.contract import Handle
 
 
-class BoardLink:
-    """What the schemes of one board share: the publisher on the learner's side, the adopter in a worker.
+class Link:
+    """What the schemes of one collector share: the publisher on the learner's side, the adopter in a worker.
 
     Pickled together with the schemes of a collector, it stays one object, and carries only the handle.
+
+    Args:
+        handle: what workers read.
+        publisher: publishes to them.
     """
 
-    def __init__(self, board: NumberedBoard) -> None:
-        self.handle: BoardHandle = board.handle
-        self.board: NumberedBoard | None = board
-        self.publisher: WorkersPublisher | None = WorkersPublisher(board, board.ledger)
+    def __init__(self, handle: Handle, publisher: WorkersPublisher) -> None:
+        self.handle = handle
+        self.publisher: WorkersPublisher | None = publisher
         self.worker: WorkerSync | None = None
-        self.server: ServerSync | None = None
-        self.served: ServedServer | None = None
-        self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**dict.fromkeys(vars(self)), "handle": self.handle}
@@ -37,13 +37,35 @@ class BoardLink:
         """The one adopter of this process."""
         if self.worker is None or self.worker.worker_idx != worker_idx:
             self.worker = WorkerSync(self.handle, worker_idx)
-            self.board = self.publisher = None
+            self.publisher = None
         return self.worker
 
     def leave(self, destination: str | None) -> None:
         """In a worker: take no more weights for ``destination``. The last one gives the reader back."""
         if self.worker is not None and self.worker.leave(destination):
             self.worker = None
+
+
+class BoardLink(Link):
+    """The link of the schemes of one board.
+
+    Args:
+        board: the board.
+    """
+
+    def __init__(self, board: NumberedBoard) -> None:
+        super().__init__(board.handle, WorkersPublisher(board, board.ledger))
+        self.board: NumberedBoard | None = board
+        self.server: ServerSync | None = None
+        self.served: ServedServer | None = None
+        self._pid = os.getpid()
+
+    def in_worker(self, worker_idx: int) -> WorkerSync:
+        """The one adopter of this process."""
+        worker = super().in_worker(worker_idx)
+        if self.publisher is None:
+            self.board = None
+        return worker
 
     def in_server(self, destination: str, adopt: Adopt, server: compat.InferenceServer) -> ServerSync:
         """The one adopter of an inference server, in the learner's process or in its own."""

@@ -5,38 +5,33 @@ from __future__ import annotations
 import os
 import weakref
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 from torch import nn
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
-from rlsync.core.errors import ConfigError, PublishError
+from rlsync.core.errors import ConfigError
 from rlsync.core.path import parse
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.program_end import end_with_program
-from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.link import BoardLink
 from rlsync.torchrl_plugin.served import (
     ONE_VERSION,
     OWN_COLLECTORS,
-    check_choice,
     check_interface,
     refuse_different_moments,
-    refuse_some_workers,
     served,
 )
 from rlsync.torchrl_plugin.served_server import ServedServer
 from rlsync.torchrl_plugin.worker import AdoptAt
+from rlsync.torchrl_plugin.worker_scheme import WorkerScheme, announce, on_the_learner
 
 BACKEND = "board"
 
-T = TypeVar("T")
 
-
-class BoardScheme(compat.WeightSyncScheme):
+class BoardScheme(WorkerScheme):
     """Weights through a :class:`rlsync.WeightBoard`: no waits, no torn read, exact stamps.
 
     Stands in ``weight_sync_schemes=`` of MultiSyncCollector, MultiAsyncCollector and, with
@@ -77,6 +72,8 @@ class BoardScheme(compat.WeightSyncScheme):
           cure   choose one of: alias, copy
     """
 
+    _link: BoardLink
+
     def __init__(
         self,
         adopt: Adopt = "alias",
@@ -86,13 +83,9 @@ class BoardScheme(compat.WeightSyncScheme):
         per_worker_weights: bool = False,
         _link: BoardLink | None = None,
     ) -> None:
-        check_choice("adoption mode", "adopt", adopt, get_args(Adopt))
-        check_choice("moment of adoption", "adopt_at", adopt_at, get_args(AdoptAt))
+        self._check(adopt, adopt_at)
         if per_worker_weights:
             raise ConfigError(ONE_VERSION, "BoardScheme(per_worker_weights=True)", OWN_COLLECTORS)
-        super().__init__(strategy="tensordict")
-        self.adopt: Adopt = adopt
-        self.adopt_at: AdoptAt = adopt_at
         self.start_timeout_s = start_timeout_s
         self._pid = os.getpid()
         self._first_worker = 0
@@ -102,7 +95,7 @@ class BoardScheme(compat.WeightSyncScheme):
 
             self._board = WeightBoard()
             _link = BoardLink(self._board)
-        self._link = _link
+        super().__init__(adopt, adopt_at, _link)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}
@@ -128,30 +121,13 @@ class BoardScheme(compat.WeightSyncScheme):
         return super().initialized_on_sender and self._pid == os.getpid() and self._link.served is None
 
     @property
-    def publisher(self) -> WorkersPublisher:
-        """The learner's side.
-
-        Raises:
-            PublishError: in a worker.
-        """
-        return _on_the_learner(self._link.publisher)
-
-    @property
     def board(self) -> NumberedBoard:
         """The board, on the learner's side.
 
         Raises:
             PublishError: in a worker.
         """
-        return _on_the_learner(self._link.board)
-
-    def create_transport(self, **_: Any) -> WorkersPublisher:
-        """The learner's end, which is the transport of all workers.
-
-        Raises:
-            PublishError: in a worker.
-        """
-        return self.publisher
+        return on_the_learner(self._link.board, self)
 
     def _init_on_sender_impl(
         self,
@@ -184,7 +160,7 @@ class BoardScheme(compat.WeightSyncScheme):
         if publisher.serve(collector.workers, model_id):
             collector.prepare(publisher)
             compat.around_updates(context, publisher.one_publish)
-            publisher.announce = partial(_announce, weakref.ref(context))
+            publisher.announce = partial(announce, weakref.ref(context))
         policy = collector.policy() if model_id == "policy" else None
         if policy is not None:
             publisher.publish_modules({"policy": policy}, "the collector")
@@ -227,60 +203,10 @@ class BoardScheme(compat.WeightSyncScheme):
             compat.set_context(self, context)
             self._link.in_server(model_id, self.adopt, context)
             return
-        compat.make_room_for_the_stamp()
         self._board = None
-        self.worker_idx = worker_idx - self._first_worker
-        worker = self._link.in_worker(self.worker_idx)
-        worker.declare(model_id, self.adopt, self.adopt_at)
-        weights = None if model is None else compat.weights_of(model)
-        if isinstance(weights, nn.Module):
-            worker.prepare(model_id, weights)
+        self.begin_in_worker(model_id, worker_idx - self._first_worker, model)
         if context is not None:
             self.context = context
-
-    @property
-    def context(self) -> Any:
-        """The collector, once it exists."""
-        return super().context
-
-    @context.setter
-    def context(self, collector: Any) -> None:
-        compat.set_context(self, collector)
-        if self.initialized_on_receiver and collector is not None:
-            worker = self._link.in_worker(self.worker_idx)
-            worker.attach(collector)
-            self.model = worker.module(self.model_id)  # TorchRL refuses a worker whose policy is None
-
-    def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
-        """Nothing: the worker adopts from the board when it next collects."""
-
-    def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
-        """Publish ``weights`` for this destination; returns without waiting for any worker.
-
-        Args:
-            weights: a module, a tensordict, a dict of tensors; ``None`` for the learner's own weights.
-            worker_ids: must be ``None`` or name all workers.
-
-        Raises:
-            LayoutMismatch: the weights do not fit the leaves in the workers.
-            PublishError: ``worker_ids`` leaves out a worker: a board has one newest version for all.
-        """
-        if self.model_id is None:
-            raise PublishError("this scheme has no collector yet", "BoardScheme.send", "pass it to one")
-        refuse_some_workers(worker_ids, weights, self.publisher.collector.num_workers)
-        self.publisher.send(self.model_id, weights)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until what reads the board acts with the newest version.
-
-        Args:
-            timeout_s: give up after this many seconds.
-
-        Raises:
-            WorkerLost: a worker, or the process of the inference server, is dead.
-            AdoptionTimeout: the deadline passed.
-        """
-        BoardEndpoint(self.publisher, {}).wait(timeout_s)
 
     def receive(self, timeout: float | None = None) -> None:
         """Adopt, in an inference server, between two batches. Workers adopt by themselves, between rollouts.
@@ -297,16 +223,6 @@ class BoardScheme(compat.WeightSyncScheme):
         self._link.leave(self.model_id)
         if self._board is not None:
             self._board.close()
-
-
-def _on_the_learner(held: T | None) -> T:
-    if held is None:
-        raise PublishError("a worker does not publish", "BoardScheme", "publish from the learner")
-    return held
-
-
-def _announce(collector: weakref.ref[Any], version: int) -> None:
-    compat.announce_version(collector(), version)
 
 
 def register_backend() -> None:

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
+from torchrl.collectors import MultiAsyncCollector
+
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.sync.processes import await_ready
 from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
+from rlsync.torchrl_plugin.kept_rollouts import keep_rollouts
 from rlsync.torchrl_plugin.loaded_state import publish_loaded
 
 ONE_VERSION = "a board has one newest version for all workers"
@@ -63,6 +66,8 @@ class ServedProcesses:
     def prepare(self, publisher: WorkersPublisher) -> None:
         """See :class:`Served`."""
         compat.turn_on_stamps(self.workers)
+        if isinstance(self.workers, MultiAsyncCollector):
+            keep_rollouts(self.workers)
         compat.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
@@ -128,8 +133,7 @@ def served(collector: object, destination: str) -> Served:
             raise ConfigError(
                 "a board is memory of one host, and Ray starts workers on any node",
                 where,
-                "leave the scheme out, or use MultiSyncCollector or MultiAsyncCollector on one host; Ray "
-                "needs a board of its own on each node, which rlsync does not have yet",
+                "use RayBoardScheme instead, which keeps a board on each node",
             )
         case compat.RPCCollector():
             collector.shutdown()  # TorchRL asks only when its workers stand, and would leave them
@@ -147,7 +151,9 @@ def served(collector: object, destination: str) -> Served:
     )
 
 
-def check_interface(context: object, placed: Mapping[str, object], model: Mapping[str, object]) -> None:
+def check_interface(
+    context: object, placed: Mapping[str, object], model: Mapping[str, object], *, of: str = "BoardScheme"
+) -> None:
     """Refuse the uses of ``init_on_sender`` that a board does not serve.
 
     Args:
@@ -163,20 +169,22 @@ def check_interface(context: object, placed: Mapping[str, object], model: Mappin
     if given or context is None:
         raise ConfigError(
             "a board serves the workers of a collector, all with the same weights",
-            f"BoardScheme.init_on_sender({', '.join(given)})",
-            "pass the scheme to a process collector, weight_sync_schemes={'policy': BoardScheme()}, which "
+            f"{of}.init_on_sender({', '.join(given)})",
+            f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
             "calls this method",
         )
 
 
-def check_choice(what: str, name: str, chosen: str, offered: tuple[str, ...]) -> None:
-    """Refuse an argument of a BoardScheme that is none of those offered.
+def check_choice(
+    what: str, name: str, chosen: str, offered: tuple[str, ...], *, of: str = "BoardScheme"
+) -> None:
+    """Refuse an argument of a scheme that is none of those offered.
 
     Raises:
         ConfigError: it is not.
     """
     if chosen not in offered:
-        where, cure = f"BoardScheme({name}={chosen!r})", f"choose one of: {', '.join(offered)}"
+        where, cure = f"{of}({name}={chosen!r})", f"choose one of: {', '.join(offered)}"
         raise ConfigError(f"no {what} {chosen!r}", where, cure)
 
 

@@ -73,12 +73,11 @@ def around_requests(collector: compat.MultiCollector, enter: Enter) -> None:
 
 
 def _send_in(enter: Enter, pipe: Any) -> None:
-    ref = weakref.ref(pipe)
+    inner = _present_method(pipe, "send")
 
     def send(message: object) -> None:
-        there: Any = ref()
         with enter():
-            type(there).send(there, message)
+            inner(message)
 
     pipe.send = send
 
@@ -95,15 +94,14 @@ def around_waits(collector: compat.MultiCollector, wait: Wait, came: Callable[[i
         wait: see :data:`Wait`; its errors pass through TorchRL.
         came: called with the number of a worker when its batch arrives.
     """
-    ref, queue_ref = weakref.ref(collector), weakref.ref(collector.queue_out)
+    ref, inner = weakref.ref(collector), _present_method(collector.queue_out, "get")
 
     def get(block: bool = True, timeout: float | None = None) -> Any:
         taken: list[Any] = []
-        queue: Any = queue_ref()
 
         def step(seconds: float) -> bool:
             try:
-                taken.append(type(queue).get(queue, True, seconds))
+                taken.append(inner(True, seconds))
             except Empty:
                 return False
             return True
@@ -193,6 +191,20 @@ class _WatchedLock:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._lock.__reduce_ex__(protocol)  # the receiving process gets the plain lock
+
+
+def _present_method(owner: Any, name: str) -> Callable[..., Any]:
+    """What ``owner.name`` is now, without a reference to the owner: perhaps a wrapper on the instance."""
+    if name in vars(owner):
+        wrapper: Callable[..., Any] = vars(owner)[name]
+        return wrapper
+    ref = weakref.ref(owner)
+
+    def call(*args: Any) -> Any:
+        there: Any = ref()
+        return getattr(type(there), name)(there, *args)
+
+    return call
 
 
 def _present(ref: weakref.ref[compat.MultiCollector]) -> compat.MultiCollector:

@@ -42,6 +42,7 @@ class WorkerSync:
         self._at_policy_calls = False
         self._collector: weakref.ref[compat.Collector] | None = None
         self._acting: ExitStack | None = None  #: what ends the use of the version that acts, in a rollout
+        self._called = False  #: whether the policy was called in this rollout
         self._memory: set[int] = set()
         self._adopter = Adopter(handle, worker_idx)
 
@@ -100,10 +101,16 @@ class WorkerSync:
     @contextmanager
     def _rollout(self, collector: compat.Collector) -> Iterator[None]:
         with ExitStack() as acting:
-            self._acting = acting
+            self._acting, self._called = acting, False
             try:
-                self._act(collector, acting)
+                if self._at_policy_calls:
+                    # What acts is decided by the calls: a version that no call used must not answer for them.
+                    compat.stamp(collector, self._adopter.adopt())
+                else:
+                    self._act(collector, acting)
                 yield
+                if self._at_policy_calls and not self._called:  # random frames alone
+                    acting.enter_context(self._adopter.acting())
             finally:
                 self._acting = None
 
@@ -118,9 +125,11 @@ class WorkerSync:
             compat.stamp(collector, self._adopter.adopt())
 
     def _before_policy(self, collector: compat.Collector) -> None:
-        if self._acting is not None and self._adopter.newest != self._adopter.version:
-            self._acting.close()
-            self._act(collector, self._acting)
+        if self._acting is None or (self._called and self._adopter.newest == self._adopter.version):
+            return
+        self._acting.close()
+        self._act(collector, self._acting)
+        self._called = True
 
     def _after_policy(self, output: TensorDictBase) -> TensorDictBase:
         """Copy what the policy wrote of its own weights: frames outlive the version that acted in them."""

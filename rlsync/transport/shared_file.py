@@ -91,8 +91,8 @@ class SharedFile:
             raise BoardClosed(
                 f"the board of process {address.pid} is memory of another host or container",
                 f"process {os.getpid()}, opening {address.path} of {address.host}; this is {this_host()}",
-                "start the workers on the learner's host, in its container; Ray needs a board of its own on "
-                "each node, which rlsync does not have yet",
+                "start the workers on the learner's host, in its container; on Ray, RayBoardScheme keeps a "
+                "board on each node",
             )
         try:
             return cls(os.open(address.path, os.O_RDWR), address)

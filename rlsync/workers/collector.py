@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Any, get_args
 
 import torch
-from tensordict import TensorDict, TensorDictBase
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import ConfigError
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.program_end import end_with_program
+from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
-from rlsync.workers.policy_on_board import PolicyOnBoard
+from rlsync.workers.rollout_collector import RolloutCollector, check_adopt, check_counts
 from rlsync.workers.supervision import Restarts, Supervisor
 from rlsync.workers.unrolls import RolloutShape
 from rlsync.workers.worker import WorkerJob, start_worker
 
-#: How long workers may take to complete a step and leave.
-_LEAVE_TIMEOUT_S = 5.0
 
-
-class UnrollCollector(PolicyOnBoard):
+class UnrollCollector(RolloutCollector):
     """Collects unrolls with worker processes that never wait for the learner's optimizer steps.
 
     Each worker steps its environments with one call of the player for all of them, straight into a slot of a
@@ -99,8 +91,6 @@ class UnrollCollector(PolicyOnBoard):
         >>> collector.shutdown()
     """
 
-    init_random_frames = 0
-
     def __init__(
         self,
         network: Player | Playable,
@@ -126,20 +116,24 @@ class UnrollCollector(PolicyOnBoard):
         silent_timeout_s: float = 300.0,
     ) -> None:
         slots = num_workers + 2 * rollouts_per_batch if slots is None else slots
-        _check_numbers(steps, envs_per_worker, num_workers, overlap, rollouts_per_batch, slots)
-        _check_adopt(adopt)
+        counts = {
+            "steps": steps,
+            "envs_per_worker": envs_per_worker,
+            "num_workers": num_workers,
+            "rollouts_per_batch": rollouts_per_batch,
+        }
+        check_counts(counts, overlap, "UnrollCollector")
+        _check_slots(slots, rollouts_per_batch)
+        check_adopt(adopt, "UnrollCollector")
         devices = device_of_each(policy_device, num_workers, "UnrollCollector(policy_device=...)")
         stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
         acting = player_of(network, store_params=store_params, store_value=store_value)
-        super().__init__(acting, num_workers, dtype, adopt)
-        self.total_frames = total_frames
-        self.frames_per_batch = steps * envs_per_worker * rollouts_per_batch
-        self.requested_frames_per_batch = self.frames_per_batch
+        frames = steps * envs_per_worker * rollouts_per_batch
+        self.board = NumberedBoard()
+        super().__init__(
+            acting, num_workers, dtype, adopt, self.board, frames_per_batch=frames, total_frames=total_frames
+        )
         self._envs = num_workers * envs_per_worker
-        self._frames = self._batches = 0
-        self._closed = False
-        self._pid = os.getpid()
-        end_with_program(self)
         shape = RolloutShape(steps, envs_per_worker)
         self._ring = RolloutRing(shape.layout(acting), slots, num_workers)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
@@ -171,16 +165,6 @@ class UnrollCollector(PolicyOnBoard):
         return self._ring
 
     @property
-    def closed(self) -> bool:
-        """Whether it was shut down."""
-        return self._closed
-
-    @property
-    def last_workers(self) -> tuple[int, ...]:
-        """The numbers of the workers that made the last batch."""
-        return self._intake.writers
-
-    @property
     def restarted(self) -> int:
         """How many times a worker was started again."""
         return self._workers.restarts
@@ -188,23 +172,6 @@ class UnrollCollector(PolicyOnBoard):
     def counters(self) -> RingCounters:
         """Slots by state, rollouts written and taken, seconds that workers and learner have waited."""
         return self._ring.counters()
-
-    def iterator(self) -> Iterator[TensorDictBase]:
-        """Iterate over batches, until ``total_frames``.
-
-        Raises:
-            BoardClosed: the collector was shut down.
-        """
-        while self.total_frames < 0 or self._frames < self.total_frames:
-            yield self._next_batch()
-
-    def release(self) -> None:
-        """Give the slot of the last batch back before the next one is asked for."""
-        self._intake.release()
-
-    def pause(self) -> AbstractContextManager[None]:
-        """Inside the block workers begin no new rollout; those that they have begun they complete."""
-        return self._intake.paused()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
@@ -219,75 +186,15 @@ class UnrollCollector(PolicyOnBoard):
         self._ring.seed(seed)
         return seed if static_seed else seed + self._envs
 
-    def state_dict(self) -> OrderedDict[str, Any]:
-        """The counters. Environments are not saved: after a resume they begin new episodes."""
-        return OrderedDict(frames=self._frames, batches=self._batches)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the counters.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned.
-        """
-        self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
-
-    def shutdown(
-        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
-    ) -> None:
-        """End the workers. A second call does nothing.
-
-        Args:
-            timeout: how long they may take to leave, seconds; then they are killed.
-            close_env: not used: environments end with their workers.
-            raise_on_error: not used.
-        """
-        if not self._closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
-            self._closed = True
-            self._intake.close()
-            self._ring.close()
-            self._workers.end(_LEAVE_TIMEOUT_S if timeout is None else timeout)
-            self.board.close()
-
-    def __del__(self) -> None:
-        if "_intake" in self.__dict__:
-            self.shutdown()
-
-    def _next_batch(self) -> TensorDict:
-        if self._closed:
-            raise BoardClosed("this collector was shut down", "iterating over it", "make a new one")
-        if self.pre_collect_hook is not None:
-            self.pre_collect_hook()
-        batch = self._intake.batch()
-        self._frames += self.frames_per_batch
-        self._batches += 1
-        if self.post_collect_hook is not None:
-            self.post_collect_hook(batch)
-        return batch
+    def _end(self, timeout_s: float) -> None:
+        self._ring.close()
+        self._workers.end(timeout_s)
 
 
-def _check_adopt(adopt: str) -> None:
-    if adopt not in get_args(Adopt):
-        raise ConfigError(
-            f"workers cannot adopt by {adopt!r}",
-            f"UnrollCollector(adopt={adopt!r})",
-            f"give one of {', '.join(get_args(Adopt))}",
-        )
-
-
-def _check_numbers(steps: int, envs: int, workers: int, overlap: bool, rollouts: int, slots: int) -> None:
-    named = {"steps": steps, "envs_per_worker": envs, "num_workers": workers, "rollouts_per_batch": rollouts}
-    for name, value in named.items():
-        if value < 1:
-            raise ConfigError(f"{name} is at least 1, got {value}", f"UnrollCollector({name}={value})", "")
+def _check_slots(slots: int, rollouts: int) -> None:
     if slots < rollouts:
         raise ConfigError(
             f"a batch of {rollouts} rollouts does not fit into {slots} slots",
             f"UnrollCollector(rollouts_per_batch={rollouts}, slots={slots})",
             "give as many slots as rollouts, or leave slots out",
-        )
-    if overlap and envs < 2:
-        raise ConfigError(
-            "one environment cannot be split in two",
-            f"UnrollCollector(overlap=True, envs_per_worker={envs})",
-            "give two or more, or overlap=False",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import signal
 import time
@@ -16,10 +17,11 @@ from rlsync.core.errors import BoardClosed
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.format import MAX_READERS
 from rlsync.transport.board.handle import BoardHandle
+from rlsync.workers.best import Best, best_in, rank
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.evaluation import Episode, Score, at_once, play
-from rlsync.workers.player import Player, check_fits
+from rlsync.workers.player import POLICY, Player, check_fits
 from rlsync.workers.worker import adopting, prepare_process
 
 #: The evaluator's line on the board: the last one, which no worker has.
@@ -56,6 +58,9 @@ class EvaluationJob:
         seed: of environments and actions, the same for every evaluation.
         adopt: whether parameters are pointed at the board, or copied out of it.
         device: where the player acts.
+        best: a file in which the best version is kept, by :func:`rlsync.workers.best.rank`; of two equal ones
+            the older stays. None keeps none.
+        kept: the names of the leaves that are kept, destination first, begin with this, which is taken off.
     """
 
     board: BoardHandle
@@ -67,6 +72,8 @@ class EvaluationJob:
     seed: int
     adopt: Adopt = "alias"
     device: torch.device = CPU
+    best: Path | None = None
+    kept: str = f"{POLICY}."
 
 
 def run_evaluator(job: EvaluationJob) -> None:
@@ -84,7 +91,7 @@ def run_evaluator(job: EvaluationJob) -> None:
         return
     envs = make_venv(job.env, at_once(job.episodes))
     check_fits(job.player, envs, str(job.env))
-    evaluated = -job.every_versions
+    evaluated, keep = -job.every_versions, _KeepBest(job)
     while not adopter.learner_gone:
         if adopter.newest - evaluated < job.every_versions:
             time.sleep(_LOOK_EVERY_S)
@@ -96,7 +103,35 @@ def run_evaluator(job: EvaluationJob) -> None:
             if adopter.learner_gone:
                 return
         seconds = round(time.monotonic() - started, 3)
-        _write(job.file, Evaluated(**asdict(Score.of(played)), version=evaluated, seconds=seconds))
+        found = Evaluated(**asdict(Score.of(played)), version=evaluated, seconds=seconds)
+        keep.look(found)  # before the learner sees the result, which may end the run
+        _write(job.file, found)
+
+
+class _KeepBest:
+    """Keeps the best version of a run, those before a resume in the same folder included."""
+
+    def __init__(self, job: EvaluationJob) -> None:
+        self._job = job
+        before = None if job.best is None else best_in(job.best)
+        self._rank = -math.inf if before is None else before.rank
+
+    def look(self, found: Evaluated) -> None:
+        """Keep the version that acts now if its score is better than any before."""
+        if self._job.best is None or rank(found) <= self._rank:
+            return
+        self._rank, prefix = rank(found), self._job.kept
+        held = {
+            f"{destination}.{name}": tensor
+            for destination, module in self._job.player.modules.items()
+            for name, tensor in module.state_dict().items()
+        }
+        weights = {
+            name.removeprefix(prefix): tensor.detach().to("cpu", copy=True)
+            for name, tensor in held.items()
+            if name.startswith(prefix)
+        }
+        Best(found.version, found.return_mean, self._rank, weights).write(self._job.best)
 
 
 def _write(file: Path, evaluated: Evaluated) -> None:

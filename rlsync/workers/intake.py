@@ -1,21 +1,53 @@
-"""Batches out of the ring, on the learner's device; while it waits for them, it looks after the workers."""
+"""Batches of rollouts, on the learner's device; while it waits for them, it looks after the workers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from tensordict import TensorDict
 
+from rlsync.core.errors import AdoptionTimeout
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued
-from rlsync.transport.ring.reader import RolloutRing, TakenRollout
+from rlsync.transport.ring.reader import TakenRollout
 from rlsync.workers import frames as keys
 from rlsync.workers.pinned import PinnedSlots
 from rlsync.workers.player import Record
-from rlsync.workers.supervision import LOOK_EVERY_S, Supervisor
+from rlsync.workers.supervision import LOOK_EVERY_S
 from rlsync.workers.unrolls import batch_of
+
+
+class Rollouts(Protocol):
+    """The learner's end of where rollouts come from: a ring, or the nodes of a cluster."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    def run(self) -> None:
+        """Let workers begin rollouts."""
+
+    def pause(self) -> None:
+        """Let workers begin no other rollout."""
+
+    def take(self, timeout_s: float) -> TakenRollout | None:
+        """The next rollout; ``None`` if there was none in time."""
+
+    def give_back(self, taken: TakenRollout) -> None:
+        """Let the memory of a rollout be used again."""
+
+
+class Crew(Protocol):
+    """Whoever makes the rollouts."""
+
+    def look(self) -> bool:
+        """Look after them; whether that took or gave time, so that the patience with them begins anew."""
+
+    def silent(self) -> AdoptionTimeout:
+        """The error to raise when no rollout comes from anybody."""
 
 
 class Intake:
@@ -23,7 +55,7 @@ class Intake:
 
     Args:
         ring: where rollouts come from.
-        workers: the worker processes; looked at whenever a rollout is awaited.
+        workers: who makes them; looked at whenever a rollout is awaited.
         rollouts: how many make a batch. On the CPU a single one is not copied; several are, and given back at
             once. On an accelerator all are copied, and given back when the copies are done.
         records: what the player recorded.
@@ -33,8 +65,8 @@ class Intake:
 
     def __init__(
         self,
-        ring: RolloutRing,
-        workers: Supervisor,
+        ring: Rollouts,
+        workers: Crew,
         rollouts: int,
         records: Sequence[Record],
         silent_timeout_s: float,

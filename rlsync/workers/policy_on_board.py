@@ -12,9 +12,11 @@ from torch import nn
 from torchrl.collectors import BaseCollector
 
 from rlsync.core.errors import PublishError
+from rlsync.core.ledger import Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.workers_publisher import WorkersPublisher
+from rlsync.transport.contract import Transport
 from rlsync.workers.player import POLICY, Player, in_dtype, without_memory
 
 
@@ -28,17 +30,24 @@ class PolicyOnBoard(BaseCollector):
         num_workers: worker processes.
         dtype: of the floating weights of the workers' copies; ``None`` for the player's own.
         adopt: whether workers point their parameters at the board, or copy them out of it.
+        transport: what carries the weights to them.
     """
 
     def __init__(
-        self, player: Player, num_workers: int, dtype: torch.dtype | None = None, adopt: Adopt = "alias"
+        self,
+        player: Player,
+        num_workers: int,
+        dtype: torch.dtype | None,
+        adopt: Adopt,
+        transport: Transport,
     ) -> None:
         super().__init__()
         self.player = player
         self.num_workers = num_workers
         self.adopt = adopt
-        self.board = NumberedBoard()
-        self.publisher = WorkersPublisher(self.board, self.board.ledger)
+        self.transport = transport
+        ledger = transport.ledger if isinstance(transport, NumberedBoard) else Ledger()
+        self.publisher = WorkersPublisher(transport, ledger)
         acting = in_dtype(player, dtype)
         for destination in acting.modules:
             self.publisher.serve(self, destination)

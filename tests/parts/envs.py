@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Composite, OneHot, Unbounded
@@ -38,6 +40,14 @@ class CountingEnv(EnvBase):
 
     def _set_seed(self, seed: int | None) -> None:
         pass
+
+
+class SlowEnv(CountingEnv):
+    """A rollout in it takes a second or more, so what a test does at its beginning happens during it."""
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        time.sleep(0.05)
+        return super()._step(tensordict)
 
 
 def make_cartpole() -> EnvBase:

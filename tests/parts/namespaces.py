@@ -30,10 +30,13 @@ def in_a_session(
     Returns:
         How it ended, and which processes had to be ended.
     """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    # TorchRL's RayCollector calls Ray when it is deleted. After ray.shutdown() that would start another Ray.
+    environment["RAY_ENABLE_AUTO_CONNECT"] = "0"
     started = subprocess.Popen(
         [*(ALONE if alone and may_unshare("-n") else []), *command],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

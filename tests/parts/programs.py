@@ -36,7 +36,7 @@ PRELOAD = (
     "rlsync.cli.compose",
     "rlsync.recipes.impala",
     "rlsync.recipes.ppo",
-    "rlsync.recipes.dqn",
+    "rlsync.recipes.off_policy.dqn",
     "rlsync.workers.worker",
     "tests.parts",
 )

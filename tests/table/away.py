@@ -20,7 +20,7 @@ from torchrl.collectors.distributed import (
     RPCCollector,
 )
 
-from rlsync import BoardScheme
+from rlsync import BoardScheme, RayBoardScheme
 from tests.parts import CanaryPolicy
 from tests.parts.namespaces import in_a_session
 from tests.parts.programs import ENDS_WITHIN_S
@@ -37,6 +37,10 @@ def _nodes(kind: type[BaseCollector], end: End, options: dict[str, Any], policy:
 
 def _board() -> dict[str, Any]:
     return {"weight_sync_schemes": {"policy": BoardScheme()}}
+
+
+def _boards_on_nodes() -> dict[str, Any]:
+    return {"sync": True, "weight_sync_schemes": {"policy": RayBoardScheme()}}
 
 
 @contextmanager
@@ -61,6 +65,7 @@ _IN_A_PROGRAM: dict[tuple[str, str, str], Make] = {
     (RPCCollector.__name__, "BoardScheme", ""): _stock(RPCCollector, ended, **_board()),
     (RPCCollector.__name__, "", "sync=True"): _stock(RPCCollector, ended, sync=True),
     (RayCollector.__name__, "BoardScheme", ""): partial(_actors, _board()),
+    (RayCollector.__name__, "RayBoardScheme", "sync=True"): partial(_actors, _boards_on_nodes()),
     (RayCollector.__name__, "", ""): partial(_actors, {}),
 }
 

@@ -22,8 +22,9 @@ from rlsync.cli.compose.choices import SEE_ALL, beside, groups, keys, list_above
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.core.path import did_you_mean
 
-#: The arguments of gymnasium.make and of TorchRL's loggers stand here. No schema knows their names.
-FREE_FORM = ("env.kwargs", "logger.kwargs")
+#: The arguments of gymnasium.make and of TorchRL's loggers stand here, and a cluster's resources. No schema
+#: knows their names.
+FREE_FORM = ("env.kwargs", "logger.kwargs", "cluster.resources")
 
 _IN_FILE = re.compile(r"In '(?P<file>[^']+)': ")
 

@@ -15,7 +15,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import RecipeConfig
 
 #: The key that tells which option of a group a config has. To choose that option again sets nothing.
-_TOLD_BY = {"env": "id", "collector": "kind", "logger": "kind", "sync": "map"}
+_TOLD_BY = {"env": "id", "collector": "kind", "cluster": "kind", "logger": "kind", "sync": "map"}
 
 #: What belongs to one run alone.
 _OF_ONE_RUN = ("resume", "run_dir")

@@ -48,6 +48,7 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
         "env": recipe_config.EnvConfig,
         "atari": recipe_config.AtariConfig,
         "collector": recipe_config.CollectorConfig,
+        "cluster": recipe_config.ClusterConfig,
         "sync": recipe_config.SyncConfig,
         "logger": recipe_config.LoggerConfig,
     }

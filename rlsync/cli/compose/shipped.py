@@ -13,7 +13,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.recipes.registry import installed_config_folders
 
-RECIPE, ENV, TUNED = "recipe", "env", "tuned"
+RECIPE, ENV, TUNED, CLUSTER = "recipe", "env", "tuned", "cluster"
 
 #: An environment of each kind that settings are tuned for; see ``EnvConfig.kind``.
 _OF_A_KIND = {"pixels": [f"{ENV}=atari", f"{ENV}.id=ALE/Breakout-v5"]}
@@ -92,10 +92,15 @@ def companions(config: Shipped) -> list[list[str]]:
         ['recipe=impala']
         >>> companions(find("tuned/impala_pong"))
         [['recipe=impala', 'env=pong']]
+        >>> companions(find("cluster/ray"))
+        [['recipe=impala']]
         >>> companions(find("env/gymnasium"))
         [[]]
     """
     from omegaconf import OmegaConf  # 0.2 s, which rlsync ls does not need
+
+    from rlsync.recipes import registry
+    from rlsync.recipes.cluster_config import THIS_MACHINE
 
     all_groups = groups()
     envs = {env.name: [f"{ENV}={env.name}"] for env in all_groups[ENV]} | _OF_A_KIND
@@ -118,5 +123,10 @@ def companions(config: Shipped) -> list[list[str]]:
         chosen = OmegaConf.select(OmegaConf.load(file.path), "defaults", default=[])
         if {f"override /{config.group}": config.name} in chosen:
             found.append([f"{RECIPE}={file.name}"])
+    if config.group == CLUSTER and OmegaConf.load(config.path).kind != THIS_MACHINE:
+        able = (
+            name for name in registry.SHIPPED if registry.recipe_named(name).settings().acts_on_clusters()
+        )
+        found += [[f"{RECIPE}={name}"] for name in able]
     # A recipe, and a config that no recipe chooses by its name, can also be used alone.
     return [[], *found] if config.group == RECIPE or not found else found

@@ -71,10 +71,6 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
         about = tuned.description()
         origin += f" with {tuned}" + (f" ({about})" if about else "")
     ends = f"after {recipe.total_frames:,} frames"
-    if recipe.target_return is None:
-        ends += "; no target return is set"
-    else:
-        ends = (
-            f"at a mean return of {recipe.target_return:g} over {recipe.target_episodes} episodes, or {ends}"
-        )
+    goal = recipe.goal()
+    ends = f"{goal}, or {ends}" if goal else f"{ends}; no target return is set"
     return {"settings": origin, "plays": config.env.facts(), "ends": ends}

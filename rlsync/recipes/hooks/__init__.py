@@ -2,9 +2,13 @@
 
 from rlsync.recipes.hooks.bottleneck import Bottleneck, Load
 from rlsync.recipes.hooks.epsilon import EpsilonDecay
+from rlsync.recipes.hooks.evaluated import StopOnEvaluation
 from rlsync.recipes.hooks.finite import StopIfNotFinite
+from rlsync.recipes.hooks.nodes import TellNodes
+from rlsync.recipes.hooks.pace import KeepPace
 from rlsync.recipes.hooks.replay import MixReplayed
 from rlsync.recipes.hooks.returns import EpisodeReturns, UnrollReturns
+from rlsync.recipes.hooks.run_statistics import StatisticsHook
 from rlsync.recipes.hooks.staleness import StalenessHistogram
 from rlsync.recipes.hooks.summary import InSummary
 from rlsync.recipes.hooks.to_learner import ToLearner
@@ -17,12 +21,16 @@ __all__ = [
     "EpisodeReturns",
     "UnrollReturns",
     "StalenessHistogram",
+    "StatisticsHook",
     "SyncMetrics",
     "EpsilonDecay",
+    "KeepPace",
     "MixReplayed",
     "Bottleneck",
     "Load",
     "InSummary",
     "StopIfNotFinite",
+    "StopOnEvaluation",
     "ToLearner",
+    "TellNodes",
 ]

@@ -47,9 +47,15 @@ class EpisodeReturns(TrainerHookBase):
         self.finished += len(ended)
         full = len(self.newest) == self.newest.maxlen
         if self.target is not None and full and self.mean >= self.target:
-            self.reached = True
-            self._trainer.request_stop(f"return {self.mean:.0f} reached {self.target:g}")
+            self.stop(f"return {self.mean:.0f} reached {self.target:g}")
         return {"return": self.mean, "episodes": self.finished} if self.newest else None
+
+    def stop(self, why: str) -> None:
+        """End the run, because its goal is reached."""
+        if self._trainer is None:
+            raise no_trainer(self)
+        self.reached = True
+        self._trainer.request_stop(why)
 
     def ended(self, batch: TensorDictBase) -> list[float]:
         """The returns of the episodes that ended in this batch."""

@@ -59,6 +59,11 @@ class StalenessHistogram(TrainerHookBase):
         self._keep()
         return {"sync/staleness_versions": self.mean}
 
+    @property
+    def steps_by_age(self) -> Counter[int]:
+        """How many consumed steps were how many versions old, so far."""
+        return self.counts + self._ages
+
     def _keep(self) -> None:
         self.counts.update(self._ages)
         self._ages.clear()

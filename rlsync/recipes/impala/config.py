@@ -16,8 +16,10 @@ from rlsync.recipes.bounds import (
     same_as,
     values_for,
 )
+from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
 from rlsync.recipes.env_config import atari_before_keys
+from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.trust import TrustRegion
 
@@ -71,18 +73,6 @@ class ReplayConfig:
 
 
 @dataclass
-class EvaluationConfig:
-    """A separate process of low priority that evaluates one version after the other.
-
-    ``every_frames`` is the least number of training frames between two evaluations; 0 turns evaluation off.
-    Each evaluation plays ``episodes`` episodes, up to eight at once.
-    """
-
-    every_frames: int = not_below_zero(0)
-    episodes: int = above_zero(8)
-
-
-@dataclass
 class ImpalaConfig(RecipeConfig):
     """The asynchronous actor-learner (IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583).
 
@@ -122,6 +112,10 @@ class ImpalaConfig(RecipeConfig):
         """With a replay it is LASER: its checkpoints have the replay's state."""
         return "laser" if self.replay.ratio else self.name
 
+    def acts_on_clusters(self) -> bool:
+        """See :meth:`RecipeConfig.acts_on_clusters`."""
+        return True
+
     def loss_settings(self) -> LossSettings:
         """The settings of the loss. Without a replay those under ``replay`` have no effect.
 
@@ -146,6 +140,12 @@ class ImpalaConfig(RecipeConfig):
                 f"{self.unroll_length}",
                 "collector.frames_per_batch",
                 f"give recipe.batch_size x recipe.unroll_length = {wanted}",
+            )
+        if self.evaluation.every_frames and config.cluster.kind != THIS_MACHINE:
+            yield ConfigError(
+                "the evaluating process reads a board of this machine; a run on a cluster has none",
+                "recipe.evaluation.every_frames",
+                "give recipe.evaluation.every_frames=0, and rlsync eval RUN after the run; or cluster=none",
             )
         if self.model.hidden is not None:
             yield from width_errors("recipe.model.hidden", self.model.hidden)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
@@ -15,6 +16,7 @@ from torchrl.trainers import LRSchedulerHook, Trainer
 from rlsync import LogPolicyLag
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
+from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import Config, EnvConfig, check
 from rlsync.recipes.device_config import evaluation_device, learner_device, worker_devices
 from rlsync.recipes.env_config import refuse_unsaid_protocol
@@ -24,13 +26,14 @@ from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.registry import Recipe
-from rlsync.recipes.run_files import EVALUATIONS
+from rlsync.recipes.run_files import BEST, EVALUATIONS
 from rlsync.tensors.precision import bfloat16_instructions
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.evaluator import EvaluationJob, Evaluator
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
+from rlsync.workers.rollout_collector import RolloutCollector
 from rlsync.workers.supervision import Restarts
 
 
@@ -159,33 +162,35 @@ def make_optimizer(recipe: ImpalaConfig, loss: ImpalaLoss) -> optim.Optimizer:
 
 def make_collector(
     config: Config, recipe: ImpalaConfig, spec: EnvSpec, network: ImpalaNet
-) -> UnrollCollector:
-    """The workers."""
-    return UnrollCollector(
-        network,
-        spec,
-        steps=recipe.unroll_length,
-        envs_per_worker=config.env.num_envs,
-        num_workers=config.collector.num_workers,
-        overlap=recipe.overlap,
-        rollouts_per_batch=recipe.batch_size // config.env.num_envs,
-        slots=recipe.slots,
-        store_params=recipe.loss_settings().trust_region is not None,
-        dtype=parts.workers_dtype(config),
-        adopt=config.collector.adopt,  # type: ignore[arg-type]
-        policy_device=worker_devices(config),
-        storing_device=learner_device(config),
-        seed=config.seed,
-        restarts=Restarts(recipe.max_restarts),
-        silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
-    )
+) -> RolloutCollector:
+    """The workers, on this machine or on the nodes of a cluster."""
+    shared: dict[str, Any] = {
+        "steps": recipe.unroll_length,
+        "envs_per_worker": config.env.num_envs,
+        "overlap": recipe.overlap,
+        "rollouts_per_batch": recipe.batch_size // config.env.num_envs,
+        "slots": recipe.slots,
+        "store_params": recipe.loss_settings().trust_region is not None,
+        "dtype": parts.workers_dtype(config),
+        "adopt": config.collector.adopt,
+        "storing_device": learner_device(config),
+        "seed": config.seed,
+        "restarts": Restarts(recipe.max_restarts),
+        "silent_timeout_s": config.collector.silent_timeout_s or float("inf"),
+    }
+    if config.cluster.kind == THIS_MACHINE:
+        devices, workers = worker_devices(config), config.collector.num_workers
+        return UnrollCollector(network, spec, num_workers=workers, policy_device=devices, **shared)
+    from rlsync.recipes.impala.on_cluster import cluster_collector  # which needs ray
+
+    return cluster_collector(config, spec, network, shared)
 
 
 def register_hooks(
-    trainer: Trainer, config: Config, recipe: ImpalaConfig, collector: UnrollCollector
+    trainer: Trainer, config: Config, recipe: ImpalaConfig, collector: RolloutCollector
 ) -> None:
     """What publishes, what mixes replayed unrolls in, and what is logged."""
-    sync = parts.register_sync(trainer, config)
+    sync = parts.register_sync(trainer, config, lambda: collector.counters().worker_wait_s)
     LogPolicyLag(sync).register(trainer)
     replay = recipe.replay
     if replay.ratio:
@@ -194,8 +199,14 @@ def register_hooks(
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
     Bottleneck(collector.counters, collector.num_workers).register(trainer)
-    if config.run_dir is not None and recipe.evaluation.every_frames:
-        make_evaluator(config, recipe, collector, Path(config.run_dir)).register(trainer)
+    if isinstance(collector, UnrollCollector):
+        if config.run_dir is not None and recipe.evaluation.every_frames:
+            make_evaluator(config, recipe, collector, Path(config.run_dir)).register(trainer)
+        return
+    from rlsync.recipes.impala.on_cluster import ClusterCollector, tell_nodes  # which needs ray
+
+    assert isinstance(collector, ClusterCollector), "make_collector makes one of the two"
+    tell_nodes(trainer, config, collector)
 
 
 def make_evaluator(
@@ -213,6 +224,7 @@ def make_evaluator(
         seed=config.seed,
         adopt=collector.adopt,
         device=evaluation_device(config),
+        best=run_dir / BEST,
     )
     return Evaluator(job)
 

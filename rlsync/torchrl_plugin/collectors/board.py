@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Mapping
 
 from rlsync.core.errors import DestinationNotFound, WorkerLost
 from rlsync.core.path import Path, did_you_mean, nearest_name, parse
 from rlsync.core.plan import no_destination
 from rlsync.sync.adopter import Adopt
+from rlsync.sync.processes import ending
 from rlsync.sync.verification import Verification
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
@@ -27,6 +29,8 @@ class BoardEndpoint:
         adopt: by destination, how workers adopt; those not named adopt by alias.
         adopt_at: when they adopt.
     """
+
+    needs_every_leaf = False
 
     def __init__(
         self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt], adopt_at: AdoptAt = "rollout"
@@ -128,4 +132,6 @@ def lost_workers(
         for worker, end in ends.items()
         if worker in known and (end or worker in unlocked)
     }
-    return worker_lost(dead, where) if dead else None
+    # TorchRL ends the others when it has found a dead worker, and forgets them only if they are quick to end.
+    first = {worker: end for worker, end in dead.items() if end != ending(-signal.SIGTERM)}
+    return worker_lost(first or dead, where) if dead else None

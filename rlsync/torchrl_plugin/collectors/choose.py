@@ -13,6 +13,7 @@ from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
 from rlsync.torchrl_plugin.collectors.remote import RemoteEndpoint
 from rlsync.torchrl_plugin.collectors.server import OtherServerEndpoint, ServerEndpoint
 from rlsync.torchrl_plugin.scheme import BoardScheme
+from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
 
 
 def endpoint_of(collector: object) -> Endpoint:
@@ -38,7 +39,7 @@ def endpoint_of(collector: object) -> Endpoint:
             f"use DistributedCollector(sync=True, launcher='mp', {WITH_A_BOARD}), or leave the hook out",
         )
     schemes = compat.schemes_of(collector)
-    boards = {name: s for name, s in schemes.items() if isinstance(s, BoardScheme)}
+    boards = {name: s for name, s in schemes.items() if isinstance(s, WorkerScheme)}
     if boards:
         first, *others = (scheme.publisher for scheme in boards.values())
         if len(boards) < len(schemes) or any(other is not first for other in others):

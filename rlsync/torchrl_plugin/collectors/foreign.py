@@ -33,8 +33,8 @@ def what_keeps_them(collector: object) -> str:
             return f"on one host, DistributedCollector(launcher='mp', {WITH_A_BOARD}) keeps them"
         case compat.RayCollector():
             return (
-                "Ray needs a board of its own on each node, which rlsync does not have yet; on one host, "
-                f"MultiSyncCollector({WITH_A_BOARD}) keeps them"
+                "weight_sync_schemes={'policy': rlsync.RayBoardScheme()} with "
+                "collector_kwargs={'track_policy_version': True} keeps them"
             )
     return f"MultiSyncCollector and MultiAsyncCollector keep them, with {WITH_A_BOARD}"
 
@@ -56,6 +56,7 @@ class ForeignEndpoint:
     """
 
     num_workers = 0
+    needs_every_leaf = False
 
     def __init__(self, collector: object, destinations: list[str]) -> None:
         self.collector = collector

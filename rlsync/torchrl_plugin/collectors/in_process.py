@@ -26,6 +26,7 @@ class InProcessEndpoint:
 
     description = "local: one process, written between rollouts"
     num_workers = 1
+    needs_every_leaf = False
 
     def __init__(self, collector: compat.Collector) -> None:
         self.collector = collector

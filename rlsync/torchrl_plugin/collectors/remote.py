@@ -32,6 +32,7 @@ class RemoteEndpoint(ForeignEndpoint):
     """
 
     collector: Remote
+    needs_every_leaf = True  # a worker receives one tensor for each leaf that it has
 
     def __init__(self, collector: Remote, destinations: list[str]) -> None:
         super().__init__(collector, destinations)

@@ -15,6 +15,15 @@ from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 from torchrl.weight_update import WeightSyncScheme
 
+from rlsync.torchrl_plugin.compat.actors import (
+    ActorWorkers,
+    actor_workers,
+    actors_are_stamped,
+    calls_a_policy_service,
+    needs_no_connection,
+    policy_of_actors,
+    sends_to_one_actor,
+)
 from rlsync.torchrl_plugin.compat.bridges import bridge_for_trainer
 from rlsync.torchrl_plugin.compat.checkpoints import (
     free_name,
@@ -105,6 +114,7 @@ from rlsync.torchrl_plugin.compat.trainers import (
 from rlsync.torchrl_plugin.compat.worker_process import make_room_for_the_stamp
 
 __all__ = [
+    "ActorWorkers",
     "AsyncBatchedCollector",
     "Collector",
     "DistributedCollector",
@@ -122,6 +132,8 @@ __all__ = [
     "StockUpdateWeights",
     "Trainer",
     "WeightSyncScheme",
+    "actor_workers",
+    "actors_are_stamped",
     "acts_ahead",
     "acts_in_a_worker",
     "after_load_state_dict",
@@ -138,6 +150,7 @@ __all__ = [
     "around_updates",
     "before_state_dict",
     "bridge_for_trainer",
+    "calls_a_policy_service",
     "collects_in_the_background",
     "destination_of_server",
     "distributed_workers",
@@ -154,11 +167,13 @@ __all__ = [
     "is_stamped_by",
     "let_it_be_absent",
     "make_room_for_the_stamp",
+    "needs_no_connection",
     "number_next_update",
     "optimizer_steps",
     "optimizers",
     "own_policy",
     "policy_like_served",
+    "policy_of_actors",
     "process_of",
     "records_a_graph",
     "refuse_remote_learner",
@@ -175,6 +190,7 @@ __all__ = [
     "send_by",
     "send_policy_by_value",
     "send_whole_if_no_module",
+    "sends_to_one_actor",
     "sends_to_some_workers",
     "serve_version",
     "server_of",

@@ -12,6 +12,7 @@ from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 
+from rlsync.torchrl_plugin.compat.actors import ActorWorkers
 from rlsync.torchrl_plugin.compat.distributed import (
     DistributedCollector,
     DistributedWorkers,
@@ -47,6 +48,8 @@ def runs_compiled(collector: Collector) -> bool:
 def collects_in_the_background(collector: object) -> bool:
     """Whether the workers collect while the learner uses a batch."""
     match collector:
+        case ActorWorkers():
+            return collector.in_flight
         case DistributedWorkers():
             return not waits_for_learner(collector.collector)
         case DistributedCollector() | RPCCollector() | RayCollector():

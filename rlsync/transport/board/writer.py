@@ -220,6 +220,20 @@ class BoardWriter:
         self._words[fmt.ASKED] += 1
         return self._words[fmt.ASKED]
 
+    def ask_as(self, number: int, lowest: int) -> None:
+        """Pass on a question that was asked elsewhere, under its own number.
+
+        Args:
+            number: of the question.
+            lowest: the lowest version that an answer may be about.
+
+        Raises:
+            BoardClosed: the board was closed.
+        """
+        self._check_open()
+        self._words[fmt.ASKED_FROM] = lowest
+        self._words[fmt.ASKED] = number
+
     def note(self, reader: int, kind: Note = Note.LEAVES) -> bytes | None:
         """What a reader left with :meth:`BoardReader.leave_note`; ``None`` when there is nothing.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.transport.relay.image import Image, digest_in, unpack
-from rlsync.transport.relay.letter import Letter
+from rlsync.transport.relay.letter import Letter, Put
 from rlsync.transport.relay.mailbox import NodeReport
 
 
@@ -85,7 +85,12 @@ class Agent:
         self._ask_at_s = 0.0
         self._pulling: Letter | None = None
         self._pull_until_s = 0.0
-        self._lost: Letter | None = None
+        self._lost: Put | None = None
+
+    @property
+    def pulling(self) -> bool:
+        """Whether an image is awaited."""
+        return self._pulling is not None
 
     def asks(self, now_s: float) -> NodeReport | None:
         """What to ask the mailbox now; ``None`` while an answer or an image is awaited."""
@@ -153,5 +158,5 @@ class Agent:
         return True
 
     def _give_up(self, letter: Letter, now_s: float) -> None:
-        self._lost = letter
+        self._lost = letter.put
         self._pulling, self._ask_at_s = None, now_s + self._again_s

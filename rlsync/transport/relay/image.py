@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlsync.core.errors import PublishError
-from rlsync.core.ledger import Stamp
+from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import ALIGN_BYTES, Layout
 
@@ -32,7 +32,56 @@ class Image:
     leaves: list[Tensor]
 
 
-@torch.no_grad()
+class Sheet:
+    """Memory for the flat image of one version at a time.
+
+    Args:
+        layout: what its versions carry.
+
+    Example:
+        >>> from rlsync.tensors.layout import LeafSpec
+        >>> sheet = Sheet(Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]}))
+        >>> sheet.write(Stamp(1, 7), [torch.ones(2)])
+        >>> unpack(sheet.sealed()).leaves[0].tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.stamp = NOTHING
+        told = layout.to_json()
+        at = _leaves_at(len(told))
+        self._flat = torch.empty(at + layout.image_bytes, dtype=torch.uint8).zero_()  # touches every page
+        self._flat[_HEAD_BYTES : _HEAD_BYTES + len(told)] = torch.frombuffer(
+            bytearray(told), dtype=torch.uint8
+        )
+        self._head = self._flat[:_HEAD_BYTES].view(torch.int64)
+        self._head[3] = len(told)
+        #: One tensor for each entry of the layout that owns its bytes.
+        self.leaves = layout.owned_views(self._flat[at:])
+
+    @torch.no_grad()
+    def write(self, stamp: Stamp, tensors: Sequence[Tensor]) -> None:
+        """Copy a version into this memory.
+
+        Args:
+            stamp: its generation and number.
+            tensors: one for each entry of the layout that owns its bytes; other dtypes are cast.
+
+        Raises:
+            LayoutMismatch: a tensor does not have the shape of its leaf.
+        """
+        self.layout.check(tensors)
+        torch._foreach_copy_(self.leaves, list(tensors))
+        self._head[1], self._head[2] = stamp.generation, stamp.version
+        self.stamp = stamp
+
+    def sealed(self) -> Tensor:
+        """The flat image, with its digest: a one-dimensional ``uint8`` tensor in this memory."""
+        self._head[0] = digest_of(self._flat)
+        return self._flat
+
+
 def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
     """The flat image of a version, a one-dimensional ``uint8`` tensor.
 
@@ -51,16 +100,9 @@ def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
         >>> image.stamp.version, image.layout == layout, image.leaves[0].tolist()
         (7, True, [1.0, 1.0])
     """
-    layout.check(tensors)
-    told = layout.to_json()
-    at = _leaves_at(len(told))
-    flat = torch.zeros(at + layout.image_bytes, dtype=torch.uint8)
-    flat[_HEAD_BYTES : _HEAD_BYTES + len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
-    torch._foreach_copy_(layout.owned_views(flat[at:]), list(tensors))
-    head = flat[:_HEAD_BYTES].view(torch.int64)
-    head[1], head[2], head[3] = stamp.generation, stamp.version, len(told)
-    head[0] = digest_of(flat)
-    return flat
+    sheet = Sheet(layout)
+    sheet.write(stamp, tensors)
+    return sheet.sealed()
 
 
 def unpack(flat: Tensor) -> Image:

@@ -130,17 +130,24 @@ class RolloutImages:
         self._file = file
         self._layout = layout
         self._stride = image_stride(layout)
+        self._images: dict[int, Tensor] = {}
         self._views: dict[int, dict[str, Tensor]] = {}
+
+    def image(self, slot: int) -> Tensor:
+        """The bytes of a slot, up to the end of its last page."""
+        if slot not in self._images:
+            # Writable: a stray write in place would end the process, and spoils nothing but this rollout.
+            at = IMAGES_AT + slot * self._stride
+            self._images[slot] = self._file.map(self._stride, at, writable=True)
+        return self._images[slot]
 
     def views(self, slot: int) -> dict[str, Tensor]:
         """The arrays of a slot, by name."""
         if slot not in self._views:
-            # Writable: a stray write in place would end the process, and spoils nothing but this rollout.
-            image = self._file.map(self._stride, IMAGES_AT + slot * self._stride, writable=True)
             names = [entry.leaf.name for entry in self._layout.entries]
-            self._views[slot] = dict(zip(names, self._layout.views(image), strict=True))
+            self._views[slot] = dict(zip(names, self._layout.views(self.image(slot)), strict=True))
         return self._views[slot]
 
     def forget(self) -> None:
         """Let go of the mappings."""
-        self._views = {}
+        self._images, self._views = {}, {}

@@ -42,12 +42,14 @@ class TakenRollout:
         writer: who filled it.
         number: which of that writer's rollouts it is, from 0.
         views: its arrays by name; the ring's own memory: read them, and not after :meth:`give_back`.
+        image: the same memory as one flat ``uint8`` tensor, for those who send it on.
     """
 
     slot: int
     writer: int
     number: int
     views: dict[str, Tensor]
+    image: Tensor
 
 
 class RolloutRing:
@@ -200,15 +202,35 @@ class RolloutRing:
             raise BoardClosed("this rollout ring was closed", f"process {os.getpid()}", "make a new one")
 
     def _try_take(self) -> TakenRollout | None:
-        for _, slot in sorted(self._full()):
-            if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
-                line = fmt.slot_line(slot)
+        passed: set[int] = set()  # writers with a completed rollout that cannot be locked now
+        for _, slot in self._in_order():
+            line = fmt.slot_line(slot)
+            writer = self._words[line + fmt.SLOT_WRITER]
+            # The lock of a full slot may be held for a moment, by its writer or by one that looks for a free
+            # slot. A later rollout of the same writer has to wait for it; those of others need not.
+            if writer not in passed and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
                 self._words[line + fmt.SLOT_STATE] = RolloutState.READING
                 self._words[fmt.TAKEN] += 1
-                writer, number = self._words[line + fmt.SLOT_WRITER], self._words[line + fmt.SLOT_NUMBER]
-                taken = self._held[slot] = TakenRollout(slot, writer, number, self._images.views(slot))
+                number = self._words[line + fmt.SLOT_NUMBER]
+                views, image = self._images.views(slot), self._images.image(slot)
+                taken = self._held[slot] = TakenRollout(slot, writer, number, views, image)
                 return taken
+            passed.add(writer)
         return None
+
+    def _in_order(self) -> list[tuple[int, int]]:
+        """When each full slot was filled, and which slot it is; the one that was filled first is first.
+
+        One look is not enough: it may pass a slot just before that is filled, and then find a later rollout
+        of the same writer. The second look sees all that a writer had completed before any rollout which
+        the first look found, because only the learner takes a slot out of FULL. What is newer than these has
+        to wait: rollouts before it may be missing.
+        """
+        found = self._full()
+        if not found:
+            return []
+        last = max(found)
+        return sorted(full for full in self._full() if full <= last)
 
     def _full(self) -> list[tuple[int, int]]:
         # Nobody but the learner takes a slot from FULL to something else, so no look under the lock.

@@ -10,18 +10,18 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Generator, Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.envs.actions import ActionSpec, BoxActions
 from rlsync.workers.player import POLICY, Acted, Player, State
 
 
 class PolicyPlayer(Player):
-    """Acts with a TorchRL policy that reads ``observation`` and writes a one-hot ``action``.
+    """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, one-hot or numbers.
 
     TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these.
 
     Args:
         policy: the policy.
-        actions: n.
+        actions: what it chooses from.
         observation_shape: of one observation.
         deterministic: take the likeliest action; otherwise draw one, if the policy draws at all.
     """
@@ -29,7 +29,7 @@ class PolicyPlayer(Player):
     def __init__(
         self,
         policy: TensorDictModuleBase,
-        actions: DiscreteActions,
+        actions: ActionSpec,
         observation_shape: tuple[int, ...],
         *,
         deterministic: bool = False,
@@ -44,7 +44,7 @@ class PolicyPlayer(Player):
         return {POLICY: self._policy}
 
     @property
-    def actions(self) -> DiscreteActions:
+    def actions(self) -> ActionSpec:
         return self._actions
 
     @property
@@ -65,4 +65,6 @@ class PolicyPlayer(Player):
         seen = TensorDict({"observation": observation}, [len(observation)])
         with set_exploration_type(self._exploration):
             action: Tensor = self._policy(seen).get("action")
+        if isinstance(self._actions, BoxActions):
+            return Acted(action, {}, state)
         return Acted(action.to(torch.int64).argmax(-1), {}, state)

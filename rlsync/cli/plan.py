@@ -1,0 +1,103 @@
+"""``rlsync plan``: prints what a run of a recipe with a replay buffer will do, and when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from rlsync.cli.compose import overrides
+from rlsync.recipes.config import Config
+from rlsync.recipes.off_policy.timeline import Phase, Timeline, timeline
+
+_EXAMPLES = """examples:
+  rlsync plan recipe=dqn                              what rlsync train recipe=dqn will do
+  rlsync plan recipe=sac env=gymnasium env.id=Pendulum-v1 recipe.pace.ratio=0.5
+  rlsync plan --json recipe=dqn                       for machines
+
+Nothing is trained, and no worker is started. A run may end before its plan does, when it reaches its target.
+
+exit status: 0 the plan is printed, 2 the config is wrong or its recipe has no pace
+"""
+
+#: The words of a plan, which mean the same in logs and in configs.
+GLOSSARY = {
+    "frame": "one step of one environment; what other libraries call an environment step or a policy step",
+    "batch": "the frames that the learner takes from the workers at a time (collector.frames_per_batch)",
+    "round": "the learner takes one batch and updates as often as the pace allows; also called an iteration",
+    "update": "one step of the optimizer, on recipe.batch_size frames of the replay buffer",
+    "ratio": "updates for each frame, those of the prefill not counted; logged as pace/ratio",
+    "publish": "a new version of the weights becomes visible to all workers",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Print the plan of every job, as text or as JSON.
+
+    Raises:
+        ConfigError: the config is wrong, or its recipe has no pace.
+    """
+    parser = argparse.ArgumentParser(
+        prog="rlsync plan",
+        usage="rlsync plan [-h] [--json] [-m] [--config-dir DIR] [group=option | key=value ...]",
+        description="Print what a run will do, and when: prefill, updates, publishes, evaluations.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    given, rest = parser.parse_known_args(arguments)
+    configs = overrides.configs(overrides.read(rest))
+    plans = [timeline(config) for config in configs]
+    if given.json:
+        print(json.dumps({"plans": [asdict(plan) for plan in plans], "glossary": GLOSSARY}, indent=2))
+        return 0
+    for config, plan in zip(configs, plans, strict=True):
+        print(as_text(config, plan), end="\n\n")
+    print("words")
+    print("\n".join(f"  {word:<10} {meaning}" for word, meaning in GLOSSARY.items()))
+    return 0
+
+
+def as_text(config: Config, plan: Timeline) -> str:
+    """The plan of one run.
+
+    Example:
+        >>> from rlsync.recipes.config import CollectorConfig
+        >>> from rlsync.recipes.off_policy.config import SACConfig
+        >>> config = Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100))
+        >>> print(as_text(config, timeline(config)))
+        plan of sac on CartPole-v1
+          frames 0 to 999           prefill: random actions, no update (10 rounds)
+          frames 1,000 to 99,999    learning: 100 updates after each batch of 100 frames (990 rounds)
+          publish                   every 1 batches: 1,000 versions after the first
+          evaluation                never
+          checkpoint                every 50,000 frames, and at the end
+          end                       100,000 frames, 99,000 updates, ratio 1
+    """
+    published = "" if plan.publishes is None else f": {plan.publishes:,} versions after the first"
+    evaluation = "never"
+    if plan.evaluation_every_frames:
+        evaluation = (
+            f"at least {plan.evaluation_every_frames:,} frames apart, which are "
+            f"{plan.evaluation_every_versions:,} versions"
+        )
+    rows = [_phase(phase, config.collector.frames_per_batch) for phase in plan.phases]
+    rows += [
+        ("publish", f"{plan.publish_every}{published}"),
+        ("evaluation", evaluation),
+        ("checkpoint", f"every {plan.checkpoint_every_frames:,} frames, and at the end"),
+        ("end", f"{plan.frames:,} frames, {plan.updates:,} updates, ratio {plan.ratio:g}"),
+    ]
+    wide = max(len(name) for name, _ in rows) + 4
+    head = f"plan of {config.recipe.name} on {config.env.id}"
+    return "\n".join([head, *(f"  {name:<{wide}}{text}" for name, text in rows)])
+
+
+def _phase(phase: Phase, frames_per_batch: int) -> tuple[str, str]:
+    name = f"frames {phase.first_frame:,} to {phase.last_frame:,}"
+    rounds = f"({phase.rounds:,} round{'s' if phase.rounds > 1 else ''})"
+    if phase.name == "prefill":
+        return name, f"prefill: random actions, no update {rounds}"
+    count = f"{phase.most}" if phase.fewest == phase.most else f"{phase.fewest} to {phase.most}"
+    return name, f"learning: {count} updates after each batch of {frames_per_batch} frames {rounds}"

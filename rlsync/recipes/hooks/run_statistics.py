@@ -1,0 +1,155 @@
+"""Counts what a run does, and leaves the numbers in its folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+from statistics import quantiles
+
+from tensordict import TensorDictBase
+from torchrl.trainers import Trainer
+
+from rlsync import SyncWeights
+from rlsync.core.receipt import Receipt
+from rlsync.recipes.hooks.staleness import StalenessHistogram
+from rlsync.recipes.statistics import RunStatistics
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+
+#: Publishes from which the percentiles are taken: the newest.
+_NEWEST = 1000
+
+#: Seconds between two writes of the file.
+_WRITE_EVERY_S = 1.0
+
+
+class StatisticsHook:
+    """Writes ``statistics.json`` about every second, and at the end.
+
+    Register it after the hook that publishes, and before hooks that mix other frames into a batch. It keeps
+    nothing in checkpoints: a resumed run goes on from the trainer's counters.
+
+    Args:
+        sync: the hook that publishes.
+        staleness: counts how old the consumed steps were.
+        run_dir: the run's folder; None writes nothing.
+        workers_wait_s: seconds that all workers together have waited for the learner so far; None if the
+            collector cannot tell.
+
+    Raises:
+        ConfigError: when it is called before :meth:`register`.
+    """
+
+    def __init__(
+        self,
+        sync: SyncWeights,
+        staleness: StalenessHistogram,
+        run_dir: Path | None,
+        workers_wait_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._sync = sync
+        self._staleness = staleness
+        self._run_dir = run_dir
+        self._workers_wait_s = workers_wait_s
+        self._registered = False
+        self._started_s = self._idle_since_s = time.monotonic()
+        self._written_s = -math.inf  # the first batch is written at once
+        self._first = sync.counters()
+        self._learner_wait_s = 0.0
+        self._lag_versions = 0
+        self._published_bytes = 0
+        self._seen = 0  # the newest version whose receipt was counted
+        self._publish_ms: deque[float] = deque(maxlen=_NEWEST)
+        self._to_frames_ms: deque[float] = deque(maxlen=_NEWEST)
+        self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)  # no frames have been made with these yet
+
+    def register(self, trainer: Trainer) -> None:
+        """Count each batch of this trainer.
+
+        Args:
+            trainer: the trainer that the hook that publishes is registered with.
+        """
+        self._registered = True
+        trainer.register_op("setup", self._begin)
+        trainer.register_op("batch_process", self._arrived)
+        trainer.register_op("post_steps_log", self._done)
+        trainer.register_op("shutdown", self.write)
+
+    def now(self) -> RunStatistics:
+        """The numbers so far."""
+        counted, began = self._sync.counters(), self._first
+        seconds = time.monotonic() - self._started_s
+        since = max(seconds, 1e-9)
+        steps = self._staleness.steps_by_age
+        publish, to_frames = _percentiles(self._publish_ms), _percentiles(self._to_frames_ms)
+        return RunStatistics(
+            frames=counted.frames,
+            updates=counted.optim_steps,
+            updates_per_frame=counted.optim_steps / counted.frames if counted.frames else None,
+            seconds=seconds,
+            frames_per_s=(counted.frames - began.frames) / since,
+            updates_per_s=(counted.optim_steps - began.optim_steps) / since,
+            version=self._sync.version,
+            published_bytes=self._published_bytes,
+            publish_ms_p50=publish[0],
+            publish_ms_p95=publish[1],
+            to_frames_ms_p50=to_frames[0],
+            to_frames_ms_p95=to_frames[1],
+            lag_versions=self._lag_versions,
+            staleness_versions=(
+                sum(age * count for age, count in steps.items()) / steps.total() if steps else None
+            ),
+            learner_wait_s=self._learner_wait_s,
+            workers_wait_s=None if self._workers_wait_s is None else self._workers_wait_s(),
+        )
+
+    def write(self) -> None:
+        """Write the numbers so far."""
+        if self._run_dir is not None:
+            self._count_receipts()
+            self.now().write(self._run_dir)
+        self._written_s = time.monotonic()
+
+    def _begin(self) -> None:
+        self._started_s = self._idle_since_s = time.monotonic()
+        self._first = self._sync.counters()
+
+    def _arrived(self, batch: TensorDictBase) -> TensorDictBase:
+        if not self._registered:
+            raise no_trainer(self)
+        self._learner_wait_s += time.monotonic() - self._idle_since_s
+        self._lag_versions = self._sync.lag_versions()
+        self._count_receipts()
+        age = self._sync.staleness(batch).versions
+        known = age[age != UNKNOWN]
+        if known.numel():
+            newest = self._sync.version - int(known.min())
+            while self._awaited and self._awaited[0].version <= newest:
+                self._to_frames_ms.append((time.time() - self._awaited.popleft().time_s) * 1e3)
+        return batch
+
+    def _done(self, batch: TensorDictBase | None = None) -> None:
+        if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
+            self.write()
+        self._idle_since_s = time.monotonic()
+
+    def _count_receipts(self) -> None:
+        # The newest are the last: older ones were counted, and are not looked at again.
+        new = list(takewhile(lambda r: r.version > self._seen or r.coalesced, reversed(self._sync.receipts)))
+        for receipt in [r for r in reversed(new) if r.version > self._seen and not r.coalesced]:
+            self._seen = receipt.version
+            self._published_bytes += receipt.copied_bytes
+            self._publish_ms.append(receipt.duration_s * 1e3)
+            self._awaited.append(receipt)
+
+
+def _percentiles(values: deque[float]) -> tuple[float | None, float | None]:
+    """The median and the 95th percentile; nothing of fewer than two values."""
+    if len(values) < 2:
+        return None, None
+    cut = quantiles(values, n=20, method="inclusive")
+    return cut[9], cut[18]

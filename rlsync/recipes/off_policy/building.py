@@ -1,0 +1,158 @@
+"""What the recipes with a replay buffer have in common: their trainer, their evaluation, their end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torch import nn, optim
+from torchrl.collectors import BaseCollector
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.objectives import LossModule
+from torchrl.objectives.utils import TargetNetUpdater
+from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes import parts
+from rlsync.recipes.config import Config
+from rlsync.recipes.device_config import evaluation_device, learner_device
+from rlsync.recipes.hooks import KeepPace, StopOnEvaluation
+from rlsync.recipes.off_policy.config import OffPolicyConfig
+from rlsync.recipes.off_policy.memory import Memory
+from rlsync.recipes.off_policy.timeline import versions_between_evaluations
+from rlsync.recipes.run_files import BEST, EVALUATIONS
+from rlsync.recipes.spaces import Spaces
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.transport.board.handle import BoardHandle
+from rlsync.workers.evaluator import EvaluationJob, Evaluator
+from rlsync.workers.player import POLICY
+
+
+def relu_mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float = 1.0) -> nn.Module:
+    """The network of these recipes: ReLU, orthogonal weights."""
+    return parts.mlp(features, outputs, hidden, last_gain=last_gain, activation=nn.ReLU)
+
+
+def make_trainer(
+    config: Config,
+    recipe: OffPolicyConfig,
+    collector: BaseCollector,
+    loss: LossModule,
+    target: TargetNetUpdater,
+    optimizer: optim.Optimizer | None = None,
+    stepper: OptimizationStepper | None = None,
+    *,
+    n_step: int = 1,
+) -> Trainer:
+    """A trainer that stores every batch, learns at the pace of the config, and moves the target networks.
+
+    The hooks that publish are not registered yet: a recipe may have more sources for its sync map, and more
+    hooks that come before them. Call :func:`register_hooks` last.
+
+    Args:
+        config: the run.
+        recipe: its settings.
+        collector: with its workers started.
+        loss: on the learner's device.
+        target: moves the target networks after every step.
+        optimizer: of all parameters; None where a stepper has its own.
+        stepper: see ``torchrl.trainers.OptimizationStepper``.
+        n_step: returns of so many steps.
+    """
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(recipe.buffer_frames, device=learner_device(config)),  # frames move there
+        batch_size=recipe.batch_size,
+    )
+    trainer = Trainer(
+        **parts.trainer_settings(config),
+        collector=collector,
+        loss_module=loss,
+        optimizer=optimizer,
+        optimization_stepper=stepper,
+        replay_buffer=buffer,
+        target_net_updater=target,
+        optim_steps_per_batch=0,  # the pace sets it
+    )
+    Memory(buffer, recipe.gamma, n_step).register(trainer)
+    pace = KeepPace(recipe.pace.pace())
+    pace.register(trainer)
+    compat.let_it_be_absent(trainer, pace)
+    trainer.register_op("post_optim", TargetNetUpdaterHook(target))
+    scheduler = None if optimizer is None else parts.annealing(config, optimizer)
+    if scheduler is not None:
+        LRSchedulerHook(scheduler).register(trainer)
+    return trainer
+
+
+def register_hooks(
+    trainer: Trainer,
+    config: Config,
+    recipe: OffPolicyConfig,
+    acting: TensorDictModuleBase,
+    spaces: Spaces,
+    learned: str = "",
+) -> None:
+    """Register what publishes, logs and watches, and the evaluating process if the config wants one.
+
+    Args:
+        trainer: from :func:`make_trainer`.
+        config: the run.
+        recipe: its settings.
+        acting: what the workers act with, exploration included.
+        spaces: of the environment.
+        learned: the names of the learned leaves of ``acting`` begin with this.
+    """
+    evaluates = recipe.evaluation.every_frames > 0 and config.run_dir is not None
+    returns = parts.register_hooks(trainer, config, stop_at_return=not evaluates)
+    if evaluates:
+        evaluator = make_evaluator(trainer.collector, config, recipe, acting, spaces, learned)
+        evaluator.register(trainer)
+        StopOnEvaluation(evaluator, recipe.target_return, returns).register(trainer)
+
+
+def make_evaluator(
+    collector: BaseCollector,
+    config: Config,
+    recipe: OffPolicyConfig,
+    acting: TensorDictModuleBase,
+    spaces: Spaces,
+    learned: str,
+) -> Evaluator:
+    """The process that plays greedily, on the board that the workers read.
+
+    Raises:
+        ConfigError: the collector has no board, or the run no folder.
+    """
+    endpoint = endpoint_of(collector)
+    handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    if not isinstance(handle, BoardHandle) or config.run_dir is None:
+        raise ConfigError(
+            "an evaluation needs a board to read and a run folder to write to",
+            "recipe.evaluation.every_frames, run_dir",
+            "give run_dir, or every_frames=0",
+        )
+    acts = parts.policy_player(config, acting, spaces, deterministic=True)
+    job = EvaluationJob(
+        board=handle,
+        player=acts.player,
+        env=acts.env,
+        episodes=recipe.evaluation.episodes,
+        every_versions=versions_between_evaluations(config, recipe),
+        file=Path(config.run_dir) / EVALUATIONS,
+        seed=config.seed,
+        adopt=config.collector.adopt,  # type: ignore[arg-type]
+        device=evaluation_device(config),
+        best=Path(config.run_dir) / BEST,
+        kept=f"{POLICY}.{learned}",
+    )
+    return Evaluator(job)
+
+
+def half_range(spaces: Spaces) -> float:
+    """Half of the widest range of a number in an action: the unit in which noise is given."""
+    low, high = spaces.bounds()
+    return float(torch.max(high - low)) / 2

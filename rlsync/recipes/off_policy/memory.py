@@ -1,0 +1,72 @@
+"""The replay buffer of a recipe, as hooks of TorchRL's Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.data import MultiStep, TensorDictReplayBuffer
+from torchrl.trainers import Trainer
+
+#: What says that an episode is over after a step.
+_ENDS = ("done", "terminated", "truncated")
+
+
+def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDictBase:
+    """The same steps with rewards summed over up to ``n`` of them, and the observation after these.
+
+    A sum ends where the episode or the batch ends. TorchRL 0.14's MultiStep leaves ``done`` and
+    ``terminated`` as they were after one step, so that a loss would add the value of a terminal state. Here
+    they are those of the last step of the sum.
+
+    Args:
+        batch: ``[*, time]``, of one rollout.
+        gamma: discount.
+        n: steps; 1 changes nothing.
+
+    Returns:
+        A new tensordict, which has ``steps_to_next_obs`` besides.
+    """
+    if n == 1:
+        return batch
+    summed = MultiStep(gamma=gamma, n_steps=n)(batch)
+    time = batch.ndim - 1
+    last = torch.arange(batch.shape[-1], device=batch.device) + summed["steps_to_next_obs"] - 1
+    for name in _ENDS:
+        end = batch.get(("next", name), None)
+        if end is not None:
+            index = last.unsqueeze(-1).expand(end.shape)
+            summed.set(("next", name), end.gather(time, index))
+    return summed
+
+
+class Memory:
+    """Puts every batch into a replay buffer, and draws what each optimizer step learns from.
+
+    TorchRL's own hooks store a batch only when the trainer learns from it, so the prefill would be lost.
+
+    Args:
+        buffer: the trainer's ``replay_buffer``.
+        gamma: discount of returns of n steps.
+        n_step: see :func:`with_n_step_returns`.
+    """
+
+    def __init__(self, buffer: TensorDictReplayBuffer, gamma: float, n_step: int = 1) -> None:
+        self.buffer = buffer
+        self._gamma = gamma
+        self._n_step = n_step
+
+    def register(self, trainer: Trainer) -> None:
+        """Store and draw in this trainer, which has the buffer as its ``replay_buffer``, for checkpoints."""
+        trainer.register_op("batch_process", self.store)
+        trainer.register_op("process_optim_batch", self.draw)
+
+    def store(self, batch: TensorDictBase) -> TensorDictBase:
+        """Keep a batch, which itself is not changed."""
+        self.buffer.extend(with_n_step_returns(batch, self._gamma, self._n_step).reshape(-1))
+        return batch
+
+    def draw(self, batch: Any) -> TensorDictBase:
+        """The batch of the next optimizer step."""
+        return self.buffer.sample()

@@ -1,0 +1,92 @@
+"""SAC with worker processes on a board: TorchRL's trainer, collector and loss.
+
+Source: Haarnoja et al. 2018, https://arxiv.org/abs/1812.05905; torchrl.objectives.SACLoss.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import nn, optim
+from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.objectives import SACLoss, SoftUpdate
+from torchrl.trainers import Trainer
+
+from rlsync.recipes import parts
+from rlsync.recipes.checkpoint_player import CheckpointPlayer
+from rlsync.recipes.config import Config, check
+from rlsync.recipes.device_config import learner_device
+from rlsync.recipes.off_policy.building import make_trainer, register_hooks, relu_mlp
+from rlsync.recipes.off_policy.config import SACConfig
+from rlsync.recipes.registry import Recipe
+from rlsync.recipes.spaces import BOX, Spaces
+from rlsync.workers.devices import CPU
+
+
+def build(config: Config, spaces: Spaces | None = None) -> Trainer:
+    """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
+
+    Args:
+        config: what to train; ``config.recipe`` is a :class:`SACConfig`.
+        spaces: of the environment, from the recipe's probe, if the config has been checked already. None:
+            check the config and probe the environment here.
+
+    Raises:
+        ConfigError: a value, the environment or the kind of recipe does not fit.
+        SyncMapError: the sync map cannot be carried out.
+    """
+    recipe = SACConfig.of(config)
+    if spaces is None:
+        check(config)
+        spaces = BOX.probe(config.env)
+    parts.seed_everything(config.seed)
+    loss = make_loss(recipe, spaces, learner_device(config))
+    acting = loss.actor_network
+    with parts.started_collector(config, acting, random_frames=recipe.pace.prefill) as collector:
+        trainer = make_trainer(
+            config,
+            recipe,
+            collector,
+            loss,
+            SoftUpdate(loss, tau=recipe.tau),
+            optim.Adam(loss.parameters(), lr=recipe.lr),  # the losses share no parameter
+        )
+        register_hooks(trainer, config, recipe, acting, spaces)
+    return trainer
+
+
+def make_loss(recipe: SACConfig, spaces: Spaces, device: torch.device = CPU) -> SACLoss:
+    """The loss of an actor, two critics and a temperature, on a device."""
+    low, high = spaces.bounds()
+    net = nn.Sequential(
+        relu_mlp(spaces.features, 2 * spaces.actions, recipe.hidden, last_gain=0.01), NormalParamExtractor()
+    )
+    actor = ProbabilisticActor(
+        TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        out_keys=["action"],
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
+    )
+    critic = ValueOperator(
+        relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden), in_keys=["observation", "action"]
+    )
+    loss = SACLoss(
+        actor.to(device),
+        critic.to(device),
+        num_qvalue_nets=2,
+        alpha_init=recipe.alpha_init,
+        action_spec=spaces.action_spec,
+        loss_function="l2",
+    )
+    loss.make_value_estimator(gamma=recipe.gamma)
+    return loss.to(device)
+
+
+def player(config: Config, spaces: Spaces, deterministic: bool) -> CheckpointPlayer:
+    """The actor of a run's config, for ``rlsync eval``."""
+    actor = make_loss(SACConfig.of(config), spaces).actor_network
+    return parts.policy_player(config, actor, spaces, deterministic=deterministic)
+
+
+RECIPE = Recipe("sac", SACConfig, BOX.probe, build, player)

@@ -1,0 +1,188 @@
+"""What a run of an off-policy recipe will do, and when: asked of the same pace that the run keeps.
+
+``rlsync plan`` prints it, and a test holds it against the trace of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.config import Config
+from rlsync.recipes.off_policy.config import OffPolicyConfig
+from rlsync.recipes.sync_config import WhenConfig, trigger
+from rlsync.workers.replay.pacing import Pace
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One round of the learner: it takes a batch, and updates as often as the pace allows.
+
+    Args:
+        frames: collected when the batch has arrived.
+        updates: done when the round is over.
+    """
+
+    frames: int
+    updates: int
+
+
+def iterations(pace: Pace, frames_per_batch: int, total_frames: int) -> Iterator[Iteration]:
+    """All rounds of a run that is not ended early.
+
+    Args:
+        pace: of the run.
+        frames_per_batch: that arrive at a time.
+        total_frames: the run ends with the batch that reaches this number.
+
+    Example:
+        >>> rounds = iterations(Pace(0.5, prefill=100), frames_per_batch=64, total_frames=200)
+        >>> [(round_.frames, round_.updates) for round_ in rounds]
+        [(64, 0), (128, 14), (192, 46), (256, 78)]
+    """
+    updates = 0
+    for batch in range(1, math.ceil(total_frames / frames_per_batch) + 1):
+        frames = batch * frames_per_batch
+        updates += pace.due(frames, updates)
+        yield Iteration(frames, updates)
+
+
+def publishes(when: WhenConfig, rounds: list[Iteration]) -> int | None:
+    """How many versions a run publishes after its first one; None where time or lag decides.
+
+    Args:
+        when: the trigger.
+        rounds: of the run.
+    """
+    if when.steps_ahead is not None or when.every is None or when.unit == "seconds":
+        return None
+    every, last = int(when.every), rounds[-1]
+    match when.unit:
+        case "optim_steps":
+            return last.updates // every
+        case "frames":  # at most one after each batch
+            return len({round_.frames // every for round_ in rounds} - {0})
+    return len(rounds) // every
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Rounds of one kind that follow each other.
+
+    Args:
+        name: ``"prefill"``: no update; ``"learning"``: updates after every batch, as the pace allows.
+        first_frame, last_frame: which of the run's frames, from 0, both included.
+        rounds: batches that the learner takes.
+        updates: of all rounds together.
+        fewest, most: updates in one round.
+    """
+
+    name: str
+    first_frame: int
+    last_frame: int
+    rounds: int
+    updates: int
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What a run will do if it is not ended early.
+
+    Args:
+        phases: one after the other.
+        frames, updates: at the end.
+        ratio: updates for each frame after the prefill.
+        publishes: versions after the first one; None where time or lag decides.
+        publish_every: when, in words.
+        evaluation_every_frames: at least; 0: never.
+        evaluation_every_versions: the same in versions; 0: never.
+        checkpoint_every_frames: one more is written at the end.
+    """
+
+    phases: list[Phase]
+    frames: int
+    updates: int
+    ratio: float
+    publishes: int | None
+    publish_every: str
+    evaluation_every_frames: int
+    evaluation_every_versions: int
+    checkpoint_every_frames: int
+
+
+def timeline(config: Config) -> Timeline:
+    """The plan of a run.
+
+    Args:
+        config: of a recipe with a pace.
+
+    Raises:
+        ConfigError: the recipe has none.
+
+    Example:
+        >>> from rlsync.recipes.config import CollectorConfig
+        >>> from rlsync.recipes.off_policy.config import SACConfig
+        >>> plan = timeline(Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100)))
+        >>> [(phase.name, phase.first_frame, phase.updates) for phase in plan.phases]
+        [('prefill', 0, 0), ('learning', 1000, 99000)]
+    """
+    recipe = config.recipe
+    if not isinstance(recipe, OffPolicyConfig):
+        raise ConfigError(
+            f"the recipe {recipe.name!r} has no pace to plan with",
+            "recipe",
+            "plan a recipe with a replay buffer: dqn, sac or td3",
+        )
+    rounds = list(iterations(recipe.pace.pace(), config.collector.frames_per_batch, recipe.total_frames))
+    evaluates = recipe.evaluation.every_frames > 0
+    last = rounds[-1]
+    return Timeline(
+        phases=_phases(rounds, config.collector.frames_per_batch),
+        frames=last.frames,
+        updates=last.updates,
+        ratio=recipe.pace.pace().measured(last.frames, last.updates),
+        publishes=publishes(config.sync.when, rounds),
+        publish_every=str(trigger(config.sync.when)),
+        evaluation_every_frames=recipe.evaluation.every_frames,
+        evaluation_every_versions=versions_between_evaluations(config, recipe) if evaluates else 0,
+        checkpoint_every_frames=config.checkpoint_every_frames,
+    )
+
+
+def _phases(rounds: list[Iteration], frames_per_batch: int) -> list[Phase]:
+    waiting = [round_ for round_ in rounds if round_.updates == 0]
+    found = []
+    for name, those in (("prefill", waiting), ("learning", rounds[len(waiting) :])):
+        if those:
+            made = [after - earlier for earlier, after in pairwise([0, *(r.updates for r in those)])]
+            first = those[0].frames - frames_per_batch
+            last = those[-1].frames - 1
+            found.append(Phase(name, first, last, len(those), sum(made), min(made), max(made)))
+    return found
+
+
+def versions_between_evaluations(config: Config, recipe: OffPolicyConfig) -> int:
+    """How many versions lie in ``evaluation.every_frames`` frames, as far as the config tells.
+
+    Example:
+        >>> from rlsync.recipes.config import CollectorConfig
+        >>> from rlsync.recipes.evaluation_config import EvaluationConfig
+        >>> recipe = OffPolicyConfig(evaluation=EvaluationConfig(every_frames=1_000))
+        >>> config = Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=100))
+        >>> versions_between_evaluations(config, recipe)  # one version for each batch
+        10
+    """
+    when, frames = config.sync.when, recipe.evaluation.every_frames
+    if when.every is None or when.unit == "seconds":
+        return 1
+    per_version = {
+        "batches": config.collector.frames_per_batch * when.every,
+        "frames": max(when.every, config.collector.frames_per_batch),
+        "optim_steps": when.every / recipe.pace.ratio,
+    }
+    return max(1, round(frames / per_version[when.unit]))

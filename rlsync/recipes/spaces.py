@@ -1,0 +1,154 @@
+"""Which observations and actions a recipe on stock collectors takes, and the check of an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import gymnasium
+import torch
+from torchrl.data import Bounded, OneHot, TensorSpec
+from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
+
+from rlsync.core.errors import ConfigError, first_line
+from rlsync.recipes.env_config import AtariConfig, EnvConfig
+from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+
+
+def make_env(config: EnvConfig) -> EnvBase:
+    """An environment, or a batch of them. Its frames carry the return so far as ``reward_sum``."""
+    batch = {"num_envs": config.num_envs} if config.num_envs > 1 else {}
+    env = GymEnv(config.id, **batch, **config.kwargs)
+    return TransformedEnv(env, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """What networks must know of an environment with a flat observation.
+
+    Args:
+        features: numbers in one observation.
+        actions: how many actions there are to choose from, or numbers in one action.
+        action_spec: TorchRL's spec of one environment's action.
+    """
+
+    features: int
+    actions: int
+    action_spec: TensorSpec
+
+    def player_actions(self) -> ActionSpec:
+        """The actions as players see them."""
+        if isinstance(self.action_spec, OneHot):
+            return DiscreteActions(self.actions)
+        low, high = self.bounds()
+        return BoxActions(self.actions, tuple(low.tolist()), tuple(high.tolist()))
+
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The lowest and the highest value of each number in an action, ``[actions]`` float32."""
+        space = self.action_spec.space
+        return space.low.to(torch.float32), space.high.to(torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """The environments that a recipe can learn: flat observations, and one kind of actions.
+
+    Args:
+        actions: ``"discrete"``: a choice of n; ``"box"``: a vector of numbers with finite bounds.
+        examples: ids of some of them, for the cure of an error.
+
+    Example:
+        >>> from rlsync.recipes.env_config import EnvConfig
+        >>> Takes("discrete", "CartPole-v1").probe(EnvConfig("CartPole-v1")).features
+        4
+        >>> Takes("box", "Pendulum-v1").probe(EnvConfig("CartPole-v1"))
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.ConfigError: 'CartPole-v1' does not have a flat observation and continuous actions
+          where  env.id; its action is OneHot of shape (2,)
+          cure   this recipe serves environments like Pendulum-v1
+    """
+
+    actions: Literal["discrete", "box"]
+    examples: str
+
+    def __str__(self) -> str:
+        kind = {"discrete": "discrete actions", "box": "continuous actions"}[self.actions]
+        return f"a flat observation and {kind}"
+
+    def probe(self, config: EnvConfig) -> Spaces:
+        """Make one environment in this process, look at it, and close it.
+
+        Args:
+            config: the environment.
+
+        Raises:
+            ConfigError: it cannot be made, or it is none of those that the recipe takes.
+        """
+        if isinstance(config, AtariConfig):
+            raise self._refused(config.id, "it gives pixels")
+        with making(config):
+            env = make_env(EnvConfig(config.id, 1, config.kwargs))
+        try:
+            observation, action = env.observation_spec.get("observation", None), env.action_spec
+            if observation is None or observation.ndim != 1 or not self._fits(action):
+                why = f"its action is {type(action).__name__} of shape {tuple(action.shape)}"
+                raise self._refused(config.id, why)
+            return Spaces(observation.shape[-1], action.shape[-1], action)
+        finally:
+            env.close()
+
+    def _fits(self, action: TensorSpec) -> bool:
+        match action:
+            case OneHot():
+                return self.actions == "discrete"
+            case Bounded():
+                finite = bool(
+                    torch.isfinite(action.space.low).all() and torch.isfinite(action.space.high).all()
+                )
+                return self.actions == "box" and action.ndim == 1 and finite
+        return False
+
+    def _refused(self, name: str, why: str) -> ConfigError:
+        return ConfigError(
+            f"{name!r} does not have {self}",
+            f"env.id; {why}",
+            f"this recipe serves environments like {self.examples}",
+        )
+
+
+#: What PPO and DQN take, and recipes that are written after their example.
+DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
+
+#: What SAC and TD3 take.
+BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")
+
+
+def probe(config: EnvConfig) -> Spaces:
+    """The spaces of an environment with a flat observation and discrete actions.
+
+    Raises:
+        ConfigError: gymnasium does not know it, its observation is not flat, or its actions are not discrete.
+    """
+    return DISCRETE.probe(config)
+
+
+@contextmanager
+def making(config: EnvConfig, more: str = "") -> Iterator[None]:
+    """Turn the errors of making an environment inside into a ConfigError; ``more`` is added to its cure.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
+        what = f"cannot make the environment {config.id!r}: {first_line(error)}"
+        cure = "give an installed gymnasium id, for example env.id=CartPole-v1" + more
+        if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
+            cure = "install the package that the first line names, or give another env.id"
+        raise ConfigError(what, "env.id and env.kwargs", cure) from error

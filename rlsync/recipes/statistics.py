@@ -1,0 +1,111 @@
+"""What a run does, in numbers: one file of JSON in its folder. Loads the standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.run_files import STATISTICS
+
+_TYPES = {"int": "integer", "float": "number", "float | None": ["number", "null"]}
+
+
+def _said(description: str) -> Any:
+    return field(metadata={"description": description})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatistics:
+    """One life of a run in numbers. :func:`statistics_schema` says what each number means."""
+
+    frames: int = _said("environment steps collected, those of earlier lives of the run included")
+    updates: int = _said("optimizer steps, those of earlier lives of the run included")
+    updates_per_frame: float | None = _said("updates / frames; null before the first frame")
+    seconds: float = _said("seconds since this process began to train")
+    frames_per_s: float = _said("environment steps a second, in this life")
+    updates_per_s: float = _said("optimizer steps a second, in this life")
+    version: int = _said("newest published version")
+    published_bytes: int = _said("bytes that publishes of this life copied")
+    publish_ms_p50: float | None = _said("median of the milliseconds for which a publish held the learner")
+    publish_ms_p95: float | None = _said("95th percentile of the same")
+    to_frames_ms_p50: float | None = _said(
+        "median of the milliseconds from a publish until frames of that version, or of a newer one, arrived"
+    )
+    to_frames_ms_p95: float | None = _said("95th percentile of the same")
+    lag_versions: int = _said("versions that the slowest worker was behind when the newest batch arrived")
+    staleness_versions: float | None = _said("mean age of the steps that were learned from, in versions")
+    learner_wait_s: float = _said("seconds that the learner waited for frames, in this life")
+    workers_wait_s: float | None = _said(
+        "seconds that all workers together waited for the learner; null if the collector cannot tell"
+    )
+
+    def write(self, run: Path) -> None:
+        """Leave this in a run's folder. Nobody reads a half one.
+
+        Args:
+            run: the folder.
+        """
+        beside = run / f".{STATISTICS}.{os.getpid()}"
+        beside.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        beside.replace(run / STATISTICS)
+
+    def __str__(self) -> str:
+        ratio = _shown(self.updates_per_frame, ".3g")
+        waited = f"learner waited {self.learner_wait_s:.1f} s of {self.seconds:.1f} s"
+        if self.workers_wait_s is not None:
+            waited += f", workers together {self.workers_wait_s:.1f} s"
+        held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
+        arrive = f"{_shown(self.to_frames_ms_p50, '.0f')}, {_shown(self.to_frames_ms_p95, '.0f')}"
+        return (
+            f"frames {self.frames:,} ({self.frames_per_s:,.0f}/s)  updates {self.updates:,} "
+            f"({self.updates_per_s:,.0f}/s)  updates/frame {ratio}\n"
+            f"publish ms: {held}; until its frames arrive: {arrive}\n"
+            f"{waited}"
+        )
+
+
+def statistics_in(run: Path) -> RunStatistics | None:
+    """What a run last wrote of itself; None if it has written nothing yet.
+
+    Args:
+        run: its folder.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    file = run / STATISTICS
+    try:
+        return RunStatistics(**json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"cannot read the statistics: {error}", str(file), "remove the file") from error
+
+
+def statistics_schema() -> dict[str, Any]:
+    """The JSON schema of ``statistics.json``, draft 2020-12.
+
+    Example:
+        >>> statistics_schema()["properties"]["version"]
+        {'type': 'integer', 'description': 'newest published version'}
+    """
+    properties = {
+        each.name: {"type": _TYPES[str(each.type)], **each.metadata} for each in fields(RunStatistics)
+    }
+    required = [each.name for each in fields(RunStatistics) if each.default is MISSING]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": STATISTICS,
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _shown(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)

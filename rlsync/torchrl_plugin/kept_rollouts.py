@@ -1,0 +1,110 @@
+"""Rollouts that arrive while the learner asks its asynchronous workers for something else.
+
+A worker of TorchRL 0.14's MultiAsyncCollector that finds a message after its rollout drops the rollout,
+answers, and waits for the word "continue". The learner sends that word only when a rollout arrives, so the
+worker never collects again. Each checkpoint asks all workers for their state, so a run with checkpoints loses
+its workers one by one, and then waits for ever. Here a question waits until the rollout is there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from queue import Empty
+from typing import Any
+
+from torchrl.collectors import MultiAsyncCollector
+
+#: Words after which a worker collects one rollout and sends it.
+_COLLECT = frozenset({"continue", "continue_random"})
+#: Words that may cost a rollout: the workers end, begin anew, or fill a replay buffer by themselves.
+_DO_NOT_WAIT = frozenset({"close", "reset", "run_free", "pause", "restart"})
+#: How long one look into the queue lasts, until the worker is looked at again.
+_LOOK_EVERY_S = 0.1
+
+
+class KeptRollouts:
+    """Which workers owe a rollout, and the rollouts that came before the learner asked for them.
+
+    Args:
+        collector: with its pipes and its queue. Nothing here keeps it alive.
+    """
+
+    def __init__(self, collector: MultiAsyncCollector) -> None:
+        self.owing: set[int] = set()
+        self._kept: deque[Any] = deque()
+        self._collector = weakref.ref(collector)
+
+    def sent(self, worker: int, word: str) -> None:
+        """Note what was sent to a worker."""
+        if word in _COLLECT:
+            self.owing.add(worker)
+        elif word == "run_free":
+            self.owing.clear()
+
+    def got(self, item: Any) -> Any:
+        """Note what came through the queue: ``(data, count)``, or ``(worker, "paused")``."""
+        data = item[0]
+        self.owing.discard(data if isinstance(data, int) else data[1])
+        return item
+
+    def next(self) -> Any | None:
+        """The oldest rollout that was kept, if there is one."""
+        return self._kept.popleft() if self._kept else None
+
+    def wait_for(self, worker: int) -> None:
+        """Keep what arrives until the rollout of ``worker`` does.
+
+        Waits by the queue's own ``get``, through which WatchWorkers looks at the workers. Without it, a dead
+        worker is not waited for: TorchRL finds it when it sends.
+        """
+        collector = self._collector()
+        if collector is None or worker not in self.owing:
+            return
+        kept, self._kept = self._kept, deque()  # so that get() does not return them to us
+        try:
+            while worker in self.owing and collector.procs[worker].is_alive():
+                try:
+                    kept.append(collector.queue_out.get(True, _LOOK_EVERY_S))
+                except Empty:
+                    continue
+        finally:
+            self._kept = kept
+
+
+def keep_rollouts(collector: MultiAsyncCollector) -> None:
+    """Let every question to a worker of ``collector`` wait for the rollout that it owes.
+
+    Call it once, when the pipes and the queue exist. What wraps the queue or the pipes later must call what
+    is there, as :mod:`rlsync.torchrl_plugin.waits` does.
+
+    Args:
+        collector: the collector.
+    """
+    kept = KeptRollouts(collector)
+    queue_ref = weakref.ref(collector.queue_out)
+
+    def get(block: bool = True, timeout: float | None = None) -> Any:
+        item = kept.next()
+        if item is not None:
+            return item
+        queue: Any = queue_ref()
+        return kept.got(type(queue).get(queue, block, timeout))
+
+    collector.queue_out.get = get
+    for worker, pipe in enumerate(collector.pipes):
+        _ask_after_the_rollout(kept, worker, pipe)
+
+
+def _ask_after_the_rollout(kept: KeptRollouts, worker: int, pipe: Any) -> None:
+    ref = weakref.ref(pipe)
+
+    def send(message: tuple[object, str]) -> None:
+        there: Any = ref()
+        word = message[1]
+        if word not in _COLLECT and word not in _DO_NOT_WAIT:
+            kept.wait_for(worker)
+        type(there).send(there, message)
+        kept.sent(worker, word)
+
+    pipe.send = send

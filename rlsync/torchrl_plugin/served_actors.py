@@ -1,0 +1,62 @@
+"""Which RayCollectors a RayBoardScheme serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlsync.core.errors import ConfigError
+from rlsync.torchrl_plugin import compat
+
+
+def check_actors(
+    collector: object, destination: str, schemes: Mapping[str, object], kind: type[object]
+) -> None:
+    """Refuse a collector whose actors boards cannot supply with exact stamps.
+
+    Args:
+        collector: under construction.
+        destination: of the scheme that asks, for errors.
+        schemes: all schemes of the collector.
+        kind: what all of them must be.
+
+    Raises:
+        ConfigError: it is no RayCollector, or one whose frames would not say which weights acted.
+    """
+    where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
+    if not isinstance(collector, compat.RayCollector):
+        raise ConfigError(
+            f"RayBoardScheme serves RayCollector, not {type(collector).__name__}",
+            where,
+            "use BoardScheme for collectors whose workers are processes of this host",
+        )
+    others = [name for name, scheme in schemes.items() if not isinstance(scheme, kind)]
+    if others:
+        raise ConfigError(
+            f"the destinations of this collector do not share one version: {', '.join(others)}",
+            where,
+            "give every destination a RayBoardScheme",
+        )
+    if compat.calls_a_policy_service(collector):
+        raise ConfigError(
+            "these actors ask an inference server for their actions, and hold no weights",
+            where,
+            "leave the scheme out, or give the collector the policy itself",
+        )
+    if not compat.single_collectors(collector):
+        raise ConfigError(
+            f"a board does not reach the workers of a {collector.collector_class.__name__} in each actor",
+            where,
+            "leave collector_class out, and give each environment an actor of its own",
+        )
+    if not compat.actors_are_stamped(collector):
+        raise ConfigError(
+            "the frames of these actors would not say which weights acted",
+            where,
+            "pass collector_kwargs={'track_policy_version': True} to the RayCollector",
+        )
+    if argument := compat.sends_to_one_actor(collector):
+        raise ConfigError(
+            "a board publishes to all workers at once, and this collector would send to one at a time",
+            f"{where}, with {argument}",
+            "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches",
+        )

@@ -1,0 +1,147 @@
+"""WorkerScheme: what the schemes have in common by which the workers of a collector adopt by themselves."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, TypeVar, get_args
+
+from torch import nn
+
+from rlsync.core.errors import PublishError
+from rlsync.sync.adopter import Adopt
+from rlsync.sync.workers_publisher import WorkersPublisher
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.link import Link
+from rlsync.torchrl_plugin.served import check_choice, refuse_some_workers
+from rlsync.torchrl_plugin.worker import AdoptAt, WorkerSync
+
+T = TypeVar("T")
+
+
+class WorkerScheme(compat.WeightSyncScheme):
+    """A scheme whose workers adopt by themselves, in the thread that acts.
+
+    Args:
+        adopt: ``"alias"`` or ``"copy"``.
+        adopt_at: ``"rollout"`` or ``"policy_call"``.
+        link: what the schemes of one collector share; ``None`` until there is a collector.
+
+    Raises:
+        ConfigError: ``adopt`` or ``adopt_at`` is neither.
+    """
+
+    _link: Link | None
+
+    def __init__(self, adopt: Adopt, adopt_at: AdoptAt, link: Link | None) -> None:
+        super().__init__(strategy="tensordict")
+        self.adopt: Adopt = adopt
+        self.adopt_at: AdoptAt = adopt_at
+        self._link = link
+
+    @classmethod
+    def _check(cls, adopt: str, adopt_at: str) -> None:
+        """Refuse what is none of the choices.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        check_choice("adoption mode", "adopt", adopt, get_args(Adopt), of=cls.__name__)
+        check_choice("moment of adoption", "adopt_at", adopt_at, get_args(AdoptAt), of=cls.__name__)
+
+    @property
+    def publisher(self) -> WorkersPublisher:
+        """The learner's side.
+
+        Raises:
+            PublishError: in a worker, or before there is a collector.
+        """
+        return on_the_learner(None if self._link is None else self._link.publisher, self)
+
+    def create_transport(self, **_: Any) -> WorkersPublisher:
+        """The learner's end, which is the transport of all workers.
+
+        Raises:
+            PublishError: in a worker.
+        """
+        return self.publisher
+
+    def begin_in_worker(self, model_id: str, worker_idx: int, model: nn.Module | None) -> WorkerSync:
+        """Begin in a worker.
+
+        Args:
+            model_id: the destination.
+            worker_idx: this worker's number.
+            model: a policy that came without its memory; it gets the newest weights.
+        """
+        assert self._link is not None
+        compat.make_room_for_the_stamp()
+        self.worker_idx = worker_idx
+        worker = self._link.in_worker(worker_idx)
+        worker.declare(model_id, self.adopt, self.adopt_at)
+        weights = None if model is None else compat.weights_of(model)
+        if isinstance(weights, nn.Module):
+            worker.prepare(model_id, weights)
+        return worker
+
+    @property
+    def context(self) -> Any:
+        """The collector, once it exists."""
+        return super().context
+
+    @context.setter
+    def context(self, collector: Any) -> None:
+        compat.set_context(self, collector)
+        if self.initialized_on_receiver and collector is not None and self._link is not None:
+            worker = self._link.in_worker(self.worker_idx)
+            worker.attach(collector)
+            self.model = worker.module(self.model_id)  # TorchRL refuses a worker whose policy is None
+
+    def _setup_connection_and_weights_on_receiver_impl(self, *, worker_idx: int | None = None) -> None:
+        """Nothing: the worker adopts by itself when it next collects."""
+
+    def send(self, weights: Any = None, worker_ids: int | list[int] | None = None) -> None:
+        """Publish ``weights`` for this destination; returns without waiting for any worker.
+
+        Args:
+            weights: a module, a tensordict, a dict of tensors; ``None`` for the learner's own weights.
+            worker_ids: must be ``None`` or name all workers.
+
+        Raises:
+            LayoutMismatch: the weights do not fit the leaves in the workers.
+            PublishError: ``worker_ids`` leaves out a worker: a board has one newest version for all.
+        """
+        if self.model_id is None:
+            name = type(self).__name__
+            raise PublishError("this scheme has no collector yet", f"{name}.send", "pass it to one")
+        refuse_some_workers(worker_ids, weights, self.publisher.collector.num_workers)
+        self.publisher.send(self.model_id, weights)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until what reads the board acts with the newest version.
+
+        Args:
+            timeout_s: give up after this many seconds.
+
+        Raises:
+            WorkerLost: a worker, or the process of the inference server, is dead.
+            AdoptionTimeout: the deadline passed.
+        """
+        BoardEndpoint(self.publisher, {}).wait(timeout_s)
+
+
+def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
+    """What a scheme has on the learner's side.
+
+    Raises:
+        PublishError: in a worker.
+    """
+    if held is None:
+        where = type(scheme).__name__
+        raise PublishError("a worker does not publish", where, "publish from the learner")
+    return held
+
+
+def announce(collector: weakref.ref[Any], version: int) -> None:
+    """Show the number of a visible version on the learner's collector."""
+    compat.announce_version(collector(), version)

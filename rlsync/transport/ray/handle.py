@@ -1,0 +1,156 @@
+"""How a worker on any node attaches by itself, with a board and a receiver of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from rlsync.core.errors import AdoptionTimeout, BoardClosed
+from rlsync.core.ledger import NOTHING, Stamp
+from rlsync.transport.board.reader import BoardReader
+from rlsync.transport.board.writer import BoardWriter
+from rlsync.transport.contract import Apply, Note
+from rlsync.transport.ray.receiver import NodeReceiver
+
+_LOOK_S = 0.01
+
+#: How long a worker waits for its first version when it attaches, seconds.
+FIRST_VERSION_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RayHandle:
+    """How a worker finds a :class:`rlsync.transport.ray.learner.RayTransport`; it can be sent to any process
+    of the cluster.
+
+    Args:
+        mailbox: the mailbox's handle.
+        newest: the newest version when this handle was made. A worker that attaches has it, or a newer one,
+            before it acts.
+    """
+
+    mailbox: Any
+    newest: Stamp = NOTHING
+
+    def subscribe(self, apply: Apply, reader: int | None = None) -> RaySubscriber:
+        """Attach, with a board of this process's own; see :meth:`rlsync.transport.contract.Handle.subscribe`.
+
+        Args:
+            apply: writes a version into what acts.
+            reader: the number by which the learner knows this worker; ``None`` is 0.
+
+        Raises:
+            BoardClosed: the learner has closed the transport or died.
+            AdoptionTimeout: the newest version does not come in time.
+        """
+        subscriber = RaySubscriber(self.mailbox, apply, 0 if reader is None else reader)
+        try:
+            subscriber.await_stamp(self.newest, FIRST_VERSION_WITHIN_S)
+        except BaseException:
+            subscriber.close()
+            raise
+        return subscriber
+
+
+class RaySubscriber:
+    """A worker's end, with a board and a receiver for this process alone.
+
+    Workers that share a node should share them, too: then each version comes to the node's memory once. See
+    :class:`rlsync.transport.ray.receiver.NodeReceiver`, and :class:`rlsync.transport.contract.Subscriber`.
+
+    Args:
+        mailbox: the mailbox's handle.
+        apply: writes a version into what acts.
+        reader: the number by which the learner knows this worker.
+    """
+
+    def __init__(self, mailbox: Any, apply: Apply, reader: int) -> None:
+        self._number = reader
+        self._board = BoardWriter()
+        self._reader = BoardReader(self._board.handle, apply, 0)
+        name = f"worker {reader}, pid {os.getpid()}, {uuid.uuid4().hex[:6]}"
+        self.receiver = NodeReceiver(mailbox, name, self._board, numbers=[reader])
+        self.receiver.start()
+
+    def await_stamp(self, stamp: Stamp, timeout_s: float) -> None:
+        """Wait until a version, or a newer one, has come to this process.
+
+        Args:
+            stamp: the version.
+            timeout_s: give up after this many seconds.
+
+        Raises:
+            BoardClosed: the learner has closed the transport or died.
+            AdoptionTimeout: it has not come in time.
+        """
+        until_s = time.monotonic() + timeout_s
+        where = f"worker {self._number}, process {os.getpid()}"
+        while self.receiver.stamp < stamp:
+            if self.closed_by_learner or self.receiver.failure is not None:
+                cure = "the learner must live while workers attach"
+                raise BoardClosed("the learner is gone", where, cure) from self.receiver.failure
+            if time.monotonic() >= until_s:
+                raise AdoptionTimeout(
+                    f"version {stamp.version} has not come within {timeout_s:g} s",
+                    where,
+                    "look whether the learner's node can be reached, and how full its object store is",
+                )
+            time.sleep(_LOOK_S)
+
+    @property
+    def version(self) -> int:
+        """The version adopted last; 0 before the first."""
+        return self._reader.version
+
+    @property
+    def stamp(self) -> Stamp:
+        """Generation and version adopted last."""
+        return self._reader.stamp
+
+    @property
+    def newest(self) -> int:
+        """The newest version that has come to this process."""
+        return self._reader.newest
+
+    @property
+    def asked(self) -> int:
+        """The number of the learner's last question; 0 when it is not about the version adopted last."""
+        return self._reader.asked
+
+    def adopt(self) -> int:
+        """Adopt the newest version that has come to this process; see the contract."""
+        return self._reader.adopt()
+
+    @property
+    def closed_by_learner(self) -> bool:
+        """Whether the learner has closed the transport or died."""
+        return self.receiver.closed_by_learner or self.receiver.learner_died
+
+    @property
+    def learner_died(self) -> bool:
+        """Whether the learner is gone and did not close the transport."""
+        return self.receiver.learner_died
+
+    @property
+    def closed(self) -> bool:
+        """Whether this subscriber was closed."""
+        return self._reader.closed
+
+    def leave_note(self, note: bytes, kind: Note) -> None:
+        """Tell the learner something; replaces an earlier note of this kind."""
+        self._reader.leave_note(note, kind)
+        if kind is Note.LEAVES:  # the learner asks for it as soon as the workers stand
+            self.receiver.tell_now()
+
+    def forget(self) -> None:
+        """Give back the views that are leased; the next :meth:`adopt` takes the newest version again."""
+        self._reader.forget()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self.receiver.close()
+        self._reader.close()
+        self._board.close()

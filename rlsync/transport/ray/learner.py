@@ -1,0 +1,279 @@
+"""The learner's end on a Ray cluster: a publish is one copy, and a thread does the rest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from torch import Tensor
+
+from rlsync.core.errors import BoardClosed, ConfigError, PublishError
+from rlsync.core.ledger import NOTHING, Stamp
+from rlsync.tensors.layout import Layout
+from rlsync.transport.contract import Note, ReaderStatus
+from rlsync.transport.ray.actors import Actors
+from rlsync.transport.ray.courier import ANSWER_S, Courier
+from rlsync.transport.ray.handle import RayHandle
+from rlsync.transport.ray.mailbox_actor import start_mailbox
+from rlsync.transport.ray.words import NodeWord
+from rlsync.transport.relay.letter import Letter
+from rlsync.transport.rules import check_newer, completed, keyed
+from rlsync.transport.waiting import await_adoption
+
+#: How old what nodes said may be when the learner reads of their workers.
+_FRESH_S = 0.2
+
+#: A worker whose node has said nothing for so long is not known to act any more.
+_SILENT_S = 15.0
+
+
+class RayTransport:
+    """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`.
+
+    A publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
+    Ray's object store, once, and tells the mailbox. Every node pulls it from there, and the learner sends no
+    worker anything. The thread skips versions that come faster than it can put them. It also repeats what it
+    said, because the mailbox may be killed, and puts an image again that a node could not get.
+
+    Args:
+        mailbox: an actor made by :func:`rlsync.transport.ray.mailbox_actor.start_mailbox`; by default one of
+            its own.
+        repeat_s: how often the newest letter is posted again, seconds.
+
+    Raises:
+        ConfigError: Ray is not initialised in this process.
+    """
+
+    background = False
+    through_host = True
+
+    def __init__(self, mailbox: Any = None, *, repeat_s: float = 1.0) -> None:
+        if not ray.is_initialized():
+            raise ConfigError(
+                "Ray is not initialised in this process", "RayTransport()", "call ray.init() before"
+            )
+        #: The mailbox's handle, for :class:`rlsync.transport.ray.receiver.NodeReceiver`.
+        self.mailbox: Any = start_mailbox() if mailbox is None else mailbox
+        self._pid = os.getpid()
+        self._newest = NOTHING
+        self._words: dict[str, NodeWord] = {}
+        self._words_at_s = 0.0
+        self._known: dict[int, ReaderStatus] = {}  #: what was last heard of each worker
+        self._actors = Actors({})
+        self._closed = False
+        self._courier = Courier(self.mailbox, repeat_s)
+
+    @property
+    def handle(self) -> RayHandle:
+        """What a worker needs to attach by itself, on any node; see :class:`RayHandle`."""
+        return RayHandle(self.mailbox, self._newest)
+
+    @property
+    def layout(self) -> Layout | None:
+        """What the coming publishes carry; ``None`` before :meth:`lay_out`."""
+        return self._courier.layout
+
+    @property
+    def newest_stamp(self) -> Stamp:
+        """The stamp of the newest version. Nodes may still be pulling it."""
+        return self._newest
+
+    @property
+    def letter(self) -> Letter | None:
+        """The newest letter that was posted; ``None`` before the first."""
+        return self._courier.sender.letter
+
+    @property
+    def kept(self) -> list[Stamp]:
+        """The versions whose images the learner keeps in the store: three at most."""
+        return self._courier.sender.kept
+
+    @property
+    def nodes(self) -> dict[str, NodeWord]:
+        """What each node said last; refreshed by this call, if the mailbox answers."""
+        self._refresh()
+        return dict(self._words)
+
+    def lay_out(self, layout: Layout) -> None:
+        """Say what the coming publishes carry; nodes go on with what they have.
+
+        Raises:
+            BoardClosed: this transport was closed.
+        """
+        self._check_open()
+        if layout != self.layout:
+            self._courier.lay_out(layout)
+
+    def publish(
+        self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
+    ) -> int | None:
+        """Publish one version: one copy, and no wait; see the contract.
+
+        Args:
+            tensors: one for each entry of the layout that owns its bytes; ``None`` keeps the value of the
+                version before; other dtypes are cast.
+            later: not used: everything is copied before this returns.
+            stamp: generation and number of this version.
+
+        Raises:
+            BoardClosed: this transport was closed, or nothing is laid out yet.
+            LayoutMismatch: a tensor does not have the shape of its leaf.
+            PublishError: the stamp is not greater than the newest one, a leaf has no value to keep, or the
+                thread that sends the images has failed.
+        """
+        self._check_open()
+        if self.layout is None:
+            raise BoardClosed("nothing is laid out yet", "RayTransport.publish", "call lay_out first")
+        whole = [tensor for tensor in tensors if tensor is not None]
+        if len(whole) < len(tensors):
+            newest = self.newest_leaves()
+            whole = completed(tensors, self.layout, {} if newest is None else keyed(*newest))
+        self.layout.check(whole)
+        check_newer(stamp, self._newest)
+        sheet = self._courier.free_sheet()
+        sheet.write(stamp, whole)
+        self._newest = stamp
+        self._courier.send(sheet)
+        return stamp.version
+
+    def join(self) -> None:
+        """Nothing to wait for: a version is copied when :meth:`publish` returns."""
+
+    def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
+        """The newest version: its layout and one tensor for each entry that owns its bytes."""
+        sheet = self._courier.newest
+        return None if sheet is None else (sheet.layout, sheet.leaves)
+
+    def status(self) -> list[ReaderStatus]:
+        """The workers on all nodes, as these said within the last moments.
+
+        Hooks ask at every batch: the mailbox is asked a few times a second at most.
+        """
+        if time.monotonic() - self._words_at_s > _FRESH_S:
+            self._refresh()
+        newest, dead = self._newest.version, self._actors.dead()
+        found = {status.reader: status for word in self._words.values() for status in word.readers}
+        self._known |= found
+        # The mailbox forgets a node that is silent. Ray may take longer than that to say that it is dead.
+        found |= {reader: self._known[reader] for reader in dead & self._known.keys()}
+        lags = [replace(s, lag_versions=max(0, newest - s.adopted_version)) for s in found.values()]
+        return [replace(s, alive=False, state="dead") if s.reader in dead else s for s in lags]
+
+    def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
+        """Wait until readers have adopted ``version`` or a newer one; see the contract.
+
+        Args:
+            version: the version to wait for.
+            timeout_s: give up after this many seconds.
+            readers: their numbers; by default those attached now, of which there must be one.
+
+        Raises:
+            WorkerLost: a reader is dead.
+            AdoptionTimeout: the deadline passed.
+        """
+        await_adoption(self._status_now, version, timeout_s, readers, lambda: self._newest.version)
+
+    def await_arrival(self, timeout_s: float, readers: Iterable[int]) -> None:
+        """Wait until the newest version is on the boards that readers read; they adopt it later.
+
+        Args:
+            timeout_s: give up after this many seconds.
+            readers: their numbers.
+
+        Raises:
+            WorkerLost: a reader is dead.
+            AdoptionTimeout: the deadline passed.
+        """
+        newest = self._newest.version
+
+        def there() -> list[ReaderStatus]:
+            known = {status.reader: status for status in self._status_now()}
+            return [
+                replace(known[status.reader], adopted_version=word.stamp.version)
+                for word in self._words.values()
+                if word.stamp.generation == self._newest.generation
+                for status in word.readers
+            ]
+
+        await_adoption(there, newest, timeout_s, readers, lambda: newest)
+
+    def ask(self, lowest: int) -> int:
+        """Ask the workers on all nodes what they act with; see the contract.
+
+        Args:
+            lowest: the lowest version that an answer may be about.
+
+        Raises:
+            BoardClosed: this transport was closed.
+        """
+        self._check_open()
+        return self._courier.ask(lowest)
+
+    def note(self, reader: int, kind: Note) -> bytes | None:
+        """What a reader left; ``None`` when there is nothing."""
+        found = self._note(reader, kind) if time.monotonic() - self._words_at_s <= _FRESH_S else None
+        if found is None:
+            self._refresh()
+            found = self._note(reader, kind)
+        return found
+
+    def watch(self, actors: Mapping[int, Any]) -> None:
+        """Ask Ray, too, which workers are dead: those of an actor that is.
+
+        Args:
+            actors: the actor of each reader, by the reader's number.
+        """
+        self._actors = Actors(actors)
+
+    def close(self) -> None:
+        """Close. Nodes are told, and keep what they act with. Closing twice does no harm."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._courier.close()
+
+    def _status_now(self) -> list[ReaderStatus]:
+        """The workers on all nodes, for who waits for them."""
+        self._words_at_s = 0.0
+        return self.status()
+
+    def _note(self, reader: int, kind: Note) -> bytes | None:
+        found = (word.notes.get((reader, kind)) for word in self._words.values())
+        return next((note for note in found if note is not None), None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BoardClosed("this transport was closed", f"process {os.getpid()}", "make a new one")
+        if not ray.is_initialized():
+            raise BoardClosed("Ray was shut down", "RayTransport", "publish before ray.shutdown()")
+        failure = self._courier.failure
+        if failure is not None:
+            raise PublishError(
+                f"the thread that sends images has failed: {failure!r}",
+                "RayTransport",
+                "look at the error above; the run cannot publish any more",
+            ) from failure
+
+    def _refresh(self) -> None:
+        """Read what nodes said, if the mailbox answers in time; else what they said before stands."""
+        try:
+            said = ray.get(self.mailbox.words.remote(), timeout=ANSWER_S)
+        except (GetTimeoutError, RayError):
+            return
+        words: dict[str, NodeWord] = {}
+        for node, (age_s, told) in said.items():
+            word = NodeWord.from_bytes(told)
+            readers = tuple(_aged(status, age_s) for status in word.readers)
+            words[node] = replace(word, readers=readers)
+        self._words, self._words_at_s = words, time.monotonic()
+
+
+def _aged(status: ReaderStatus, age_s: float) -> ReaderStatus:
+    """A reader as it is known now, from what its node said some time ago."""
+    state = "silent" if age_s > _SILENT_S and status.state == "running" else status.state
+    return replace(status, state=state, heartbeat_age_s=status.heartbeat_age_s + age_s)

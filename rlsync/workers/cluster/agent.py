@@ -1,0 +1,243 @@
+"""A node's agent: an ordinary board, an ordinary ring and ordinary workers, and their rollouts on their way.
+
+The agent is an actor of Ray. Its workers do not know that Ray exists.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from rlsync.core.errors import AdoptionTimeout, PublishError, RlsyncError
+from rlsync.core.ledger import NOTHING
+from rlsync.sync.adopter import Adopt
+from rlsync.transport.board.writer import BoardWriter
+from rlsync.transport.ray.receiver import NodeReceiver
+from rlsync.transport.ring.reader import RingCounters, RolloutRing, TakenRollout
+from rlsync.workers.cluster.flat import Flat, pack
+from rlsync.workers.cluster.turns import Turns
+from rlsync.workers.envs.specs import EnvSpec
+from rlsync.workers.player import Player
+from rlsync.workers.supervision import LOOK_EVERY_S, Restarts, Supervisor
+from rlsync.workers.unrolls import RolloutShape
+from rlsync.workers.worker import WorkerJob, start_worker
+
+#: How long a call may wait for the calls before it. They answer far sooner, or the agent is ended.
+_TURN_TIMEOUT_S = 60.0
+
+_LOOK_FOR_THE_LEARNER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJob:
+    """What an agent is told.
+
+    Args:
+        mailbox: where it hears of versions; see :class:`NodeReceiver`.
+        node: the name of the node.
+        numbers: the learner's number of each worker of this node.
+        player: what acts, without memory.
+        env: what it acts in.
+        shape: of a rollout.
+        slots: of the node's ring.
+        adopt, overlap, devices: of the workers; see :class:`WorkerJob`.
+        seed: of the first environment of the first worker of this node.
+        seeds: how often the learner had given a seed by then.
+        restarts: how often a worker is started again.
+        start_method: of the worker processes.
+        silent_timeout_s: how long a worker may give no sign of life, seconds.
+    """
+
+    mailbox: Any
+    node: str
+    numbers: tuple[int, ...]
+    player: Player
+    env: EnvSpec
+    shape: RolloutShape
+    slots: int
+    adopt: Adopt
+    overlap: bool
+    devices: tuple[torch.device, ...]
+    seed: int
+    seeds: int
+    restarts: Restarts
+    start_method: str
+    silent_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the learner wants of all nodes; the newest orders hold.
+
+    Args:
+        number: which orders these are, from 1.
+        running: whether workers may begin rollouts.
+        seeds: how often the learner has given a seed.
+        seed: the last one, of the first environment of this node.
+    """
+
+    number: int
+    running: bool
+    seeds: int
+    seed: int
+
+
+class NodeAgent:
+    """Starts a node's workers, looks after them, and hands their rollouts out in the order of the ring.
+
+    All methods may be called from several threads, as Ray does.
+
+    Args:
+        job: what to do.
+    """
+
+    def __init__(self, job: NodeJob) -> None:
+        torch.set_num_threads(1)
+        self._job = job
+        self._layout = job.shape.layout(job.player)
+        self._board = BoardWriter()
+        self._ring = RolloutRing(self._layout, job.slots, len(job.numbers))
+        self._receiver = NodeReceiver(job.mailbox, job.node, self._board, numbers=job.numbers)
+        self._workers: Supervisor | None = None
+        self._turns = Turns()
+        self._ordering = threading.Lock()
+        self._supervising = threading.Lock()  # a Supervisor is used from one thread at a time
+        self._orders = Orders(0, False, job.seeds, job.seed)
+        self._ending = threading.Event()
+        self._failed = False
+        self._receiver.start()
+        threading.Thread(target=self._end_with_the_learner, name="rlsync-learner-watch", daemon=True).start()
+
+    def start(self, timeout_s: float) -> int:
+        """Wait for the newest version, then start the workers.
+
+        Args:
+            timeout_s: for all of it, seconds.
+
+        Returns:
+            The process id of this agent.
+
+        Raises:
+            AdoptionTimeout: no version came, or a worker is not ready, in time.
+            WorkerLost: a worker ended before it was ready.
+        """
+        deadline = time.monotonic() + timeout_s
+        # A player without weights publishes no version.
+        while self._job.player.modules and self._receiver.stamp == NOTHING:
+            if time.monotonic() >= deadline or self._receiver.failure is not None:
+                raise AdoptionTimeout(
+                    f"no version of the weights came to this node within {timeout_s:g} s",
+                    f"node {self._job.node}",
+                    "look whether the node reaches the learner's node on all of Ray's ports",
+                ) from self._receiver.failure
+            time.sleep(LOOK_EVERY_S)
+        job = self._job
+        worker_job = WorkerJob(
+            self._ring.handle,
+            self._board.handle,
+            job.player,
+            job.env,
+            job.shape,
+            len(job.numbers),
+            job.adopt,
+            job.overlap,
+            job.seed,
+            job.devices,
+        )
+        start = partial(start_worker, job.start_method, worker_job)
+        self._workers = Supervisor(start, len(job.numbers), self._ring, job.restarts, job.silent_timeout_s)
+        self._workers.await_start(max(0.0, deadline - time.monotonic()))
+        return os.getpid()
+
+    def order(self, orders: Orders) -> None:
+        """Take orders; older ones than those it has are ignored.
+
+        Args:
+            orders: what the learner wants.
+        """
+        with self._ordering:
+            if orders.number <= self._orders.number or self._ring.closed:
+                return
+            if orders.seeds > self._orders.seeds:
+                self._ring.seed(orders.seed)
+            (self._ring.run if orders.running else self._ring.pause)()
+            self._orders = orders
+
+    def take(self, number: int, timeout_s: float) -> Flat | None:
+        """The rollout that was completed first on this node, of those that were not taken yet.
+
+        Args:
+            number: of this call, from 0. Calls are served in the order of their numbers.
+            timeout_s: how long to wait for a rollout, seconds.
+
+        Returns:
+            It, and its slot is free again; ``None`` if none came in time.
+
+        Raises:
+            WorkerLost: a worker ended too often, or none is left.
+            AdoptionTimeout: all workers are silent.
+            PublishError: this node cannot receive weights any more.
+        """
+        with self._turns.turn(number, _TURN_TIMEOUT_S):
+            if self._failed:
+                return None  # an earlier call has told why
+            try:
+                taken = self._taken(timeout_s)
+            except RlsyncError:
+                self._failed = True
+                raise
+            if taken is None:
+                return None
+            flat = pack(taken, self._layout, self._ring.counters())
+            self._ring.give_back(taken)
+            return flat
+
+    def _taken(self, timeout_s: float) -> TakenRollout | None:
+        assert self._workers is not None, "the learner takes after start() has returned"
+        deadline = time.monotonic() + timeout_s
+        while not self._ending.is_set():
+            if self._receiver.failure is not None:
+                raise PublishError(
+                    f"this node receives no weights any more: {self._receiver.failure!r}",
+                    f"node {self._job.node}",
+                    "nothing to do: its agent is ended",
+                ) from self._receiver.failure
+            with self._supervising:
+                if self._ending.is_set():
+                    return None
+                self._workers.look()
+            taken = self._ring.take(min(LOOK_EVERY_S, timeout_s))
+            if taken is not None or time.monotonic() >= deadline:
+                return taken
+        return None
+
+    def counters(self) -> RingCounters:
+        """Of this node's ring."""
+        return self._ring.counters()
+
+    def end(self, timeout_s: float) -> None:
+        """End the workers and let go of everything. The learner then ends this process.
+
+        Args:
+            timeout_s: how long workers may take to leave, seconds.
+        """
+        self._ending.set()
+        with self._ordering:
+            self._ring.close()
+        with self._supervising:
+            if self._workers is not None:
+                self._workers.end(timeout_s)
+        self._receiver.close()
+        self._board.close()
+
+    def _end_with_the_learner(self) -> None:
+        """Ray ends the actors of a learner that died. Where it does not, they end by themselves."""
+        while not self._ending.wait(_LOOK_FOR_THE_LEARNER_S):
+            if self._receiver.learner_died:
+                os._exit(1)  # workers see that the owner of their board is gone

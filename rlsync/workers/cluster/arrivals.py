@@ -1,0 +1,186 @@
+"""Rollouts as they arrive from the nodes of a cluster: the learner's end, in place of a ring."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import ray
+import torch
+from torch import Tensor
+
+from rlsync.tensors.layout import Layout
+from rlsync.transport.ring.reader import TakenRollout
+from rlsync.transport.ring.watch import RingCounters
+from rlsync.workers.cluster.agent import Orders
+from rlsync.workers.cluster.flat import Arrived, Flat, unpack
+from rlsync.workers.cluster.node import ANSWER_WITHIN_S, Node
+from rlsync.workers.cluster.nodes import Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a rollout comes from.
+
+    Args:
+        node: Ray's id of the node.
+        pid: of the agent: another one after a restart.
+        worker: its number on that node.
+        number: which of that worker's rollouts it is, from 0.
+    """
+
+    node: str
+    pid: int
+    worker: int
+    number: int
+
+
+class Arrivals:
+    """Takes the rollouts of all nodes, in turn, each node's in the order in which they were completed there.
+
+    Each is copied once, into memory that is used again: the object store holds no more than the credits.
+
+    Args:
+        layout: of a rollout.
+        workers_per_node: worker processes of a node.
+        envs_per_node: environments of a node.
+        seed: of the first environment.
+    """
+
+    def __init__(self, layout: Layout, workers_per_node: int, envs_per_node: int, seed: int) -> None:
+        self._layout = layout
+        self._workers_per_node = workers_per_node
+        self._envs_per_node = envs_per_node
+        self._nodes: Nodes | None = None
+        self._orders = Orders(0, False, 0, seed)
+        self._buffers: list[Tensor] = []
+        self._free: list[int] = []
+        self._held: set[int] = set()
+        self._turn: list[str] = []  # nodes whose rollouts were taken, the last one at the end
+        self._taken = 0
+        self._waited_s = 0.0
+        self._origins: list[Origin] = []
+        self.closed = False
+
+    def attach(self, nodes: Nodes) -> None:
+        """Take from these nodes."""
+        self._nodes = nodes
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Where the rollouts come from that were taken since :meth:`begin_batch`, in order."""
+        return tuple(self._origins)
+
+    @property
+    def orders(self) -> Orders:
+        """The orders that hold now, for the first node."""
+        return self._orders
+
+    def begin_batch(self) -> None:
+        """Forget where the rollouts of the last batch came from."""
+        self._origins = []
+
+    def run(self) -> None:
+        """Let workers begin rollouts."""
+        self._give(running=True)
+
+    def pause(self) -> None:
+        """Let workers begin no other rollout, as soon as their node hears of it; see :class:`Rollouts`."""
+        refs = self._give(running=False)
+        if refs:
+            ray.wait(refs, num_returns=len(refs), timeout=ANSWER_WITHIN_S)
+
+    def seed(self, seed: int) -> None:
+        """Give a seed to all workers; each sees it when it begins its next rollout."""
+        self._orders = Orders(self._orders.number, self._orders.running, self._orders.seeds + 1, seed)
+        self._give(running=self._orders.running)
+
+    def order(self, node: Node) -> ray.ObjectRef:
+        """Give a node the orders that hold now."""
+        orders, offset = self._orders, node.seat * self._envs_per_node
+        ref: ray.ObjectRef = node.agent.order.remote(
+            Orders(orders.number, orders.running, orders.seeds, orders.seed + offset)
+        )
+        return ref
+
+    def take(self, timeout_s: float) -> TakenRollout | None:
+        """The next rollout; ``None`` if there was none in time.
+
+        Args:
+            timeout_s: how long to wait, seconds.
+        """
+        started = time.monotonic()
+        try:
+            while True:
+                left_s = max(0.0, started + timeout_s - time.monotonic())
+                for node in self._answering(left_s):
+                    flat: Flat | None = self._attached.read(node)
+                    if flat is not None:
+                        return self._unpacked(node, flat)
+                if left_s == 0.0:
+                    return None
+        finally:
+            self._waited_s += time.monotonic() - started
+
+    def give_back(self, taken: TakenRollout) -> None:
+        """Let the memory of a rollout be used again; a second call does nothing.
+
+        Args:
+            taken: what :meth:`take` returned.
+        """
+        if taken.slot in self._held:
+            self._held.remove(taken.slot)
+            self._free.append(taken.slot)
+
+    def counters(self) -> RingCounters:
+        """All nodes together, as they said with their last rollouts; the waiting is this learner's own."""
+        nodes, gone = self._attached, self._attached.tally
+        known = [node.counters for node in nodes if node.counters is not None]
+        return RingCounters(
+            free=sum(c.free for c in known),
+            writing=sum(c.writing for c in known),
+            full=sum(c.full for c in known),
+            reading=len(self._held),
+            written=gone.rollouts_written + sum(c.written for c in known),
+            taken=self._taken,
+            worker_wait_s=gone.worker_wait_s + sum(c.worker_wait_s for c in known),
+            learner_wait_s=self._waited_s,
+        )
+
+    @property
+    def _attached(self) -> Nodes:
+        assert self._nodes is not None, "the collector attaches them before anything is taken"
+        return self._nodes
+
+    def _give(self, running: bool) -> list[ray.ObjectRef]:
+        orders = self._orders
+        self._orders = Orders(orders.number + 1, running, orders.seeds, orders.seed)
+        return [self.order(node) for node in self._attached if node.acting]
+
+    def _answering(self, timeout_s: float) -> list[Node]:
+        """The nodes that have answered; the one that was served last is the last one."""
+        heads = {node.head: node for node in self._attached}
+        if not heads:
+            time.sleep(timeout_s)
+            return []
+        refs = list(heads)
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        if not ready:
+            ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
+        served = {node_id: turn for turn, node_id in enumerate(self._turn, 1)}
+        return sorted((heads[ref] for ref in ready), key=lambda node: served.get(node.place.node_id, 0))
+
+    def _unpacked(self, node: Node, flat: Flat) -> TakenRollout:
+        slot = self._free.pop() if self._free else len(self._buffers)
+        if slot == len(self._buffers):
+            self._buffers.append(torch.empty(self._layout.image_bytes, dtype=torch.uint8))
+        arrived: Arrived = unpack(flat, self._layout, self._buffers[slot])
+        node_id = node.place.node_id
+        self._turn = [*(other for other in self._turn if other != node_id), node_id]
+        node.arrived += 1
+        node.counters = arrived.counters
+        self._taken += 1
+        self._held.add(slot)
+        self._origins.append(Origin(node_id, node.pid or 0, arrived.writer, arrived.number))
+        worker = node.seat * self._workers_per_node + arrived.writer
+        return TakenRollout(slot, worker, arrived.number, dict(arrived.views), self._buffers[slot])

@@ -1,0 +1,278 @@
+"""ClusterCollector: the workers of all nodes of a Ray cluster, and the learner's end of their rollouts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlsync.sync.adopter import Adopt
+from rlsync.tensors.layout import LeafSpec
+from rlsync.tensors.leaves import Leaves
+from rlsync.transport.ray.learner import RayTransport
+from rlsync.transport.ring.watch import RingCounters
+from rlsync.workers.cluster.agent import NodeAgent, NodeJob
+from rlsync.workers.cluster.arrivals import Arrivals, Origin
+from rlsync.workers.cluster.node import Node, Place
+from rlsync.workers.cluster.nodes import Nodes, Placement, Tally
+from rlsync.workers.cluster.session import Session
+from rlsync.workers.cluster.told import ClusterStatus, NodeStatus
+from rlsync.workers.devices import device_named, device_of_each
+from rlsync.workers.envs.specs import EnvSpec
+from rlsync.workers.intake import Intake
+from rlsync.workers.player import Playable, Player, player_of
+from rlsync.workers.rollout_collector import RolloutCollector, check_adopt, check_counts
+from rlsync.workers.supervision import Restarts
+from rlsync.workers.unrolls import RolloutShape
+
+#: The seeds of a node's next agent lie this far from those of the agent before.
+_SEEDS_APART = 15_485_863
+
+#: Threads of an agent, besides those of open calls for rollouts.
+_THREADS_BESIDE = 4
+
+
+class ClusterCollector(RolloutCollector):
+    """Collects unrolls as :class:`~rlsync.workers.collector.UnrollCollector` does, on the nodes of a cluster.
+
+    One agent on each node keeps a board and a ring, as on one host, and starts workers there. Versions reach
+    the boards through Ray's object store, once for each node; full slots come back as one flat object each.
+    Batches, stamps and publishing are the same. An agent sends no more than ``placement.credits`` rollouts
+    ahead of the learner, so a slow learner stops its workers.
+
+    A node that joins later gets an agent; its workers begin with the newest version. What had arrived of a
+    node that is lost is good; what had not is lost and counted in :attr:`tally`. The run ends when no node is
+    left. Agents and workers end with :meth:`shutdown`, and when this process dies.
+
+    Args:
+        network: what acts in the workers; see ``UnrollCollector``. Parts of player and environment must be
+            importable on all nodes.
+        env: which environments.
+        steps: T, of one unroll.
+        envs_per_worker: environments that one worker steps.
+        workers_per_node: worker processes on each node.
+        placement: which nodes get an agent, and how agents are looked after.
+        session: closed at the end; by default the connection of this process, which stays open.
+        overlap, rollouts_per_batch, total_frames, store_params, store_value, dtype, adopt: see
+            ``UnrollCollector``.
+        slots: of the ring of each node; by default two more than it has workers.
+        policy_device: where the players of a node act: one device, or one for each of its workers.
+        storing_device: where the batches are: the learner's device.
+        seed: of environments and actions; ``None`` draws one.
+        restarts: how often a worker is started again on its node.
+        start_method: of worker processes.
+        silent_timeout_s: how long a worker may take for a rollout, seconds.
+
+    Raises:
+        ConfigError: a number is out of range, ``adopt`` is unknown, or Ray is not initialised.
+        WorkerLost: a node was lost before its workers were ready. While iterating: no node is left.
+        AdoptionTimeout: nodes are not ready in time. While iterating: no rollout comes from any node.
+
+    Source: IMPALA, arXiv 1802.01561; Ray, arXiv 1712.05889.
+
+    Example:
+        >>> from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
+        >>> def collect(net=ImpalaNet((4,), Categorical(2))):
+        ...     session = Session()  # a Ray on this machine
+        ...     collector = ClusterCollector(
+        ...         net, GymnasiumEnvs("CartPole-v1"), steps=20, envs_per_worker=8, session=session
+        ...     )
+        ...     yield from collector
+    """
+
+    def __init__(
+        self,
+        network: Player | Playable,
+        env: EnvSpec,
+        *,
+        steps: int,
+        envs_per_worker: int,
+        workers_per_node: int = 2,
+        placement: Placement | None = None,
+        session: Session | None = None,
+        overlap: bool = False,
+        rollouts_per_batch: int = 1,
+        slots: int | None = None,
+        total_frames: int = -1,
+        store_params: bool = False,
+        store_value: bool = False,
+        dtype: torch.dtype | None = None,
+        adopt: Adopt = "alias",
+        policy_device: str | torch.device | Sequence[str | torch.device] = "cpu",
+        storing_device: str | torch.device = "cpu",
+        seed: int | None = None,
+        restarts: Restarts | None = None,
+        start_method: str = "forkserver",
+        silent_timeout_s: float = 300.0,
+    ) -> None:
+        where = "ClusterCollector"
+        slots = workers_per_node + 2 if slots is None else slots
+        counts = {
+            "steps": steps,
+            "envs_per_worker": envs_per_worker,
+            "workers_per_node": workers_per_node,
+            "rollouts_per_batch": rollouts_per_batch,
+            "slots": slots,
+        }
+        check_counts(counts, overlap, where)
+        check_adopt(adopt, where)
+        devices = device_of_each(policy_device, workers_per_node, f"{where}(policy_device=...)")
+        stored_on = device_named(storing_device, f"{where}(storing_device=...)")
+        acting = player_of(network, store_params=store_params, store_value=store_value)
+        self._session = session
+        self._transport = RayTransport()
+        super().__init__(
+            acting,
+            workers_per_node,  # and more with each node
+            dtype,
+            adopt,
+            self._transport,
+            frames_per_batch=steps * envs_per_worker * rollouts_per_batch,
+            total_frames=total_frames,
+        )
+        self.publisher.expected = self._leaves_in_workers
+        self.workers_per_node = workers_per_node
+        self._placement = placement or Placement()
+        self._starts: Counter[int] = Counter()  # by seat
+        self._envs_per_node = workers_per_node * envs_per_worker
+        self._template = NodeJob(
+            mailbox=self._transport.mailbox,
+            node="",
+            numbers=(),
+            player=self.worker_player,
+            env=env,
+            shape=RolloutShape(steps, envs_per_worker),
+            slots=slots,
+            adopt=adopt,
+            overlap=overlap,
+            devices=devices,
+            seed=0,
+            seeds=0,
+            restarts=restarts or Restarts(),
+            start_method=start_method,
+            silent_timeout_s=silent_timeout_s,
+        )
+        seed = int(torch.randint(2**30, ())) if seed is None else seed
+        self._arrivals = Arrivals(
+            self._template.shape.layout(acting), workers_per_node, self._envs_per_node, seed
+        )
+        self._nodes = Nodes(self._start_agent, self._placement, self._joined)
+        self._arrivals.attach(self._nodes)
+        self._intake = Intake(
+            self._arrivals, self._nodes, rollouts_per_batch, acting.records, silent_timeout_s, stored_on
+        )
+        try:
+            self._nodes.await_start()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @property
+    def procs(self) -> list[BaseProcess]:
+        """None: worker processes belong to the agents."""
+        return []
+
+    @property
+    def nodes(self) -> tuple[Place, ...]:
+        """The nodes whose workers act now."""
+        return tuple(node.place for node in self._nodes.acting)
+
+    @property
+    def tally(self) -> Tally:
+        """What became of nodes so far."""
+        return self._nodes.tally
+
+    @property
+    def last_origins(self) -> tuple[Origin, ...]:
+        """Where the rollouts of the last batch come from."""
+        return self._arrivals.origins
+
+    def status(self) -> ClusterStatus:
+        """The nodes and their workers, as they said last."""
+        words = self._transport.nodes
+        nodes = []
+        for place in map(str, self.nodes):
+            word = words.get(place)
+            nodes.append(
+                NodeStatus(place, 0, ())
+                if word is None
+                else NodeStatus(place, word.stamp.version, tuple(word.readers))
+            )
+        lost, rollouts_lost = self.tally.lost, self.tally.rollouts_lost
+        return ClusterStatus(os.getpid(), time.time(), self.policy_version, tuple(nodes), lost, rollouts_lost)
+
+    def counters(self) -> RingCounters:
+        """All rings together, as their nodes said with the last rollout; ``taken`` are those that arrived."""
+        return self._arrivals.counters()
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
+
+        Args:
+            seed: of the first environment of the first worker of the first node.
+            static_seed: return the same seed.
+
+        Returns:
+            The first seed that was not used by the nodes that there are.
+        """
+        self._arrivals.seed(seed)
+        return seed if static_seed else seed + self._nodes.seats * self._envs_per_node
+
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """End agents and workers, and the session; see :meth:`RolloutCollector.shutdown`.
+
+        Args:
+            timeout: how long workers may take to leave, seconds; then they are killed.
+            close_env: not used.
+            raise_on_error: not used.
+        """
+        super().shutdown(timeout)
+        if self._session is not None and self.closed:
+            self._session.close()
+
+    def _end(self, timeout_s: float) -> None:
+        self._arrivals.closed = True
+        self._nodes.end(timeout_s)
+
+    def _next_batch(self) -> Any:
+        self._arrivals.begin_batch()
+        return super()._next_batch()
+
+    def _leaves_in_workers(self, destination: str) -> list[LeafSpec]:
+        return Leaves(self.worker_player.modules[destination], destination).specs()
+
+    def _joined(self, node: Node) -> None:
+        self.num_workers = self._nodes.seats * self.workers_per_node
+        self._arrivals.order(node)
+
+    def _start_agent(self, place: Place, seat: int) -> Node:
+        life, orders, placement = self._starts[seat], self._arrivals.orders, self._placement
+        self._starts[seat] += 1
+        first = seat * self.workers_per_node
+        job = replace(
+            self._template,
+            node=str(place),
+            numbers=tuple(range(first, first + self.workers_per_node)),
+            seed=orders.seed + seat * self._envs_per_node + life * _SEEDS_APART,
+            seeds=orders.seeds,
+        )
+        options = {
+            "num_cpus": 0,
+            "resources": dict(placement.resources),
+            "max_concurrency": placement.credits + _THREADS_BESIDE,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(place.node_id, soft=False),
+        }
+        agent = ray.remote(NodeAgent).options(**options).remote(job)
+        return Node(place, seat, agent, placement.credits, placement.start_timeout_s)

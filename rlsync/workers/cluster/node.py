@@ -1,0 +1,144 @@
+"""One node of a cluster as the learner sees it: where it is, its agent, and the calls that are open there."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from rlsync.core.errors import RlsyncError, first_line
+from rlsync.transport.ring.watch import RingCounters
+
+#: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
+ANSWER_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A machine of the cluster.
+
+    Args:
+        node_id: Ray's.
+        address: its IP address.
+        host: its name.
+        resources: what Ray says that it has, by name.
+
+    Example:
+        >>> print(Place("0a1b2c3d4e5f", "10.0.0.7", "worker-3"))
+        worker-3 (10.0.0.7, node 0a1b2c3d)
+    """
+
+    node_id: str
+    address: str
+    host: str
+    resources: dict[str, float] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.address}, node {self.node_id[:8]})"
+
+
+def living_places() -> list[Place]:
+    """The machines of the cluster that live now, as Ray knows them."""
+    return [
+        Place(
+            node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"], dict(node["Resources"])
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+class Node:
+    """An agent, and the calls that are open there.
+
+    Args:
+        place: where it is.
+        seat: its number among the nodes; a node that takes the place of one that left has the same.
+        agent: the actor's handle.
+        credits: how many rollouts may be on their way, or wait for the learner, at once.
+        start_timeout_s: how long it may take until its workers are ready, seconds.
+    """
+
+    def __init__(self, place: Place, seat: int, agent: Any, credits: int, start_timeout_s: float) -> None:
+        self.place = place
+        self.seat = seat
+        self.agent = agent
+        self.pid: int | None = None
+        self.arrived = 0
+        self.counters: RingCounters | None = None
+        self._credits = credits
+        self._start_until_s = time.monotonic() + start_timeout_s + ANSWER_WITHIN_S
+        self._starting: Any = agent.start.remote(start_timeout_s)
+        self._calls: deque[Any] = deque()
+        self._next_call = 0
+        self._heard_at_s = time.monotonic()
+
+    @property
+    def acting(self) -> bool:
+        """Whether its workers were ready once."""
+        return self.pid is not None
+
+    @property
+    def too_late(self) -> bool:
+        """Whether its workers should have been ready by now."""
+        return not self.acting and time.monotonic() > self._start_until_s
+
+    @property
+    def head(self) -> Any:
+        """What answers next: the start, or the oldest call for a rollout."""
+        return self._calls[0] if self.acting else self._starting
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since it last answered."""
+        return time.monotonic() - self._heard_at_s
+
+    @property
+    def lost(self) -> int:
+        """Rollouts that its workers had completed, as far as is known, and that have not arrived."""
+        return 0 if self.counters is None else max(0, self.counters.written - self.arrived)
+
+    def heard(self) -> None:
+        """Note a sign of life."""
+        self._heard_at_s = time.monotonic()
+
+    def began(self, pid: int) -> None:
+        """Note that its workers are ready, and ask for the first rollouts."""
+        self.pid = pid
+        self._refill()
+
+    def answered(self) -> None:
+        """Note that the head was read, and ask for another rollout."""
+        self._calls.popleft()
+        self._refill()
+
+    def _refill(self) -> None:
+        while len(self._calls) < self._credits:
+            self._calls.append(self.agent.take.remote(self._next_call, ANSWER_WITHIN_S))
+            self._next_call += 1
+
+    def kill(self) -> None:
+        """End the agent, whatever it does. Its workers end when they see that."""
+        ray.kill(self.agent, no_restart=True)
+
+
+def why(error: RayError) -> str:
+    """Why a call to an agent failed, in one line.
+
+    Args:
+        error: what Ray raised.
+
+    Example:
+        >>> why(RayError("the actor died\\nat line 3"))
+        'RayError: the actor died'
+    """
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return (
+            cause.what if isinstance(cause, RlsyncError) else f"{type(cause).__name__}: {first_line(cause)}"
+        )
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,294 @@
+"""The nodes of a cluster as the learner sees them: who joins, who is lost, and who is started again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
+from rlsync.sync.silence import Silence
+from rlsync.workers.cluster.node import Node, Place, living_places, why
+from rlsync.workers.supervision import LOOK_EVERY_S, Restarts
+
+_log = logging.getLogger(__name__)
+
+#: How often the learner asks Ray which nodes there are.
+_ASK_RAY_EVERY_S = 1.0
+
+#: How long an agent may take to end itself beyond what its workers may take.
+_END_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which nodes get an agent.
+
+    Args:
+        beside_learner: whether the learner's own node gets one, too.
+        resources: what an agent takes of Ray's resources, by name; a node that has less gets none.
+        min_nodes: how many nodes there must be before the first batch.
+        credits: rollouts of a node that may be on their way, or wait for the learner, at once.
+        restarts: how often an agent that was lost is started again on its node, while the node lives.
+        node_timeout_s: how long an agent may give no answer, seconds; then it is killed.
+        start_timeout_s: how long a node may take until its workers are ready, seconds.
+
+    Raises:
+        ConfigError: a number is out of range.
+
+    Example:
+        >>> Placement(resources={"rollouts": 1.0}).takes({"CPU": 8.0})
+        False
+    """
+
+    beside_learner: bool = True
+    resources: Mapping[str, float] = field(default_factory=dict)
+    min_nodes: int = 1
+    credits: int = 2
+    restarts: Restarts = field(default_factory=Restarts)
+    node_timeout_s: float = 30.0
+    start_timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        least = min(self.min_nodes, self.credits)
+        if least < 1 or min(self.node_timeout_s, self.start_timeout_s) <= 0:
+            raise ConfigError("a number is too small", str(self), "give at least one node, credit and second")
+
+    def takes(self, resources: Mapping[str, float]) -> bool:
+        """Whether a node with these resources gets an agent."""
+        return all(resources.get(name, 0.0) >= amount for name, amount in self.resources.items())
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of nodes so far.
+
+    Args:
+        joined: agents that began to act.
+        lost: agents that were lost, for whatever reason.
+        restarted: agents that were started again on a node.
+        rollouts_lost: rollouts known to have been completed on nodes that were lost, and that did not arrive.
+        rollouts_written: rollouts known to have been completed on them.
+        worker_wait_s: seconds for which their workers had waited for a free slot.
+    """
+
+    joined: int = 0
+    lost: int = 0
+    restarted: int = 0
+    rollouts_lost: int = 0
+    rollouts_written: int = 0
+    worker_wait_s: float = 0.0
+
+
+class Nodes:
+    """Keeps an agent on every node that should have one.
+
+    An agent that dies, gives no answer, or says that its workers cannot go on, is started again after a
+    pause, as a worker is on one host; a node where that happens too often is given up. A node that joins gets
+    an agent. The run ends when no node is left.
+
+    Args:
+        start: ``start(place, seat)`` starts an agent.
+        placement: which nodes get one.
+        joined: called with each node whose workers are ready.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Place, int], Node],
+        placement: Placement,
+        joined: Callable[[Node], object],
+    ) -> None:
+        self._start = start
+        self._placement = placement
+        self._joined = joined
+        self._silence = Silence(placement.node_timeout_s)
+        self._here = ray.get_runtime_context().get_node_id()
+        self._by_id: dict[str, Node] = {}
+        self._due: dict[str, float] = {}
+        self._ended: dict[str, list[float]] = {}
+        self._given_up: set[str] = set()
+        self._causes: dict[str, str] = {}  # by place, why the last agents were lost
+        self._asked_ray_at_s = self._looked_at_s = 0.0
+        self.tally = Tally()
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(list(self._by_id.values()))
+
+    @property
+    def acting(self) -> list[Node]:
+        """The nodes whose workers act."""
+        return [node for node in self if node.acting]
+
+    @property
+    def seats(self) -> int:
+        """How many seats there are: one more than the highest that is taken."""
+        return 1 + max((node.seat for node in self), default=-1)
+
+    def await_start(self) -> None:
+        """Wait until all nodes that are there are ready, and there are enough.
+
+        Raises:
+            WorkerLost: a node was lost before it was ready; nothing is started again here.
+            AdoptionTimeout: the nodes are not ready, or not enough, in time.
+        """
+        deadline = time.monotonic() + self._placement.start_timeout_s + self._placement.node_timeout_s
+        while True:
+            self._find_new()
+            waiting = [node for node in self if not node.acting]
+            enough = len(self._by_id) >= self._placement.min_nodes
+            if enough and not waiting:
+                return
+            if time.monotonic() >= deadline or any(node.too_late for node in waiting):
+                raise self._not_started(waiting)
+            ready = ray.wait([n.head for n in waiting], timeout=LOOK_EVERY_S)[0] if waiting else []
+            for node in [node for node in waiting if node.head in ready]:
+                self.read(node)
+            if self._causes:
+                raise self._none_left("starting the workers of a node")
+            if not waiting:
+                time.sleep(LOOK_EVERY_S)
+
+    def read(self, node: Node) -> Any:
+        """What the head of a node brought, which is there.
+
+        Args:
+            node: it.
+
+        Returns:
+            A rollout; ``None`` if its workers are ready now, or have none, or the node was lost.
+        """
+        node.heard()
+        try:
+            brought = ray.get(node.head, timeout=self._placement.node_timeout_s)
+        except RayError as error:
+            self._lose(node, why(error))
+            return None
+        if node.acting:
+            node.answered()
+            return brought
+        node.began(brought)
+        self.tally.joined += 1
+        self._joined(node)
+        _log.info("the workers of %s are ready", node.place)
+        return None
+
+    def look(self) -> bool:
+        """Start agents where they are missing, and end those that do not answer.
+
+        Returns:
+            Whether one was started or ended.
+
+        Raises:
+            WorkerLost: no node is left.
+        """
+        before = self.tally.lost + self.tally.restarted + len(self._by_id)
+        if time.monotonic() - self._looked_at_s >= LOOK_EVERY_S:  # not before each of many rollouts
+            self._looked_at_s = time.monotonic()
+            self._end_silent()
+        if time.monotonic() - self._asked_ray_at_s >= _ASK_RAY_EVERY_S:
+            self._find_new()
+        if not self._by_id and not self._due:
+            raise self._none_left("collecting rollouts")
+        return before != self.tally.lost + self.tally.restarted + len(self._by_id)
+
+    def silent(self) -> AdoptionTimeout:
+        """The error to raise when no rollout comes from any node."""
+        told = ", ".join(f"{node.place} (last heard of {node.silent_s:.1f} s ago)" for node in self)
+        return AdoptionTimeout(
+            f"no rollout came from {told or 'any node'}",
+            "collecting rollouts",
+            "look at the workers of these nodes; if a rollout takes that long, give a longer "
+            "silent_timeout_s",
+        )
+
+    def end(self, timeout_s: float) -> None:
+        """End all agents and their workers.
+
+        Args:
+            timeout_s: how long workers may take to leave, seconds.
+        """
+        if ray.is_initialized():  # else Ray has ended the agents
+            ended = [node.agent.end.remote(timeout_s) for node in self if node.acting]
+            if ended:
+                ray.wait(ended, num_returns=len(ended), timeout=timeout_s + _END_TIMEOUT_S)
+            for node in self:
+                with suppress(RayError):  # it is dead
+                    node.kill()
+        self._by_id = {}
+
+    def _find_new(self) -> None:
+        self._asked_ray_at_s = now = time.monotonic()
+        living = {place.node_id: place for place in living_places()}
+        for gone in [node_id for node_id in self._due if node_id not in living]:
+            del self._due[gone]  # its node went, too
+        for node_id, place in living.items():
+            if node_id in self._by_id or node_id in self._given_up or self._due.get(node_id, now) > now:
+                continue
+            if not self._placement.takes(place.resources):
+                continue
+            if node_id == self._here and not self._placement.beside_learner:
+                continue
+            self.tally.restarted += self._due.pop(node_id, None) is not None
+            taken = {node.seat for node in self}
+            seat = next(seat for seat in range(len(taken) + 1) if seat not in taken)
+            self._by_id[node_id] = self._start(place, seat)
+
+    def _end_silent(self) -> None:
+        for node in [node for node in self if node.too_late]:
+            self._lose(node, f"not ready within {self._placement.start_timeout_s:g} s")
+        acting = {node.seat: node for node in self.acting}
+        heads = [node.head for node in acting.values()]
+        ready = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0]) if heads else set()
+        for node in acting.values():
+            if node.head in ready:
+                node.heard()
+        for seat in self._silence.look({seat: node.silent_s for seat, node in acting.items()}):
+            told = f"its agent (pid {acting[seat].pid}) gave no answer for {self._silence.timeout_s:g} s"
+            self._lose(acting[seat], told)
+
+    def _lose(self, node: Node, told: str) -> None:
+        with suppress(RayError):  # it is dead
+            node.kill()
+        node_id, now, kept = node.place.node_id, time.monotonic(), self._placement.restarts
+        del self._by_id[node_id]
+        self.tally.lost += 1
+        self.tally.rollouts_lost += node.lost
+        if node.counters is not None:
+            self.tally.rollouts_written += node.counters.written
+            self.tally.worker_wait_s += node.counters.worker_wait_s
+        self._causes[str(node.place)] = told
+        recent = [at for at in self._ended.get(node_id, []) if now - at < kept.window_s]
+        if len(recent) < kept.at_most:
+            pause_s = kept.pause_s(len(recent))
+            self._due[node_id] = now + pause_s
+            then = f"if the node lives, its agent is started again in {pause_s:g} s"
+        else:
+            self._given_up.add(node_id)
+            then = "it is not started again"
+        self._ended[node_id] = [*recent, now]
+        _log.warning("%s is lost with %d rollouts: %s; %s", node.place, node.lost, told, then)
+
+    def _none_left(self, where: str) -> WorkerLost:
+        told = "; ".join(f"{place}: {cause}" for place, cause in self._causes.items())
+        return WorkerLost(
+            f"no node is left: {told}" if not self._by_id else told,
+            where,
+            "look at the workers' own errors in Ray's logs of these nodes; then resume the run",
+        )
+
+    def _not_started(self, waiting: list[Node]) -> AdoptionTimeout:
+        told = ", ".join(str(node.place) for node in waiting) or "none that is there"
+        return AdoptionTimeout(
+            f"{len(self.acting)} of {max(self._placement.min_nodes, len(self._by_id))} nodes are ready after "
+            f"{self._placement.start_timeout_s:g} s; not ready: {told}",
+            "starting the workers of a cluster",
+            "look whether these nodes have the resources (ray status) and the same packages, or give a "
+            "longer start_timeout_s",
+        )

@@ -1,0 +1,116 @@
+"""How many optimizer steps go with how many collected frames.
+
+Source: sheeprl's replay ratio (``utils/utils.py``, class ``Ratio``); tests/test_pacing.py has its cases.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rlsync.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The replay ratio: optimizer steps (updates) for each collected frame, those of the prefill not counted.
+
+    This is the one definition. What throttles, what is logged and what is planned all ask it.
+
+    Args:
+        ratio: updates for each frame; above zero.
+        burst: the most updates at one time; what is owed beyond it is done later. None: no limit.
+        prefill: frames that are collected before the first update.
+
+    Raises:
+        ConfigError: a number cannot be.
+
+    Example:
+        >>> pace = Pace(0.5, prefill=1024)
+        >>> pace.due(frames=1024, updates=0), pace.due(frames=4096, updates=0)
+        (0, 1536)
+        >>> Pace(0.5, burst=64).due(frames=1024, updates=0)
+        64
+    """
+
+    ratio: float
+    burst: int | None = None
+    prefill: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.ratio) and self.ratio > 0):
+            raise _refused("ratio", self.ratio, "give updates for each frame, a number above zero")
+        if self.burst is not None and self.burst < 1:
+            raise _refused("burst", self.burst, "give the most updates at one time, or None")
+        if self.prefill < 0:
+            raise _refused("prefill", self.prefill, "give a number of frames, 0 for none")
+
+    def allowed(self, frames: int) -> int:
+        """How many updates so many frames allow in all, from the beginning of the run.
+
+        Args:
+            frames: collected so far, those of the prefill too.
+
+        Example:
+            >>> Pace(0.29).allowed(100)  # exactly: 0.29 * 100 is a little less than 29 in floating point
+            29
+        """
+        return math.floor(Fraction(str(self.ratio)) * max(0, frames - self.prefill))
+
+    def due(self, frames: int, updates: int) -> int:
+        """How many updates to do now: those that are allowed and not done, at most ``burst``.
+
+        Args:
+            frames: collected so far.
+            updates: done so far, those of a pretraining too.
+        """
+        owed = max(0, self.allowed(frames) - updates)
+        return owed if self.burst is None else min(owed, self.burst)
+
+    def measured(self, frames: int, updates: int) -> float:
+        """The ratio that was held so far; not a number before the prefill is over.
+
+        Args:
+            frames, updates: as in :meth:`due`.
+
+        Example:
+            >>> Pace(0.5, prefill=1024).measured(frames=4096, updates=1536)
+            0.5
+        """
+        counted = frames - self.prefill
+        return updates / counted if counted > 0 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class PaceFrom:
+    """A pace that began in the middle of a run, when a resumed run changed the ratio.
+
+    Args:
+        pace: from then on; its prefill is that of the whole run.
+        frames, updates: so many were done before.
+
+    Example:
+        >>> PaceFrom(Pace(1.0, prefill=10), frames=100, updates=45).due(frames=110, updates=45)
+        10
+    """
+
+    pace: Pace
+    frames: int = 0
+    updates: int = 0
+
+    def due(self, frames: int, updates: int) -> int:
+        """See :meth:`Pace.due`."""
+        return self.pace.due(self._since(frames), updates - self.updates)
+
+    def measured(self, frames: int, updates: int) -> float:
+        """See :meth:`Pace.measured`; counted from where this pace began."""
+        return self.pace.measured(self._since(frames), updates - self.updates)
+
+    def _since(self, frames: int) -> int:
+        # The prefill stays in front: it is over, or what is left of it is still to come.
+        return frames - max(self.frames, self.pace.prefill) + self.pace.prefill
+
+
+def _refused(name: str, value: object, cure: str) -> ConfigError:
+    return ConfigError(f"a pace cannot have {name} {value!r}", f"Pace({name}={value!r})", cure)

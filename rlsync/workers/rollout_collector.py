@@ -1,0 +1,190 @@
+"""What collectors of unrolls have in common, wherever their workers run."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, get_args
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.sync.adopter import Adopt
+from rlsync.sync.program_end import end_with_program
+from rlsync.transport.contract import Transport
+from rlsync.transport.ring.reader import RingCounters
+from rlsync.workers.intake import Intake
+from rlsync.workers.player import Player
+from rlsync.workers.policy_on_board import PolicyOnBoard
+
+#: How long workers may take to complete a step and leave.
+LEAVE_TIMEOUT_S = 5.0
+
+
+class RolloutCollector(PolicyOnBoard):
+    """A collector of batches that an :class:`Intake` makes of rollouts. A subclass starts the workers.
+
+    Args:
+        player: the learner's player; see :class:`PolicyOnBoard`.
+        num_workers: worker processes.
+        dtype: of the workers' floating weights; see there.
+        adopt: how workers adopt; see there.
+        transport: what carries weights; see there.
+        frames_per_batch: frames in one batch.
+        total_frames: iteration ends after so many; -1 never ends.
+    """
+
+    init_random_frames = 0
+
+    def __init__(
+        self,
+        player: Player,
+        num_workers: int,
+        dtype: torch.dtype | None,
+        adopt: Adopt,
+        transport: Transport,
+        *,
+        frames_per_batch: int,
+        total_frames: int,
+    ) -> None:
+        super().__init__(player, num_workers, dtype, adopt, transport)
+        self.total_frames = total_frames
+        self.frames_per_batch = self.requested_frames_per_batch = frames_per_batch
+        self._frames = self._batches = 0
+        self._closed = False
+        self._pid = os.getpid()
+        self._intake: Intake | None = None
+        end_with_program(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was shut down."""
+        return self._closed
+
+    @property
+    def last_workers(self) -> tuple[int, ...]:
+        """The numbers of the workers that made the last batch."""
+        return () if self._intake is None else self._intake.writers
+
+    @abstractmethod
+    def counters(self) -> RingCounters:
+        """Slots by state, rollouts written and taken, seconds that workers and learner have waited."""
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Iterate over batches, until ``total_frames``.
+
+        Raises:
+            BoardClosed: the collector was shut down.
+        """
+        while self.total_frames < 0 or self._frames < self.total_frames:
+            yield self._next_batch()
+
+    def release(self) -> None:
+        """Give the slot of the last batch back before the next one is asked for."""
+        if self._intake is not None:
+            self._intake.release()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Inside the block workers begin no new rollout; those that they have begun they complete."""
+        assert self._intake is not None, "made by the constructor"
+        return self._intake.paused()
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """The counters. Environments are not saved: after a resume they begin new episodes."""
+        return OrderedDict(frames=self._frames, batches=self._batches)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set the counters.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
+        self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
+
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """End the workers. A second call does nothing.
+
+        Args:
+            timeout: how long they may take to leave, seconds; then they are killed.
+            close_env: not used: environments end with their workers.
+            raise_on_error: not used.
+        """
+        if not self._closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
+            self._closed = True
+            if self._intake is not None:  # the constructor came as far as the workers
+                self._intake.close()
+                self._end(LEAVE_TIMEOUT_S if timeout is None else timeout)
+            self.transport.close()
+
+    @abstractmethod
+    def _end(self, timeout_s: float) -> None:
+        """End the workers, and close what carried their rollouts."""
+
+    def __del__(self) -> None:
+        if "_intake" in self.__dict__:
+            self.shutdown()
+
+    def _next_batch(self) -> TensorDict:
+        if self._closed:
+            raise BoardClosed("this collector was shut down", "iterating over it", "make a new one")
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
+        assert self._intake is not None, "made by the constructor"
+        batch = self._intake.batch()
+        self._frames += self.frames_per_batch
+        self._batches += 1
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        return batch
+
+
+def check_adopt(adopt: str, where: str) -> None:
+    """Refuse a way to adopt that workers do not know.
+
+    Args:
+        adopt: it.
+        where: how an error calls who was given it.
+
+    Raises:
+        ConfigError: it is neither of the two.
+
+    Example:
+        >>> check_adopt("alias", "UnrollCollector")
+    """
+    if adopt not in get_args(Adopt):
+        raise ConfigError(
+            f"workers cannot adopt by {adopt!r}",
+            f"{where}(adopt={adopt!r})",
+            f"give one of {', '.join(get_args(Adopt))}",
+        )
+
+
+def check_counts(counts: Mapping[str, int], overlap: bool, where: str) -> None:
+    """Refuse a number below one, and environments that cannot be split in two groups.
+
+    Args:
+        counts: by the name of the argument; ``envs_per_worker`` is one of them.
+        overlap: whether a worker's environments are split in two.
+        where: how an error calls who was given them.
+
+    Raises:
+        ConfigError: a number is below one, or ``overlap`` is given with one environment.
+
+    Example:
+        >>> check_counts({"steps": 20, "envs_per_worker": 8}, overlap=True, where="UnrollCollector")
+    """
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"{name} is at least 1, got {value}", f"{where}({name}={value})", "")
+    if overlap and counts["envs_per_worker"] < 2:
+        raise ConfigError(
+            "one environment cannot be split in two",
+            f"{where}(overlap=True, envs_per_worker={counts['envs_per_worker']})",
+            "give two or more, or overlap=False",
+        )
