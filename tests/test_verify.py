@@ -294,11 +294,11 @@ def test_a_stopped_worker_has_not_answered_and_a_dead_one_is_not_waited_for() ->
         next(iter(collector))
         pid = pids(collector)[1]
         with stopped(pid):
-            assert wait_until(lambda: board.status()[1].state == "stopped", 10)
+            assert wait_until(lambda: board.status()[1].state == "stopped", 60)
             check.ask()
             assert [w for w in check.hear().waiting if "worker 1" in w and "stopped" in w]
         kill(pid)
-        assert wait_until(lambda: board.status()[1].state == "dead", 10)
+        assert wait_until(lambda: board.status()[1].state == "dead", 60)
         assert not [worker for worker in check.hear().waiting if "worker 1" in worker]
 
 
@@ -351,7 +351,8 @@ def test_a_deviation_can_be_logged_instead_and_training_goes_on(
         trainer.train()
     assert verify.checks == BATCHES - 1
     assert len(verify.deviations) == 2 * verify.checks
-    assert len(caplog.records) == verify.checks
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == verify.checks
     assert trainer._log_dict["verify_sync/deviations"][-1] == len(verify.deviations)
 
 
