@@ -21,19 +21,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peers import appo_venv
-from peers.watch import Figures, figures, watch
+from peers.rounds import host, median, run, shown, versions
+from peers.venvs import SAMPLE_FACTORY
+from peers.watch import Figures, figures
 
 from rlsync.tensors.precision import bfloat16_instructions
 
@@ -67,7 +63,7 @@ def run_rlsync(options: argparse.Namespace, precision: str = "fp32", threads: in
 
 def run_sample_factory(options: argparse.Namespace) -> list[str]:
     """The command for Sample Factory, in its own virtual environment."""
-    python = appo_venv.python_of(options.peer_venv)
+    python = SAMPLE_FACTORY.python(options.peer_venv)
     return [str(python), str(PEERS / "appo_peer.py"), *_like(options), *options.appo_args.split()]
 
 
@@ -93,61 +89,27 @@ def _like(options: argparse.Namespace) -> list[str]:
     return [word for name in names for word in (f"--{name}", str(vars(options)[name]))]
 
 
-def versions(python: str) -> dict[str, str]:
-    """The versions of the relevant packages, as that interpreter sees them."""
-    ask = (
-        "import importlib.metadata as m, json; "
-        f"print(json.dumps({{d.name: d.version for d in m.distributions() if d.name in {PACKAGES}}}))"
-    )
-    found = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
-    return {"python": platform.python_version(), **json.loads(found.stdout)}
-
-
-def run(commands: dict[str, list[str]], options: argparse.Namespace) -> dict[str, list[Figures]]:
-    """Run all rounds. A failed run is printed, and missing in the result."""
-    measured: dict[str, list[Figures]] = {name: [] for name in commands}
-    for number in range(options.rounds):
-        for name, command in commands.items():
-            log = options.out.with_suffix(f".{name}.{number}.log")
-            print(f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}: {name}, log {log}", flush=True)
-            try:
-                with log.open("w") as file:
-                    measured[name].append(figures(watch(command, options.seconds, file)))
-            except RuntimeError as error:  # go on: the other contenders' figures are still useful
-                print(f"    failed: {error}", flush=True)
-                continue
-            print(f"    {measured[name][-1].steps_per_s:.0f} steps/s", flush=True)
-    return measured
-
-
-def median(runs: list[Figures], field: str) -> float | None:
-    """The median of one figure over the rounds."""
-    values = [asdict(one)[field] for one in runs]
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
 def table(measured: dict[str, list[Figures]]) -> str:
     """The medians over the rounds, as a Markdown table."""
     rows = [("contender", *COLUMNS), ("---", *("---:" for _ in COLUMNS))]
     for name, runs in measured.items():
         numbers = []
         for field in ("steps_per_s", "steps_per_cpu_s"):
-            own = median(runs, field)
-            numbers.append(_shown(own, 0))
+            own = _median(runs, field)
+            numbers.append(shown(own, 0))
             for peer in (APPO, TORCHRL):
-                theirs = median(measured.get(peer, []), field)
-                numbers.append(_shown(own / theirs if own and theirs else None, 2))
+                theirs = _median(measured.get(peer, []), field)
+                numbers.append(shown(own / theirs if own and theirs else None, 2))
         rest = ("cpu_per_s", "others_cpu_per_s", "lag_mean", "lag_max")
-        rows.append((name, *numbers, *(_shown(median(runs, field), 2) for field in rest)))
+        rows.append((name, *numbers, *(shown(_median(runs, field), 2) for field in rest)))
     lines = ["| " + " | ".join(row) + " |" for row in rows]
-    if any((median(runs, "others_cpu_per_s") or 0.0) > OTHERS_DISTURB for runs in measured.values()):
+    if any((_median(runs, "others_cpu_per_s") or 0.0) > OTHERS_DISTURB for runs in measured.values()):
         lines += ["", "Others used the machine meanwhile: compare steps/cpu s, not steps/s."]
     return "\n".join(lines)
 
 
-def _shown(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _median(runs: list[Figures], field: str) -> float | None:
+    return median(asdict(one)[field] for one in runs)
 
 
 def main() -> int:
@@ -160,21 +122,21 @@ def main() -> int:
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
     parser.add_argument("--lstm", type=int, default=0, help="units")
-    parser.add_argument("--peer-venv", type=Path, default=appo_venv.DEFAULT)
+    parser.add_argument("--peer-venv", type=Path, default=SAMPLE_FACTORY.folder)
     parser.add_argument("--appo-args", default="", help="further arguments of peers/appo_peer.py")
     parser.add_argument("--torchrl-args", default="", help="further arguments of peers/torchrl_peer.py")
     parser.add_argument("--out", type=Path, default=Path("actor_learner.json"))
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    load = os.getloadavg()
+    machine = host()
     asked = {name: CONTENDERS[name](options) for name in options.only}
     commands = {name: command for name, command in asked.items() if command is not None}
-    measured = run(commands, options)
+    measured = run(commands, options.seconds, options.rounds, options.out, figures)
     found: dict[str, Any] = {
-        "host": {"cores": os.cpu_count(), "machine": platform.machine(), "load_before": load},
+        "host": machine,
         "seconds": options.seconds,
         "commands": commands,
-        "versions": {name: versions(command[0]) for name, command in commands.items()},
+        "versions": {name: versions(command[0], PACKAGES) for name, command in commands.items()},
         "rounds": {name: [asdict(one) for one in runs] for name, runs in measured.items()},
     }
     options.out.write_text(json.dumps(found, indent=2) + "\n")

@@ -140,7 +140,7 @@ def _same_start_for_every_test() -> None:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """Hydra sets up logging for the process it runs in, and the next test would hear more than it asked for."""
+    """Hydra sets up logging for the process it runs in, which later tests would hear."""
     root = logging.getLogger()
     level, handlers = root.level, set(root.handlers)
     yield

@@ -147,6 +147,20 @@ def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> 
         assert f"| {name} |" in table.read_text()
 
 
+def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(tmp_path: Path) -> None:
+    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
+    contenders = ["--only", "rlsync-async", "torchrl", "--seconds", 5, "--prefill", 64]
+    ended = _run(BENCHMARKS / "off_policy.py", *contenders, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    for name in ("rlsync-async", "torchrl"):
+        (rates,) = found["rounds"][name]
+        assert rates["frames_per_s"] > 0
+        assert rates["updates_per_s"] > 0
+        assert f"| {name} |" in table.read_text()
+    assert found["rounds"]["rlsync-async"][0]["updates_per_frame"] == 1  # the pace holds it
+
+
 @pytest.mark.seconds
 def test_the_canary_of_inference_servers_finds_nothing_torn_or_misnamed(tmp_path: Path) -> None:
     out = tmp_path / "servers.json"

@@ -15,6 +15,7 @@ import csv
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -33,11 +34,18 @@ NEVER = 10**9
 
 
 class Report:
-    """Prints a line of JSON for the measuring process from time to time, and ends the run in time."""
+    """Prints a line of JSON for the measuring process from time to time, and ends the run in time.
 
-    def __init__(self, trainer: Trainer, seconds: float) -> None:
+    Args:
+        trainer: that runs.
+        seconds: after which it ends.
+        more: what a report says besides the steps.
+    """
+
+    def __init__(self, trainer: Trainer, seconds: float, more: Callable[[], dict[str, float]] = dict) -> None:
         self._trainer = trainer
         self._seconds = seconds
+        self._more = more
         self._ends_s = self._next_s = 0.0
 
     def __call__(self) -> None:
@@ -45,7 +53,7 @@ class Report:
         self._ends_s = self._ends_s or now + self._seconds
         if now >= self._next_s:
             self._next_s = now + REPORT_EVERY_S
-            print("@", json.dumps({"steps": self._trainer.collected_frames}), flush=True)
+            print("@", json.dumps({"steps": self._trainer.collected_frames} | self._more()), flush=True)
         if now >= self._ends_s:
             self._trainer.request_stop("the time is over")
 

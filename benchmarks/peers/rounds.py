@@ -1,0 +1,74 @@
+"""Run contenders one after the other, in rounds, so that each meets the same machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from peers.watch import Sample, watch
+
+Measured = TypeVar("Measured")
+
+
+def run(
+    commands: Mapping[str, Sequence[str]],
+    seconds: float,
+    rounds: int,
+    out: Path,
+    measure: Callable[[Sequence[Sample]], Measured],
+) -> dict[str, list[Measured]]:
+    """Run all rounds. A failed run is printed, and missing in the result.
+
+    Args:
+        commands: of the contenders, by name.
+        seconds: of each run.
+        rounds: how often each contender runs.
+        out: the output of each goes to a log next to this file.
+        measure: what a run's samples say; it raises RuntimeError if they are too few.
+    """
+    measured: dict[str, list[Measured]] = {name: [] for name in commands}
+    for number in range(rounds):
+        for name, command in commands.items():
+            log = out.with_suffix(f".{name}.{number}.log")
+            print(f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}: {name}, log {log}", flush=True)
+            try:
+                with log.open("w") as file:
+                    measured[name].append(measure(watch(command, seconds, file)))
+            except RuntimeError as error:  # go on: the other contenders' figures are still useful
+                print(f"    failed: {error}", flush=True)
+                continue
+            print(f"    {measured[name][-1]}", flush=True)
+    return measured
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """The median of those that are known."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def versions(python: str, packages: Sequence[str]) -> dict[str, str]:
+    """The versions of these packages, as that interpreter sees them."""
+    ask = (
+        "import importlib.metadata as m, json; "
+        f"print(json.dumps({{d.name: d.version for d in m.distributions() if d.name in {tuple(packages)}}}))"
+    )
+    found = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
+    return {"python": platform.python_version(), **json.loads(found.stdout)}
+
+
+def host() -> dict[str, object]:
+    """The machine, and what it does at the moment."""
+    return {"cores": os.cpu_count(), "machine": platform.machine(), "load_before": os.getloadavg()}
+
+
+def shown(value: float | None, digits: int) -> str:
+    """A number for a table."""
+    return "-" if value is None else f"{value:.{digits}f}"

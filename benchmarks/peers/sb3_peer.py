@@ -1,0 +1,127 @@
+"""Stable-Baselines3's SAC and TD3 with the settings of rlsync's recipes, in a virtual environment.
+
+    PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm sac --env Pendulum-v1 --seconds 60
+    PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm sac --env Pendulum-v1 --frames 10000 --seed 0
+                                             --evaluate-every 1000 [--episodes 8] --out FILE.csv
+
+It reports its frames and updates. With ``--evaluate-every`` it plays greedily between two updates and writes
+the returns as CSV; that time is not in the seconds of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+from stable_baselines3 import SAC, TD3
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
+
+REPORT_EVERY_S = 0.5
+EVALUATION_SEED = 100_000
+NEVER = 10**9
+
+
+def model_of(options: argparse.Namespace) -> SAC | TD3:
+    """The learner, with the values of configs/recipe/sac.yaml and td3.yaml."""
+    env = gymnasium.make(options.env)
+    same = {
+        "learning_rate": 1e-3,
+        "buffer_size": 100_000,
+        "learning_starts": options.prefill,
+        "batch_size": 256,
+        "tau": 0.005,
+        "gamma": 0.99,
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "policy_kwargs": {"net_arch": [256, 256]},
+        "device": "cpu",
+        "seed": options.seed,
+    }
+    if options.algorithm == "sac":
+        return SAC("MlpPolicy", env, ent_coef="auto_1.0", **same)
+    actions = env.action_space.shape
+    noise = NormalActionNoise(np.zeros(actions), np.full(actions, 0.1))  # in halves of the range
+    return TD3("MlpPolicy", env, action_noise=noise, policy_delay=2, **same)
+
+
+class Report(BaseCallback):
+    """Prints a line of JSON for the measuring process from time to time, evaluates, and ends the run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__()
+        self._options = options
+        self._env = gymnasium.make(options.env)
+        self._env.reset(seed=EVALUATION_SEED + options.seed)
+        self._began_s = self._next_s = self._evaluating_s = 0.0
+        self.rows: list[dict[str, float]] = []
+
+    def _on_training_start(self) -> None:
+        self._began_s = time.monotonic()
+
+    def _on_step(self) -> bool:
+        every = self._options.evaluate_every
+        if every and self.num_timesteps % every == 0:
+            self._evaluate()
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + REPORT_EVERY_S
+            print(
+                "@", json.dumps({"steps": self.num_timesteps, "updates": self.model._n_updates}), flush=True
+            )
+        return self._options.seconds is None or now < self._began_s + self._options.seconds
+
+    def _evaluate(self) -> None:
+        began_s = time.monotonic()
+        returns, _ = evaluate_policy(
+            self.model,
+            self._env,
+            self._options.episodes,
+            deterministic=True,
+            return_episode_rewards=True,
+            warn=False,
+        )
+        self.rows.append(
+            {
+                "frames": self.num_timesteps,
+                "updates": self.model._n_updates,
+                "episodes": len(returns),
+                "return_mean": round(float(np.mean(returns)), 2),
+                "return_std": round(float(np.std(returns)), 2),
+                "seconds": round(began_s - self._began_s - self._evaluating_s, 1),
+            }
+        )
+        self._evaluating_s += time.monotonic() - began_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", choices=["sac", "td3"], default="sac")
+    parser.add_argument("--env", default="Pendulum-v1")
+    parser.add_argument("--prefill", type=int, default=1_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--frames", type=int, default=NEVER)
+    parser.add_argument("--evaluate-every", type=int, default=0, help="frames")
+    parser.add_argument("--episodes", type=int, default=8)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    report = Report(options)
+    model_of(options).learn(options.frames, callback=report)
+    if options.out and report.rows:
+        with options.out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(report.rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(report.rows)
+
+
+if __name__ == "__main__":
+    main()
