@@ -21,6 +21,7 @@ from rlsync.recipes.device_config import evaluation_device, learner_device
 from rlsync.recipes.hooks import KeepPace, StopOnEvaluation
 from rlsync.recipes.off_policy.config import OffPolicyConfig
 from rlsync.recipes.off_policy.memory import Memory
+from rlsync.recipes.off_policy.normalize import Normalize, Standardized
 from rlsync.recipes.off_policy.timeline import versions_between_evaluations
 from rlsync.recipes.run_files import BEST, EVALUATIONS
 from rlsync.recipes.spaces import Spaces
@@ -37,9 +38,17 @@ def relu_mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float
     return parts.mlp(features, outputs, hidden, last_gain=last_gain, activation=nn.ReLU)
 
 
+def seeing(recipe: OffPolicyConfig, spaces: Spaces, net: nn.Module) -> nn.Module:
+    """A network that takes an observation first, behind the normalisation that the config asks for."""
+    if not recipe.normalize.observations:
+        return net
+    return Standardized(net, spaces.features, recipe.normalize.clip)
+
+
 def make_trainer(
     config: Config,
     recipe: OffPolicyConfig,
+    spaces: Spaces,
     collector: BaseCollector,
     loss: LossModule,
     target: TargetNetUpdater,
@@ -56,6 +65,7 @@ def make_trainer(
     Args:
         config: the run.
         recipe: its settings.
+        spaces: of the environment.
         collector: with its workers started.
         loss: on the learner's device.
         target: moves the target networks after every step.
@@ -78,6 +88,8 @@ def make_trainer(
         optim_steps_per_batch=0,  # the pace sets it
     )
     Memory(buffer, recipe.gamma, n_step).register(trainer)
+    if recipe.normalize.observations or recipe.normalize.rewards:
+        Normalize(recipe.normalize, spaces.features).register(trainer)
     pace = KeepPace(recipe.pace.pace())
     pace.register(trainer)
     compat.let_it_be_absent(trainer, pace)

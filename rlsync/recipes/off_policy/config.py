@@ -10,6 +10,7 @@ from rlsync.recipes.bounds import above_zero, caught, fraction, kept, not_below_
 from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
 from rlsync.recipes.device_config import stock_device_errors
 from rlsync.recipes.evaluation_config import EvaluationConfig
+from rlsync.recipes.off_policy.normalize import NormalizeConfig
 from rlsync.workers.replay.pacing import Pace
 
 #: Why a resumed run cannot change a field.
@@ -46,6 +47,7 @@ class OffPolicyConfig(RecipeConfig):
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     buffer_frames: int = kept(above_zero(100_000), BUFFER)
     pace: PaceConfig = field(default_factory=PaceConfig)
+    normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def goal(self) -> str:
@@ -71,6 +73,12 @@ class OffPolicyConfig(RecipeConfig):
                 f"a replay buffer of {self.buffer_frames} frames never holds a batch of {self.batch_size}",
                 "recipe.buffer_frames",
                 f"give at least recipe.batch_size = {self.batch_size}",
+            )
+        if self.normalize.observations and any(route.dtype for route in config.sync.map):
+            yield ConfigError(
+                "workers that act in half precision would round the mean of an observation to three digits",
+                "sync.map and recipe.normalize.observations",
+                "leave the dtype out of the sync map, or give recipe.normalize.observations=false",
             )
 
 

@@ -18,7 +18,7 @@ from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, check
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.hooks import EpsilonDecay
-from rlsync.recipes.off_policy.building import make_trainer, register_hooks
+from rlsync.recipes.off_policy.building import make_trainer, register_hooks, seeing
 from rlsync.recipes.off_policy.config import DQNConfig
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import DISCRETE, Spaces
@@ -54,6 +54,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         trainer = make_trainer(
             config,
             recipe,
+            spaces,
             collector,
             loss,
             HardUpdate(loss, value_network_update_interval=recipe.target_update_steps),
@@ -70,7 +71,7 @@ def make_policy(recipe: DQNConfig, spaces: Spaces) -> tuple[QValueActor, EGreedy
     """The Q network, and the epsilon-greedy module that comes after it."""
     activation = _ACTIVATIONS[recipe.activation]
     q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation)
-    actor = QValueActor(q_net, in_keys=["observation"], spec=spaces.action_spec)
+    actor = QValueActor(seeing(recipe, spaces, q_net), in_keys=["observation"], spec=spaces.action_spec)
     greedy = EGreedyModule(
         spec=spaces.action_spec,
         eps_init=recipe.epsilon_start,
