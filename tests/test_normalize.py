@@ -1,4 +1,4 @@
-"""Observations and rewards in units of their own spread: a version has the statistics it was published with."""
+"""Observations and rewards in units of their spread: a version has the statistics it was published with."""
 
 from __future__ import annotations
 

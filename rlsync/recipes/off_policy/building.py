@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn, optim
 from torchrl.collectors import BaseCollector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
@@ -22,6 +23,7 @@ from rlsync.recipes.hooks import KeepPace, StopOnEvaluation
 from rlsync.recipes.off_policy.config import OffPolicyConfig
 from rlsync.recipes.off_policy.memory import Memory
 from rlsync.recipes.off_policy.normalize import Normalize, Standardized
+from rlsync.recipes.off_policy.prioritized import PrioritizedRows
 from rlsync.recipes.off_policy.timeline import versions_between_evaluations
 from rlsync.recipes.run_files import BEST, EVALUATIONS
 from rlsync.recipes.spaces import Spaces
@@ -56,6 +58,7 @@ def make_trainer(
     stepper: OptimizationStepper | None = None,
     *,
     n_step: int = 1,
+    squared_errors: bool = True,
 ) -> Trainer:
     """A trainer that stores every batch, learns at the pace of the config, and moves the target networks.
 
@@ -72,9 +75,11 @@ def make_trainer(
         optimizer: of all parameters; None where a stepper has its own.
         stepper: see ``torchrl.trainers.OptimizationStepper``.
         n_step: returns of so many steps.
+        squared_errors: see :class:`~rlsync.recipes.off_policy.memory.Memory`.
     """
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(recipe.buffer_frames, device=learner_device(config)),  # frames move there
+        sampler=_sampler(recipe),
         batch_size=recipe.batch_size,
     )
     trainer = Trainer(
@@ -87,7 +92,10 @@ def make_trainer(
         target_net_updater=target,
         optim_steps_per_batch=0,  # the pace sets it
     )
-    Memory(buffer, recipe.gamma, n_step).register(trainer)
+    memory = Memory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
+    memory.register(trainer)
+    if recipe.prioritized:
+        memory.prioritize(trainer)
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, spaces.features).register(trainer)
     pace = KeepPace(recipe.pace.pace())
@@ -98,6 +106,12 @@ def make_trainer(
     if scheduler is not None:
         LRSchedulerHook(scheduler).register(trainer)
     return trainer
+
+
+def _sampler(recipe: OffPolicyConfig) -> Sampler:
+    if not recipe.prioritized:
+        return RandomSampler()
+    return PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
 
 
 def register_hooks(

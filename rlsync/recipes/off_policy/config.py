@@ -16,6 +16,7 @@ from rlsync.workers.replay.pacing import Pace
 #: Why a resumed run cannot change a field.
 EXPLORATION = "the checkpoint has the exploration rate and its schedule"
 BUFFER = "the checkpoint has a replay buffer of that kind"
+PRIORITIES = "the checkpoint has priorities of that kind, or has none"
 
 
 @dataclass
@@ -46,6 +47,9 @@ class OffPolicyConfig(RecipeConfig):
     batch_size: int = above_zero(256)
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     buffer_frames: int = kept(above_zero(100_000), BUFFER)
+    prioritized: bool = kept(False, PRIORITIES)
+    priority_alpha: float = kept(fraction(0.6), PRIORITIES)
+    priority_beta: float = fraction(0.4)
     pace: PaceConfig = field(default_factory=PaceConfig)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -51,6 +51,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
             loss,
             SoftUpdate(loss, tau=recipe.tau),
             optim.Adam(loss.parameters(), lr=recipe.lr),  # the losses share no parameter
+            squared_errors=False,
         )
         register_hooks(trainer, config, recipe, acting, spaces)
     return trainer
