@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn, optim
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.envs import EnvBase
 from torchrl.modules import MLP
 from torchrl.trainers import Trainer
 
@@ -107,7 +108,11 @@ def workers_policy(config: Config, policy: TensorDictModuleBase) -> TensorDictMo
 
 @contextmanager
 def started_collector(
-    config: Config, policy: TensorDictModuleBase, *, random_frames: int = 0
+    config: Config,
+    policy: TensorDictModuleBase,
+    *,
+    random_frames: int = 0,
+    env_makers: Sequence[Callable[[], EnvBase]] | None = None,
 ) -> Iterator[BaseCollector]:
     """Worker processes that act with ``policy`` and adopt its weights from a board.
 
@@ -119,11 +124,12 @@ def started_collector(
         config: of the run.
         policy: what the workers act with.
         random_frames: they take random actions in so many frames first.
+        env_makers: one for each worker, where their environments differ.
     """
     settings = config.collector
     with Forkserver(preload=[__name__]):
         collector = _COLLECTORS[settings.kind](
-            [partial(make_env, config.env)] * settings.num_workers,
+            list(env_makers or [partial(make_env, config.env)] * settings.num_workers),
             workers_policy(config, policy),
             frames_per_batch=settings.frames_per_batch,
             total_frames=-1,  # the trainer counts

@@ -107,6 +107,7 @@ class DQNConfig(OffPolicyConfig):
     epsilon_start: float = kept(fraction(1.0), EXPLORATION)
     epsilon_end: float = kept(fraction(0.04), EXPLORATION)
     epsilon_frames: int = kept(above_zero(10_000), EXPLORATION)
+    ladder_alpha: float = not_below_zero(0.0)
     optim_steps_per_batch: int | None = field(default=None, metadata={"renamed": "pace.ratio"})
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
@@ -118,6 +119,12 @@ class DQNConfig(OffPolicyConfig):
                 "recipe.optim_steps_per_batch is now recipe.pace.ratio, optimizer steps for each frame",
                 "recipe.optim_steps_per_batch",
                 f"give recipe.pace.ratio={ratio:g}",
+            )
+        if self.ladder_alpha and config.collector.num_workers < 2:
+            yield ConfigError(
+                "one worker makes no ladder of exploration rates",
+                "recipe.ladder_alpha",
+                "give collector.num_workers of 2 or more, or recipe.ladder_alpha=0",
             )
 
     @classmethod

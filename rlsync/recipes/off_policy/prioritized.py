@@ -1,7 +1,7 @@
 """Prioritised replay: frames whose values are wrong are drawn more often.
 
-TorchRL's PrioritizedSampler keeps priorities in trees of its compiled extension, which does not load with each
-build of torch. This one has a tree of its own in numpy, so it is the same on every machine.
+TorchRL's PrioritizedSampler keeps priorities in trees of its compiled extension, which does not load with
+each build of torch. This one has a tree of its own in numpy, so it is the same on every machine.
 
 Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
 """
