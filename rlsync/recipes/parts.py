@@ -29,6 +29,7 @@ from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
 from rlsync.recipes.spaces import Spaces, make_env, making, probe
 from rlsync.tensors.layout import dtype_named
+from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
@@ -201,7 +202,7 @@ def register_hooks(trainer: Trainer, config: Config, *, stop_at_return: bool = T
 
 
 def register_sync(
-    trainer: Trainer, config: Config, workers_wait_s: Callable[[], float] | None = None
+    trainer: Trainer, config: Config, counters: Callable[[], RingCounters] | None = None
 ) -> SyncWeights:
     """Register what every recipe has, whatever its collector.
 
@@ -212,8 +213,7 @@ def register_sync(
     Args:
         trainer: the trainer.
         config: of the run.
-        workers_wait_s: seconds that all workers together have waited for the learner so far; None if the
-            collector cannot tell.
+        counters: of the ring that rollouts come from; None if the collector has none.
 
     Returns:
         The hook that publishes.
@@ -228,7 +228,7 @@ def register_sync(
     sync.register(trainer)
     staleness = StalenessHistogram(sync, None if run_dir is None else run_dir / STALENESS)
     staleness.register(trainer)
-    StatisticsHook(sync, staleness, run_dir, workers_wait_s).register(trainer)
+    StatisticsHook(sync, staleness, run_dir, counters).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)
     return sync
