@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlsync.recipes.config import Config
+from rlsync.recipes.off_policy.normalize import NormalizeConfig
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import METRICS, SCALARS
 from tests.test_impala_recipe import LASER
@@ -18,11 +19,13 @@ from tests.test_off_policy import small
 from tests.test_recipes import small_ppo, trained
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+#: With all options on: some are logged with an option alone.
+NORMALIZED = NormalizeConfig(observations=True, rewards=True)
 CONFIGS: dict[str, Callable[[], Config]] = {
     "ppo": small_ppo,
-    "dqn": lambda: small("dqn"),
-    "sac": lambda: small("sac"),
-    "td3": lambda: small("td3"),
+    "dqn": lambda: small("dqn", normalize=NORMALIZED, prioritized=True, ladder_alpha=7.0),
+    "sac": lambda: small("sac", normalize=NORMALIZED, prioritized=True),
+    "td3": lambda: small("td3", normalize=NORMALIZED, prioritized=True),
     "impala": small_impala,
     "laser": lambda: small_impala(replay=LASER),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn, optim
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.envs import EnvBase
 from torchrl.modules import MLP
 from torchrl.trainers import Trainer
 
@@ -28,6 +29,7 @@ from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
 from rlsync.recipes.spaces import Spaces, make_env, making, probe
 from rlsync.tensors.layout import dtype_named
+from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
@@ -107,7 +109,11 @@ def workers_policy(config: Config, policy: TensorDictModuleBase) -> TensorDictMo
 
 @contextmanager
 def started_collector(
-    config: Config, policy: TensorDictModuleBase, *, random_frames: int = 0
+    config: Config,
+    policy: TensorDictModuleBase,
+    *,
+    random_frames: int = 0,
+    env_makers: Sequence[Callable[[], EnvBase]] | None = None,
 ) -> Iterator[BaseCollector]:
     """Worker processes that act with ``policy`` and adopt its weights from a board.
 
@@ -119,11 +125,12 @@ def started_collector(
         config: of the run.
         policy: what the workers act with.
         random_frames: they take random actions in so many frames first.
+        env_makers: one for each worker, where their environments differ.
     """
     settings = config.collector
     with Forkserver(preload=[__name__]):
         collector = _COLLECTORS[settings.kind](
-            [partial(make_env, config.env)] * settings.num_workers,
+            list(env_makers or [partial(make_env, config.env)] * settings.num_workers),
             workers_policy(config, policy),
             frames_per_batch=settings.frames_per_batch,
             total_frames=-1,  # the trainer counts
@@ -195,7 +202,7 @@ def register_hooks(trainer: Trainer, config: Config, *, stop_at_return: bool = T
 
 
 def register_sync(
-    trainer: Trainer, config: Config, workers_wait_s: Callable[[], float] | None = None
+    trainer: Trainer, config: Config, counters: Callable[[], RingCounters] | None = None
 ) -> SyncWeights:
     """Register what every recipe has, whatever its collector.
 
@@ -206,8 +213,7 @@ def register_sync(
     Args:
         trainer: the trainer.
         config: of the run.
-        workers_wait_s: seconds that all workers together have waited for the learner so far; None if the
-            collector cannot tell.
+        counters: of the ring that rollouts come from; None if the collector has none.
 
     Returns:
         The hook that publishes.
@@ -222,7 +228,7 @@ def register_sync(
     sync.register(trainer)
     staleness = StalenessHistogram(sync, None if run_dir is None else run_dir / STALENESS)
     staleness.register(trainer)
-    StatisticsHook(sync, staleness, run_dir, workers_wait_s).register(trainer)
+    StatisticsHook(sync, staleness, run_dir, counters).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)
     return sync

@@ -11,11 +11,16 @@ from typing import Any
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.run_files import STATISTICS
 
-_TYPES = {"int": "integer", "float": "number", "float | None": ["number", "null"]}
+_TYPES = {
+    "int": "integer",
+    "float": "number",
+    "int | None": ["integer", "null"],
+    "float | None": ["number", "null"],
+}
 
 
-def _said(description: str) -> Any:
-    return field(metadata={"description": description})
+def _said(description: str, default: Any = MISSING) -> Any:
+    return field(default=default, metadata={"description": description})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,10 @@ class RunStatistics:
     workers_wait_s: float | None = _said(
         "seconds that all workers together waited for the learner; null if the collector cannot tell"
     )
+    dropped_rollouts: int | None = _said(
+        "rollouts that were dropped in this life because the ring was full; null if there is no ring",
+        default=None,  # of runs before it was counted
+    )
 
     def write(self, run: Path) -> None:
         """Leave this in a run's folder. Nobody reads a half one.
@@ -58,6 +67,8 @@ class RunStatistics:
         waited = f"learner waited {self.learner_wait_s:.1f} s of {self.seconds:.1f} s"
         if self.workers_wait_s is not None:
             waited += f", workers together {self.workers_wait_s:.1f} s"
+        if self.dropped_rollouts:
+            waited += f", rollouts dropped {self.dropped_rollouts:,}"
         held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
         arrive = f"{_shown(self.to_frames_ms_p50, '.0f')}, {_shown(self.to_frames_ms_p95, '.0f')}"
         return (

@@ -11,6 +11,7 @@ import torch
 from rlsync.core.errors import ConfigError
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
+from rlsync.transport.ring.format import WhenFull
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
@@ -50,6 +51,7 @@ class UnrollCollector(RolloutCollector):
         rollouts_per_batch: slots in one batch.
         slots: of the ring; by default one for each worker and two for each rollout of a batch. When all are
             full, workers wait. More slots even out the load, and make frames older.
+        when_full: what happens in place of that; see :class:`~rlsync.transport.ring.reader.RolloutRing`.
         total_frames: iteration ends after so many; -1 never ends.
         store_params: for a network: store ``behaviour_params``, which a trust region reads.
         store_value: for a network: store the value that the worker's copy gave, as
@@ -102,6 +104,7 @@ class UnrollCollector(RolloutCollector):
         overlap: bool = False,
         rollouts_per_batch: int = 1,
         slots: int | None = None,
+        when_full: WhenFull = "block",
         total_frames: int = -1,
         store_params: bool = False,
         store_value: bool = False,
@@ -135,7 +138,7 @@ class UnrollCollector(RolloutCollector):
         )
         self._envs = num_workers * envs_per_worker
         shape = RolloutShape(steps, envs_per_worker)
-        self._ring = RolloutRing(shape.layout(acting), slots, num_workers)
+        self._ring = RolloutRing(shape.layout(acting), slots, num_workers, when_full)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
         worker_player = self.worker_player
         board = self.board.handle

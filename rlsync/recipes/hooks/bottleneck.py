@@ -62,7 +62,11 @@ class Bottleneck(TrainerHookBase, InSummary):
         wall_s, learner_s, workers_s = (b - a for a, b in zip(self._started, now, strict=True))
         wall_s = max(wall_s, 1e-9)
         self.load = Load(1 - learner_s / wall_s, workers_s / wall_s / self._num_workers)
-        return {"load/learner_busy": self.load.learner_busy, "load/workers_waited": self.load.workers_waited}
+        return {
+            "load/learner_busy": self.load.learner_busy,
+            "load/workers_waited": self.load.workers_waited,
+            "load/dropped_rollouts": counted.dropped,
+        }
 
     def summary_line(self) -> str:
         """Who waited for whom, over the whole run."""

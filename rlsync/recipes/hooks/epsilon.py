@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensordict import TensorDictBase
 from torchrl.modules import EGreedyModule
 from torchrl.trainers import Trainer, TrainerHookBase
 
@@ -15,15 +16,20 @@ class EpsilonDecay(TrainerHookBase):
 
     DQNTrainer does this too, but its checkpoints do not say for how many frames the rate has fallen.
 
+    Logs ``exploration/epsilon``, the rate of the worker that explores most, and ``exploration/epsilon_last``,
+    that of the one that explores least.
+
     Args:
         greedy: the module, which checkpoints carry as ``trainer.greedy_module``.
+        last_exponent: the power of the rate with which the last worker explores.
 
     Raises:
         ConfigError: when it is called before :meth:`register`, or with arguments.
     """
 
-    def __init__(self, greedy: EGreedyModule) -> None:
+    def __init__(self, greedy: EGreedyModule, last_exponent: float = 1.0) -> None:
         self.greedy = greedy
+        self._last_exponent = last_exponent
         self._frames = 0
         self._trainer: Trainer | None = None
 
@@ -39,7 +45,12 @@ class EpsilonDecay(TrainerHookBase):
         """Step after every batch; register before the hook that publishes the rate."""
         self._trainer = trainer
         trainer.register_op("post_steps", self)
+        trainer.register_op("post_steps_log", self._report)
         trainer.register_module(name, self)
+
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
+        rate = float(self.greedy.eps)
+        return {"exploration/epsilon": rate, "exploration/epsilon_last": rate**self._last_exponent}
 
     def state_dict(self) -> dict[str, Any]:
         """The number of frames the rate has fallen for."""

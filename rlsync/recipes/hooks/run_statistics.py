@@ -19,6 +19,7 @@ from rlsync.recipes.hooks.staleness import StalenessHistogram
 from rlsync.recipes.statistics import RunStatistics
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+from rlsync.transport.ring.watch import RingCounters
 
 #: Publishes from which the percentiles are taken: the newest.
 _NEWEST = 1000
@@ -37,8 +38,7 @@ class StatisticsHook:
         sync: the hook that publishes.
         staleness: counts how old the consumed steps were.
         run_dir: the run's folder; None writes nothing.
-        workers_wait_s: seconds that all workers together have waited for the learner so far; None if the
-            collector cannot tell.
+        counters: of the ring that rollouts come from; None if the collector has none.
 
     Raises:
         ConfigError: when it is called before :meth:`register`.
@@ -49,12 +49,12 @@ class StatisticsHook:
         sync: SyncWeights,
         staleness: StalenessHistogram,
         run_dir: Path | None,
-        workers_wait_s: Callable[[], float] | None = None,
+        counters: Callable[[], RingCounters] | None = None,
     ) -> None:
         self._sync = sync
         self._staleness = staleness
         self._run_dir = run_dir
-        self._workers_wait_s = workers_wait_s
+        self._counters = counters
         self._registered = False
         self._started_s = self._idle_since_s = time.monotonic()
         self._written_s = -math.inf  # the first batch is written at once
@@ -85,6 +85,7 @@ class StatisticsHook:
         seconds = time.monotonic() - self._started_s
         since = max(seconds, 1e-9)
         steps = self._staleness.steps_by_age
+        ring = None if self._counters is None else self._counters()
         publish, to_frames = _percentiles(self._publish_ms), _percentiles(self._to_frames_ms)
         return RunStatistics(
             frames=counted.frames,
@@ -104,7 +105,8 @@ class StatisticsHook:
                 sum(age * count for age, count in steps.items()) / steps.total() if steps else None
             ),
             learner_wait_s=self._learner_wait_s,
-            workers_wait_s=None if self._workers_wait_s is None else self._workers_wait_s(),
+            workers_wait_s=None if ring is None else ring.worker_wait_s,
+            dropped_rollouts=None if ring is None else ring.dropped,
         )
 
     def write(self) -> None:

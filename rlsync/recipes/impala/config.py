@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import (
@@ -22,6 +22,7 @@ from rlsync.recipes.env_config import atari_before_keys
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.trust import TrustRegion
+from rlsync.transport.ring.format import WhenFull
 
 
 @dataclass
@@ -78,8 +79,9 @@ class ImpalaConfig(RecipeConfig):
 
     One optimizer step uses ``batch_size`` new unrolls of ``unroll_length`` steps each, plus those that a
     replay adds. ``slots`` is the number of rollout slots, which bounds the lag; null takes one for each
-    worker plus those of two batches. ``overlap`` steps one half of a worker's environments while the network
-    computes the actions of the other half; it helps where there are more cores than workers.
+    worker plus those of two batches. ``when_full`` says what happens when none is free. ``overlap`` steps one
+    half of a worker's environments while the network computes the actions of the other half; it helps where
+    there are more cores than workers.
     """
 
     name: str = "impala"
@@ -90,6 +92,7 @@ class ImpalaConfig(RecipeConfig):
     clip_norm: float = above_zero(40.0)
     unroll_length: int = above_zero(20)
     slots: int | None = above_zero(None)
+    when_full: str = one_of(*get_args(WhenFull))
     overlap: bool = False
     max_restarts: int = not_below_zero(5)
     optimizer: str = kept(one_of("adam", "rmsprop"), "the checkpoint has the state of that optimizer")
@@ -140,6 +143,12 @@ class ImpalaConfig(RecipeConfig):
                 f"{self.unroll_length}",
                 "collector.frames_per_batch",
                 f"give recipe.batch_size x recipe.unroll_length = {wanted}",
+            )
+        if self.when_full != "block" and config.cluster.kind != THIS_MACHINE:
+            yield ConfigError(
+                "the nodes of a cluster drop no unroll: their workers wait for a free slot",
+                "recipe.when_full",
+                "give recipe.when_full=block, or cluster=none",
             )
         if self.evaluation.every_frames and config.cluster.kind != THIS_MACHINE:
             yield ConfigError(

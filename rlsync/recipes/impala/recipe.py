@@ -180,7 +180,10 @@ def make_collector(
     }
     if config.cluster.kind == THIS_MACHINE:
         devices, workers = worker_devices(config), config.collector.num_workers
-        return UnrollCollector(network, spec, num_workers=workers, policy_device=devices, **shared)
+        when_full: Any = ImpalaConfig.of(config).when_full
+        return UnrollCollector(
+            network, spec, num_workers=workers, policy_device=devices, when_full=when_full, **shared
+        )
     from rlsync.recipes.impala.on_cluster import cluster_collector  # which needs ray
 
     return cluster_collector(config, spec, network, shared)
@@ -190,7 +193,7 @@ def register_hooks(
     trainer: Trainer, config: Config, recipe: ImpalaConfig, collector: RolloutCollector
 ) -> None:
     """What publishes, what mixes replayed unrolls in, and what is logged."""
-    sync = parts.register_sync(trainer, config, lambda: collector.counters().worker_wait_s)
+    sync = parts.register_sync(trainer, config, collector.counters)
     LogPolicyLag(sync).register(trainer)
     replay = recipe.replay
     if replay.ratio:

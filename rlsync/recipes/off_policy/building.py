@@ -10,6 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn, optim
 from torchrl.collectors import BaseCollector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
@@ -21,6 +22,8 @@ from rlsync.recipes.device_config import evaluation_device, learner_device
 from rlsync.recipes.hooks import KeepPace, StopOnEvaluation
 from rlsync.recipes.off_policy.config import OffPolicyConfig
 from rlsync.recipes.off_policy.memory import Memory
+from rlsync.recipes.off_policy.normalize import Normalize, Standardized
+from rlsync.recipes.off_policy.prioritized import PrioritizedRows
 from rlsync.recipes.off_policy.timeline import versions_between_evaluations
 from rlsync.recipes.run_files import BEST, EVALUATIONS
 from rlsync.recipes.spaces import Spaces
@@ -37,9 +40,17 @@ def relu_mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float
     return parts.mlp(features, outputs, hidden, last_gain=last_gain, activation=nn.ReLU)
 
 
+def seeing(recipe: OffPolicyConfig, spaces: Spaces, net: nn.Module) -> nn.Module:
+    """A network that takes an observation first, behind the normalisation that the config asks for."""
+    if not recipe.normalize.observations:
+        return net
+    return Standardized(net, spaces.features, recipe.normalize.clip)
+
+
 def make_trainer(
     config: Config,
     recipe: OffPolicyConfig,
+    spaces: Spaces,
     collector: BaseCollector,
     loss: LossModule,
     target: TargetNetUpdater,
@@ -47,6 +58,7 @@ def make_trainer(
     stepper: OptimizationStepper | None = None,
     *,
     n_step: int = 1,
+    squared_errors: bool = True,
 ) -> Trainer:
     """A trainer that stores every batch, learns at the pace of the config, and moves the target networks.
 
@@ -56,15 +68,18 @@ def make_trainer(
     Args:
         config: the run.
         recipe: its settings.
+        spaces: of the environment.
         collector: with its workers started.
         loss: on the learner's device.
         target: moves the target networks after every step.
         optimizer: of all parameters; None where a stepper has its own.
         stepper: see ``torchrl.trainers.OptimizationStepper``.
         n_step: returns of so many steps.
+        squared_errors: see :class:`~rlsync.recipes.off_policy.memory.Memory`.
     """
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(recipe.buffer_frames, device=learner_device(config)),  # frames move there
+        sampler=_sampler(recipe),
         batch_size=recipe.batch_size,
     )
     trainer = Trainer(
@@ -77,7 +92,12 @@ def make_trainer(
         target_net_updater=target,
         optim_steps_per_batch=0,  # the pace sets it
     )
-    Memory(buffer, recipe.gamma, n_step).register(trainer)
+    memory = Memory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
+    memory.register(trainer)
+    if recipe.prioritized:
+        memory.prioritize(trainer)
+    if recipe.normalize.observations or recipe.normalize.rewards:
+        Normalize(recipe.normalize, spaces.features).register(trainer)
     pace = KeepPace(recipe.pace.pace())
     pace.register(trainer)
     compat.let_it_be_absent(trainer, pace)
@@ -86,6 +106,12 @@ def make_trainer(
     if scheduler is not None:
         LRSchedulerHook(scheduler).register(trainer)
     return trainer
+
+
+def _sampler(recipe: OffPolicyConfig) -> Sampler:
+    if not recipe.prioritized:
+        return RandomSampler()
+    return PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
 
 
 def register_hooks(

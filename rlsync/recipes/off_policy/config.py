@@ -10,11 +10,13 @@ from rlsync.recipes.bounds import above_zero, caught, fraction, kept, not_below_
 from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
 from rlsync.recipes.device_config import stock_device_errors
 from rlsync.recipes.evaluation_config import EvaluationConfig
+from rlsync.recipes.off_policy.normalize import NormalizeConfig
 from rlsync.workers.replay.pacing import Pace
 
 #: Why a resumed run cannot change a field.
 EXPLORATION = "the checkpoint has the exploration rate and its schedule"
 BUFFER = "the checkpoint has a replay buffer of that kind"
+PRIORITIES = "the checkpoint has priorities of that kind, or has none"
 
 
 @dataclass
@@ -45,7 +47,11 @@ class OffPolicyConfig(RecipeConfig):
     batch_size: int = above_zero(256)
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     buffer_frames: int = kept(above_zero(100_000), BUFFER)
+    prioritized: bool = kept(False, PRIORITIES)
+    priority_alpha: float = kept(fraction(0.6), PRIORITIES)
+    priority_beta: float = fraction(0.4)
     pace: PaceConfig = field(default_factory=PaceConfig)
+    normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def goal(self) -> str:
@@ -72,6 +78,12 @@ class OffPolicyConfig(RecipeConfig):
                 "recipe.buffer_frames",
                 f"give at least recipe.batch_size = {self.batch_size}",
             )
+        if self.normalize.observations and any(route.dtype for route in config.sync.map):
+            yield ConfigError(
+                "workers that act in half precision would round the mean of an observation to three digits",
+                "sync.map and recipe.normalize.observations",
+                "leave the dtype out of the sync map, or give recipe.normalize.observations=false",
+            )
 
 
 @dataclass
@@ -95,6 +107,7 @@ class DQNConfig(OffPolicyConfig):
     epsilon_start: float = kept(fraction(1.0), EXPLORATION)
     epsilon_end: float = kept(fraction(0.04), EXPLORATION)
     epsilon_frames: int = kept(above_zero(10_000), EXPLORATION)
+    ladder_alpha: float = not_below_zero(0.0)
     optim_steps_per_batch: int | None = field(default=None, metadata={"renamed": "pace.ratio"})
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
@@ -106,6 +119,12 @@ class DQNConfig(OffPolicyConfig):
                 "recipe.optim_steps_per_batch is now recipe.pace.ratio, optimizer steps for each frame",
                 "recipe.optim_steps_per_batch",
                 f"give recipe.pace.ratio={ratio:g}",
+            )
+        if self.ladder_alpha and config.collector.num_workers < 2:
+            yield ConfigError(
+                "one worker makes no ladder of exploration rates",
+                "recipe.ladder_alpha",
+                "give collector.num_workers of 2 or more, or recipe.ladder_alpha=0",
             )
 
     @classmethod

@@ -18,10 +18,12 @@ from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, check
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.hooks import EpsilonDecay
-from rlsync.recipes.off_policy.building import make_trainer, register_hooks
+from rlsync.recipes.off_policy.building import make_trainer, register_hooks, seeing
 from rlsync.recipes.off_policy.config import DQNConfig
+from rlsync.recipes.off_policy.ladder import GreedyOnLadder, env_makers
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import DISCRETE, Spaces
+from rlsync.workers.players.q import EpsilonLadder
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -50,10 +52,15 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
     loss.make_value_estimator(gamma=recipe.gamma)
     loss.to(device)
     acting = TensorDictSequential(actor, greedy)
-    with parts.started_collector(config, acting, random_frames=recipe.pace.prefill) as collector:
+    workers, alpha = config.collector.num_workers, recipe.ladder_alpha
+    makers = env_makers(config.env, alpha, workers) if alpha else None
+    with parts.started_collector(
+        config, acting, random_frames=recipe.pace.prefill, env_makers=makers
+    ) as collector:
         trainer = make_trainer(
             config,
             recipe,
+            spaces,
             collector,
             loss,
             HardUpdate(loss, value_network_update_interval=recipe.target_update_steps),
@@ -61,7 +68,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
             n_step=recipe.n_step,
         )
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
-        EpsilonDecay(greedy).register(trainer)
+        EpsilonDecay(greedy, EpsilonLadder(alpha=alpha).exponent(workers - 1, workers)).register(trainer)
         register_hooks(trainer, config, recipe, acting, spaces, learned="module.0.")
     return trainer
 
@@ -70,8 +77,8 @@ def make_policy(recipe: DQNConfig, spaces: Spaces) -> tuple[QValueActor, EGreedy
     """The Q network, and the epsilon-greedy module that comes after it."""
     activation = _ACTIVATIONS[recipe.activation]
     q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation)
-    actor = QValueActor(q_net, in_keys=["observation"], spec=spaces.action_spec)
-    greedy = EGreedyModule(
+    actor = QValueActor(seeing(recipe, spaces, q_net), in_keys=["observation"], spec=spaces.action_spec)
+    greedy = (GreedyOnLadder if recipe.ladder_alpha else EGreedyModule)(
         spec=spaces.action_spec,
         eps_init=recipe.epsilon_start,
         eps_end=recipe.epsilon_end,

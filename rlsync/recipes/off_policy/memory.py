@@ -50,17 +50,25 @@ class Memory:
         buffer: the trainer's ``replay_buffer``.
         gamma: discount of returns of n steps.
         n_step: see :func:`with_n_step_returns`.
+        squared_errors: whether the loss writes the squares of its errors, or their absolute values.
     """
 
-    def __init__(self, buffer: TensorDictReplayBuffer, gamma: float, n_step: int = 1) -> None:
+    def __init__(
+        self, buffer: TensorDictReplayBuffer, gamma: float, n_step: int = 1, *, squared_errors: bool = True
+    ) -> None:
         self.buffer = buffer
         self._gamma = gamma
         self._n_step = n_step
+        self._squared_errors = squared_errors
 
     def register(self, trainer: Trainer) -> None:
         """Store and draw in this trainer, which has the buffer as its ``replay_buffer``, for checkpoints."""
         trainer.register_op("batch_process", self.store)
         trainer.register_op("process_optim_batch", self.draw)
+
+    def prioritize(self, trainer: Trainer) -> None:
+        """Give drawn frames the size of their newest error as their priority."""
+        trainer.register_op("post_optim_log", self.learned)
 
     def store(self, batch: TensorDictBase) -> TensorDictBase:
         """Keep a batch, which itself is not changed."""
@@ -70,3 +78,9 @@ class Memory:
     def draw(self, batch: Any) -> TensorDictBase:
         """The batch of the next optimizer step."""
         return self.buffer.sample()
+
+    def learned(self, batch: TensorDictBase) -> None:
+        """An optimizer step is done: the loss has left the errors of the frames in the batch."""
+        errors = batch.get(self.buffer.priority_key).detach().reshape(-1).abs()
+        sizes = errors.sqrt() if self._squared_errors else errors
+        self.buffer.update_priority(batch.get("index").reshape(-1), sizes)

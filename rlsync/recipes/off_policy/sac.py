@@ -16,7 +16,7 @@ from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, check
 from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.off_policy.building import make_trainer, register_hooks, relu_mlp
+from rlsync.recipes.off_policy.building import make_trainer, register_hooks, relu_mlp, seeing
 from rlsync.recipes.off_policy.config import SACConfig
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import BOX, Spaces
@@ -46,10 +46,12 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         trainer = make_trainer(
             config,
             recipe,
+            spaces,
             collector,
             loss,
             SoftUpdate(loss, tau=recipe.tau),
             optim.Adam(loss.parameters(), lr=recipe.lr),  # the losses share no parameter
+            squared_errors=False,
         )
         register_hooks(trainer, config, recipe, acting, spaces)
     return trainer
@@ -62,15 +64,14 @@ def make_loss(recipe: SACConfig, spaces: Spaces, device: torch.device = CPU) -> 
         relu_mlp(spaces.features, 2 * spaces.actions, recipe.hidden, last_gain=0.01), NormalParamExtractor()
     )
     actor = ProbabilisticActor(
-        TensorDictModule(net, in_keys=["observation"], out_keys=["loc", "scale"]),
+        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
         in_keys=["loc", "scale"],
         out_keys=["action"],
         distribution_class=TanhNormal,
         distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
     )
-    critic = ValueOperator(
-        relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden), in_keys=["observation", "action"]
-    )
+    value_net = relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden)
+    critic = ValueOperator(seeing(recipe, spaces, value_net), in_keys=["observation", "action"])
     loss = SACLoss(
         actor.to(device),
         critic.to(device),

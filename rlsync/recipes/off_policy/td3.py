@@ -18,7 +18,7 @@ from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, check
 from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.off_policy.building import half_range, make_trainer, register_hooks, relu_mlp
+from rlsync.recipes.off_policy.building import half_range, make_trainer, register_hooks, relu_mlp, seeing
 from rlsync.recipes.off_policy.config import TD3Config
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import BOX, Spaces
@@ -50,6 +50,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         trainer = make_trainer(
             config,
             recipe,
+            spaces,
             collector,
             loss,
             SoftUpdate(loss, tau=recipe.tau),
@@ -81,12 +82,11 @@ def make_loss(recipe: TD3Config, spaces: Spaces, device: torch.device = CPU) -> 
     """The loss of an actor and two critics, on a device."""
     net = relu_mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
     actor = TensorDictSequential(
-        TensorDictModule(net, in_keys=["observation"], out_keys=["param"]),
+        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
-    critic = ValueOperator(
-        relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden), in_keys=["observation", "action"]
-    )
+    value_net = relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden)
+    critic = ValueOperator(seeing(recipe, spaces, value_net), in_keys=["observation", "action"])
     loss = TD3Loss(
         actor.to(device),
         critic.to(device),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 from torch import Tensor
 
@@ -38,6 +39,7 @@ SEED = _CONTROL + 2
 SEEDED = _CONTROL + 3  # how often the learner has given a seed
 LEARNER_WAITED_NS = _CONTROL + 4
 TAKEN = _CONTROL + 5
+DROPPED = _CONTROL + 6  # completed rollouts that the learner dropped
 _SLOT_LINES = _CONTROL + LINE_WORDS
 _WRITER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
 CONTROL_BYTES = -(-(_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8 // PAGE_BYTES) * PAGE_BYTES
@@ -48,7 +50,7 @@ IMAGES_AT = CONTROL_BYTES + MAX_WRITERS * LAST_WORDS_BYTES
 
 SLOT_STATE, SLOT_FILLED_NS, SLOT_WRITER, SLOT_PID, SLOT_NUMBER = range(5)
 WRITER_PID, WRITER_WRITTEN, WRITER_WAITED_NS, WRITER_HEARTBEAT_NS = range(4)
-WRITER_READY, WRITER_LAST_WORDS = range(4, 6)
+WRITER_READY, WRITER_LAST_WORDS, WRITER_DROPPED = range(4, 7)
 
 # Lock offsets lie far behind the data: advisory locks need no bytes under them.
 SLOT_LOCK = 1 << 44
@@ -56,6 +58,10 @@ WRITER_LOCK = 1 << 45
 LEARNER_LOCK = 1 << 46
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
+
+
+#: What happens when no slot is free: the writer waits, or the oldest or its own rollout is dropped.
+WhenFull = Literal["block", "drop_oldest", "drop_newest"]
 
 
 class RolloutState(IntEnum):
@@ -101,6 +107,7 @@ class RingHandle:
         layout: of one slot, as JSON.
         slots: how many there are.
         writers: how many writers there may be.
+        when_full: what happens when no slot is free.
     """
 
     address: FileAddress
@@ -108,6 +115,7 @@ class RingHandle:
     layout: bytes
     slots: int
     writers: int
+    when_full: WhenFull = "block"
 
     def open(self) -> tuple[SharedFile, memoryview]:
         """Open the ring, with a descriptor and locks of one's own, and map its control words.

@@ -9,8 +9,13 @@ The protocol, and why no rollout is torn, lost or held by the dead::
 
 A slot changes hands only under the exclusive lock on its byte. The locks belong to open files: a process
 that dies, however it dies, holds nothing. What it left WRITING is free again; what it had completed is FULL
-and still good. When no slot is free a writer blocks: that is all the back-pressure there is, and it is
-counted. A completed rollout is never dropped.
+and still good. When no slot is free, ``when_full`` says what happens, and it is counted:
+
+- ``block``: the writer waits. Nothing is ever dropped.
+- ``drop_newest``: the writer makes its rollout in memory of its own, and drops it. The ring is not touched.
+- ``drop_oldest``: the writer waits. When the learner takes a rollout or gives one back, and no slot is free
+  or being filled, it drops the one that was filled first. So here, too, only the learner takes a slot out of
+  FULL.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from typing import get_args
 
 from torch import Tensor
 
@@ -25,7 +31,7 @@ from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.tensors.layout import Layout
 from rlsync.transport.mark import Mark
 from rlsync.transport.ring import format as fmt
-from rlsync.transport.ring.format import RingHandle, RolloutImages, RolloutState
+from rlsync.transport.ring.format import RingHandle, RolloutImages, RolloutState, WhenFull
 from rlsync.transport.ring.watch import RingCounters, RingWatch, WriterStatus
 from rlsync.transport.ring.writer import RingWriter
 from rlsync.transport.shared_file import SharedFile
@@ -60,9 +66,10 @@ class RolloutRing:
             mostly empty last.
         slots: how many rollouts there may be at once: being written, full, and being read.
         writers: how many workers there may be.
+        when_full: what happens when no slot is free: ``"block"``, ``"drop_oldest"`` or ``"drop_newest"``.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or ``when_full`` is none of these.
 
     Example:
         >>> import torch
@@ -82,9 +89,16 @@ class RolloutRing:
         >>> writer.close(); ring.close()
     """
 
-    def __init__(self, layout: Layout, slots: int, writers: int) -> None:
+    def __init__(self, layout: Layout, slots: int, writers: int, when_full: WhenFull = "block") -> None:
         _check_range("slots", slots, fmt.MAX_SLOTS)
         _check_range("writers", writers, fmt.MAX_WRITERS)
+        if when_full not in get_args(WhenFull):
+            raise ConfigError(
+                f"a full rollout ring cannot {when_full!r}",
+                f"RolloutRing(when_full={when_full!r})",
+                f"give one of {', '.join(get_args(WhenFull))}",
+            )
+        self._when_full: WhenFull = when_full
         self._layout = layout
         self._slot_count = slots
         self._writer_count = writers
@@ -107,6 +121,7 @@ class RolloutRing:
             self._layout.to_json(),
             self._slot_count,
             self._writer_count,
+            self._when_full,
         )
 
     @property
@@ -143,6 +158,8 @@ class RolloutRing:
             BoardClosed: the ring was closed.
         """
         self._check_open()
+        if self._when_full == "drop_oldest":
+            self._drop_oldest()
         if (taken := self._try_take()) is not None:
             return taken
         started, pause_s = time.monotonic_ns(), fmt.FIRST_PAUSE_S
@@ -165,6 +182,8 @@ class RolloutRing:
             taken: what :meth:`take` returned.
         """
         if self._held.get(taken.slot) is taken and not self.closed:
+            if self._when_full == "drop_oldest":
+                self._drop_oldest()  # while writers wait: the slot that is freed now would hide that
             del self._held[taken.slot]
             self._words[fmt.slot_line(taken.slot) + fmt.SLOT_STATE] = RolloutState.FREE
             self._file.unlock(fmt.SLOT_LOCK + taken.slot)
@@ -217,6 +236,17 @@ class RolloutRing:
                 return taken
             passed.add(writer)
         return None
+
+    def _drop_oldest(self) -> None:
+        """If writers wait, free the full slot that was filled first, unless it is the only one."""
+        states = {self._watch.state(slot) for slot in range(self._slot_count)}
+        if not states <= {RolloutState.FULL, RolloutState.READING} or len(order := self._in_order()) < 2:
+            return
+        slot = order[0][1]
+        if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
+            self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = RolloutState.FREE
+            self._words[fmt.DROPPED] += 1
+            self._file.unlock(fmt.SLOT_LOCK + slot)
 
     def _in_order(self) -> list[tuple[int, int]]:
         """When each full slot was filled, and which slot it is; the one that was filled first is first.

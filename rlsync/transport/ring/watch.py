@@ -21,6 +21,7 @@ class RingCounters:
         taken: rollouts that the learner ever took.
         worker_wait_s: seconds that all workers together have waited for a free slot.
         learner_wait_s: seconds that the learner has waited for a full one.
+        dropped: rollouts that were dropped because no slot was free.
     """
 
     free: int
@@ -31,6 +32,7 @@ class RingCounters:
     taken: int
     worker_wait_s: float
     learner_wait_s: float
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class RingWatch:
             taken=self._words[fmt.TAKEN],
             worker_wait_s=sum(self._words[line + fmt.WRITER_WAITED_NS] for line in lines) / 1e9,
             learner_wait_s=self._words[fmt.LEARNER_WAITED_NS] / 1e9,
+            dropped=self._words[fmt.DROPPED] + sum(self._words[line + fmt.WRITER_DROPPED] for line in lines),
         )
 
     def writer(self, writer: int) -> WriterStatus:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError, PublishError
@@ -15,7 +16,7 @@ from rlsync.transport.ring.format import RingHandle, RolloutImages, RolloutState
 
 
 class RingWriter:
-    """Fills slots of a ring, one at a time; blocks while none is free.
+    """Fills slots of a ring, one at a time; blocks while none is free, unless the ring drops the newest.
 
     One open file, one line on the ring, both held for life: when the process dies the kernel frees them.
 
@@ -48,6 +49,9 @@ class RingWriter:
         self._slots = range(handle.slots)
         self._images = RolloutImages(self._file, self._layout)
         self._taken: int | None = None
+        self._drops = handle.when_full == "drop_newest"
+        self._spare = handle.slots  # stands for memory of this process, which nobody else reads
+        self._spare_views: dict[str, Tensor] = {}
         self._writer = writer
         self._line = fmt.writer_line(writer)
         self._seen_seeds = 0
@@ -56,7 +60,7 @@ class RingWriter:
 
     @property
     def slot(self) -> int | None:
-        """The slot that is being filled."""
+        """The slot that is being filled; the number behind the last one if it will be dropped."""
         return self._taken
 
     @property
@@ -91,7 +95,9 @@ class RingWriter:
     ) -> dict[str, Tensor] | None:
         """Wait until the learner runs and a slot is free, and take it.
 
-        The seconds for which there was none free are counted on the writer's line, as they pass.
+        The seconds for which there was none free are counted on the writer's line, as they pass. A ring that
+        drops the newest gives memory of this process while it is full: :meth:`commit` then counts the rollout
+        as dropped.
 
         Args:
             timeout_s: give up after this many seconds; ``None`` waits for as long as the learner lives.
@@ -107,6 +113,9 @@ class RingWriter:
         while not self._try_take():
             if self.learner_gone or (stop is not None and stop()):
                 return None
+            if self._drops and self._words[fmt.RUNNING]:
+                self._taken = self._spare
+                return self._made_spare()
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(pause_s)
@@ -115,9 +124,14 @@ class RingWriter:
         return None if self._taken is None else self._images.views(self._taken)
 
     def commit(self) -> None:
-        """Let the learner have what was written."""
+        """Let the learner have what was written, or count it as dropped if no slot was free for it."""
         if self._taken is None:
             raise PublishError("no slot was taken", f"worker {self._writer}", "take one first")
+        if self._taken == self._spare:
+            self._words[self._line + fmt.WRITER_DROPPED] += 1
+            self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
+            self._taken = None
+            return
         line = fmt.slot_line(self._taken)
         self._words[line + fmt.SLOT_WRITER] = self._writer
         self._words[line + fmt.SLOT_PID] = os.getpid()
@@ -131,10 +145,10 @@ class RingWriter:
 
     def abandon(self) -> None:
         """Give the slot back as it is; nobody reads it."""
-        if self._taken is not None:
+        if self._taken is not None and self._taken != self._spare:
             self._words[fmt.slot_line(self._taken) + fmt.SLOT_STATE] = RolloutState.FREE
             self._file.unlock(fmt.SLOT_LOCK + self._taken)
-            self._taken = None
+        self._taken = None
 
     def leave_last_words(self, text: str) -> None:
         """Say why this worker ends; the beginning of a long text is kept."""
@@ -148,6 +162,13 @@ class RingWriter:
             self.abandon()
             self._file.close()
         self._images.forget()
+
+    def _made_spare(self) -> dict[str, Tensor]:
+        if not self._spare_views:
+            image = torch.zeros(fmt.image_stride(self._layout), dtype=torch.uint8)
+            names = [entry.leaf.name for entry in self._layout.entries]
+            self._spare_views = dict(zip(names, self._layout.views(image), strict=True))
+        return self._spare_views
 
     def _try_take(self) -> bool:
         if not self._words[fmt.RUNNING] or self.closing:

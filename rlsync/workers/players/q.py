@@ -57,8 +57,15 @@ class EpsilonLadder:
             worker: its number, from 0.
             num_workers: how many there are.
         """
-        rung = worker / (num_workers - 1) if num_workers > 1 else 0.0
-        return float(self.epsilon ** (1 + self.alpha * rung))
+        return float(self.epsilon ** self.exponent(worker, num_workers))
+
+    def exponent(self, worker: int, num_workers: int) -> float:
+        """The power of ``epsilon`` that is a worker's probability: 1 of worker 0, ``1 + alpha`` of the last.
+
+        Args:
+            worker, num_workers: see :meth:`of`.
+        """
+        return 1 + self.alpha * (worker / (num_workers - 1) if num_workers > 1 else 0.0)
 
 
 class EpsilonGreedyPlayer(Player):

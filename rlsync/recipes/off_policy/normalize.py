@@ -1,0 +1,220 @@
+"""Observations and rewards in units of their own spread.
+
+The mean and the spread of the observations are buffers of every network that sees them. So they travel in the
+sync map with the weights, and a version acts with the statistics that it was published with, in a worker, in
+the evaluating process and in ``rlsync eval``.
+
+Source: Chan, Golub and LeVeque 1979 (merging of moments).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictParams
+from torch import Tensor, nn
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from rlsync.recipes.bounds import above_zero, kept
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+
+#: The child of a network that holds the statistics; leaf names of the sync map have it.
+OBSERVATIONS = "observations"
+
+#: The smallest spread that is divided by: a number that never changes becomes 0.
+_LEAST = 1e-6
+
+
+@dataclass
+class NormalizeConfig:
+    """What is brought to unit spread, and how far a number may then lie from its mean."""
+
+    observations: bool = kept(False, "the checkpoint has networks that see observations so, or not")
+    rewards: bool = kept(False, "the checkpoint has Q values of rewards that are scaled so, or not")
+    clip: float = above_zero(10.0)
+
+
+class Moments:
+    """The number, the mean and the variance of the rows seen so far, merged batch by batch in float64.
+
+    The numbers do not depend on how the rows were split into batches, but for rounding.
+
+    Args:
+        features: numbers in a row.
+
+    Example:
+        >>> seen = Moments(1)
+        >>> seen.add(torch.tensor([[1.0], [3.0]]))
+        >>> seen.add(torch.tensor([[5.0]]))
+        >>> seen.count, seen.mean.item(), round(seen.variance.item(), 4)
+        (3, 3.0, 2.6667)
+    """
+
+    def __init__(self, features: int) -> None:
+        self.count = 0
+        self.mean = torch.zeros(features, dtype=torch.float64)
+        self._squares = torch.zeros(features, dtype=torch.float64)  # of the distances from the mean, summed
+
+    def add(self, rows: Tensor) -> None:
+        """Count rows ``[*, features]``."""
+        rows = rows.detach().to("cpu", torch.float64).reshape(-1, len(self.mean))
+        if not len(rows):
+            return
+        mean, before = rows.mean(0), self.count
+        self.count += len(rows)
+        apart = mean - self.mean
+        self._squares += (rows - mean).square().sum(0) + apart.square() * before * len(rows) / self.count
+        self.mean += apart * len(rows) / self.count
+
+    @property
+    def variance(self) -> Tensor:
+        """``[features]`` float64: the mean squared distance from the mean; 0 before the first row."""
+        return self._squares / max(self.count, 1)
+
+    @property
+    def mean_square(self) -> Tensor:
+        """``[features]`` float64: the mean of the squares."""
+        return self.variance + self.mean.square()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it."""
+        return {"count": self.count, "mean": self.mean.clone(), "squares": self._squares.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.count = int(state_dict["count"])
+        self.mean.copy_(state_dict["mean"])
+        self._squares.copy_(state_dict["squares"])
+
+
+class Standardize(nn.Module):
+    """Subtracts ``mean`` and divides by ``std``, which are buffers ``[features]``; the result is clipped.
+
+    Args:
+        features: numbers in an observation.
+        clip: the largest distance from 0 of a number that comes out.
+
+    Example:
+        >>> see = Standardize(2, clip=3.0)
+        >>> _ = see.mean.copy_(torch.tensor([1.0, 0.0])), see.std.copy_(torch.tensor([2.0, 0.1]))
+        >>> see(torch.tensor([2.0, 5.0]))
+        tensor([0.5000, 3.0000])
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, features: int, clip: float) -> None:
+        super().__init__()
+        self.clip = clip
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("std", torch.ones(features))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """``[*, features]`` to the same shape."""
+        return ((observation - self.mean) / self.std).clamp(-self.clip, self.clip)
+
+
+class Standardized(nn.Module):
+    """A network behind a :class:`Standardize`.
+
+    Args:
+        net: takes an observation, and whatever else follows it.
+        features: numbers in an observation.
+        clip: see :class:`Standardize`.
+    """
+
+    def __init__(self, net: nn.Module, features: int, clip: float) -> None:
+        super().__init__()
+        self.observations = Standardize(features, clip)
+        self.net = net
+
+    def forward(self, observation: Tensor, *others: Tensor) -> Any:
+        """What the network makes of the standardized observation and the others."""
+        return self.net(self.observations(observation), *others)
+
+
+class Normalize(TrainerHookBase):
+    """Counts every collected frame, and writes the statistics into the networks of the trainer's loss.
+
+    All its networks get them, target networks too: they see the same observation as the same numbers. Rewards
+    are divided by the root of their mean square when an optimizer step draws them, so that frames of any age
+    count in one unit. Nothing is subtracted from a reward, since that would change which policy is best.
+
+    Logs ``normalize/frames`` and, for rewards, ``normalize/reward_scale``.
+
+    Args:
+        config: what to bring to unit spread.
+        features: numbers in an observation.
+
+    Raises:
+        ConfigError: when it is called before :meth:`register`.
+    """
+
+    def __init__(self, config: NormalizeConfig, features: int) -> None:
+        self._config = config
+        self.observations = Moments(features)
+        self.rewards = Moments(1)
+        self._trainer: Trainer | None = None
+
+    def register(self, trainer: Trainer, name: str = "normalize") -> None:
+        """Count every batch; register after what draws from the replay buffer."""
+        self._trainer = trainer
+        trainer.register_op("batch_process", self)
+        if self._config.rewards:
+            trainer.register_op("process_optim_batch", self.scale)
+        trainer.register_op("post_steps_log", self._report)
+        trainer.register_module(name, self)
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        if self._trainer is None:
+            raise no_trainer(self)
+        self.observations.add(batch.get("observation"))
+        self.rewards.add(batch.get(("next", "reward")))
+        if self._config.observations:
+            mean, std = self.observations.mean, self.observations.variance.sqrt().clamp_min(_LEAST)
+            write_statistics(self._trainer.loss_module, mean, std)
+        return batch
+
+    def scale(self, batch: TensorDictBase) -> TensorDictBase:
+        """A drawn batch, with rewards (or sums of them) in units of their root mean square."""
+        key = ("next", "reward")
+        return batch.set(key, batch.get(key) / self.reward_scale)
+
+    @property
+    def reward_scale(self) -> float:
+        """What rewards are divided by; 1 while all of them are 0."""
+        return float(self.rewards.mean_square.sqrt()) or 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moments. The networks' statistics are in the checkpoint of the loss."""
+        return {"observations": self.observations.state_dict(), "rewards": self.rewards.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.observations.load_state_dict(state_dict["observations"])
+        self.rewards.load_state_dict(state_dict["rewards"])
+
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
+        scale = {"normalize/reward_scale": self.reward_scale} if self._config.rewards else {}
+        return {"normalize/frames": self.observations.count, **scale}
+
+
+def write_statistics(loss: nn.Module, mean: Tensor, std: Tensor) -> None:
+    """Write a mean and a spread into every :class:`Standardize` of a TorchRL loss.
+
+    A loss holds the leaves of its networks in sets of parameters, those of several critics in one leaf.
+
+    Args:
+        loss: its networks are :class:`Standardized`.
+        mean, std: ``[features]``.
+    """
+    values = {"mean": mean, "std": std}
+    for params in loss.children():
+        if isinstance(params, TensorDictParams):
+            for key, leaf in params.items(True, True):
+                if isinstance(key, tuple) and key[-2:-1] == (OBSERVATIONS,):
+                    leaf.data.copy_(values[key[-1]].expand(leaf.shape))
