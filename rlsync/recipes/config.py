@@ -174,9 +174,10 @@ class Config:
     """One run.
 
     ``run_dir`` is the folder that receives receipts, metrics and the checkpoint; without one the run writes
-    nothing. ``resume`` is a run folder or a checkpoint folder to continue from. ``config_dir`` is the folder
-    that ``--config-dir`` named: ``rlsync train`` fills it in, and ``rlsync eval`` looks there for the recipe.
-    ``cluster`` says on which machines workers act.
+    nothing. After Ctrl-C or SIGTERM, workers that hold the learner up for ``stop_within_s`` seconds are
+    killed; null waits for them. ``resume`` is a run folder or a checkpoint folder to continue from.
+    ``config_dir`` is the folder that ``--config-dir`` named: ``rlsync train`` fills it in, and ``rlsync eval``
+    looks there for the recipe. ``cluster`` says on which machines workers act.
     ``learner`` has the device of the networks that are trained, ``evaluation`` that of ``rlsync eval`` and of
     the evaluating process.
     """
@@ -186,6 +187,7 @@ class Config:
     run_dir: str | None = None
     config_dir: str | None = None
     checkpoint_every_frames: int = above_zero(50_000)
+    stop_within_s: float | None = above_zero(60.0)
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
