@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rlsync.torchrl_plugin.ray_scheme import RayBoardScheme
     from rlsync.torchrl_plugin.resolve import resolve
     from rlsync.torchrl_plugin.scheme import BoardScheme
+    from rlsync.torchrl_plugin.stop import Stop
     from rlsync.torchrl_plugin.weight_board import WeightBoard
 
     LagAbove = StepsAhead  # deprecated, see _RENAMED
@@ -61,6 +62,7 @@ __all__ = [
     "BoundStaleness",
     "VerifySync",
     "WatchWorkers",
+    "Stop",
     "Every",
     "StepsAhead",
     "Source",
@@ -104,6 +106,7 @@ _HOMES = {
     "BoundStaleness": "rlsync.torchrl_plugin.hooks.staleness",
     "VerifySync": "rlsync.torchrl_plugin.hooks.verify",
     "WatchWorkers": "rlsync.torchrl_plugin.hooks.watch_workers",
+    "Stop": "rlsync.torchrl_plugin.stop",
     "Every": "rlsync.core.trigger",
     "StepsAhead": "rlsync.core.trigger",
     "Source": "rlsync.core.plan",

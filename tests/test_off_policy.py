@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
+from rlsync.cli.ended import begin
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RouteConfig, SyncConfig
@@ -18,9 +22,9 @@ from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.hooks import EpisodeReturns, KeepPace
 from rlsync.recipes.off_policy.config import DQNConfig, OffPolicyConfig, PaceConfig, SACConfig, TD3Config
 from rlsync.recipes.off_policy.memory import with_n_step_returns
-from rlsync.recipes.off_policy.timeline import Iteration, iterations
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
+from rlsync.recipes.timeline import Iteration, iterations
 from rlsync.torchrl_plugin import compat
 from rlsync.workers.best import best_in
 from rlsync.workers.envs.specs import make_venv
@@ -209,6 +213,56 @@ def test_checkpoints_of_an_asynchronous_run_cost_it_no_worker(tmp_path: Path) ->
 
 
 # ------------------------------------------------------------------------------------- evaluated
+
+
+def saved_components(folder: Path) -> dict[str, Any]:
+    return dict(Checkpoint.manifest(folder / CHECKPOINT)["components"])
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_without_the_buffer_in_the_checkpoint_a_resumed_run_fills_it_again_before_it_learns(
+    tmp_path: Path,
+) -> None:
+    first = built(small("dqn", run_dir=tmp_path, buffer_checkpointed=False))
+    trained(first)
+    assert saved_components(tmp_path)["replay_buffer"]["adapter"] == "torchrl.state_dict"
+    again = built(small("dqn", total_frames=448, buffer_checkpointed=False))
+    again.load_from_file(tmp_path / CHECKPOINT)
+    pace, trace = pace_of(again), []
+    assert (pace.updates, len(again.replay_buffer)) == (48, 0)
+    again.register_op("post_steps", lambda: trace.append(Iteration(again.collected_frames, pace.updates)))
+    epsilon = float(again.greedy_module.eps)
+    assert epsilon == float(first.greedy_module.eps)
+    trained(again)
+    # 64 frames are collected first, as in a prefill; then a quarter of the frames, as before.
+    assert trace == [Iteration(320, 48), Iteration(384, 64), Iteration(448, 80)]
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:
+    trainer = built(small("dqn", run_dir=tmp_path))
+    try:
+        trained(trainer)
+        before = (tmp_path / CHECKPOINT / "manifest.json").read_bytes()
+        pid = os.fork()
+        if pid == 0:  # the learner, at the moment when the buffer is written and the rest is not
+            trainer.replay_buffer.dumps(tmp_path / ".half")
+            trainer.loss_module.state_dict = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            trainer.save_trainer(force_save=True)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    finally:
+        trainer.shutdown()
+    assert (tmp_path / CHECKPOINT / "manifest.json").read_bytes() == before
+    assert list(tmp_path.glob(f".{CHECKPOINT}.stage-*")) != []
+    begin(tmp_path)
+    assert list(tmp_path.glob(f".{CHECKPOINT}.stage-*")) == [], "the next run there takes the half one away"
+    again = built(small("dqn", total_frames=384))
+    try:
+        again.load_from_file(tmp_path / CHECKPOINT)
+        assert len(again.replay_buffer) == 256
+    finally:
+        again.shutdown()
 
 
 @every_recipe

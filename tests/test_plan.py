@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from rlsync.cli.main import main
-from rlsync.recipes.off_policy.timeline import timeline
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
+from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig, ReplayConfig
+from rlsync.recipes.timeline import timeline
 from tests.test_off_policy import Iteration, built, every_recipe, pace_of, small
-from tests.test_recipes import WhenConfig, trained
+from tests.test_recipes import WhenConfig, hook_of, small_ppo, trained
 
 WHEN = [WhenConfig(), WhenConfig(every=5, unit="optim_steps"), WhenConfig(every=100, unit="frames")]
 
@@ -40,6 +44,43 @@ def test_a_run_does_what_its_plan_says(name: str, when: WhenConfig) -> None:
     assert (prefill.updates, learning.updates) == (0, 48)
 
 
+def on_policy(name: str) -> Config:
+    """A run of a few small batches."""
+    if name == "ppo":
+        return small_ppo(sync=SyncConfig(when=WhenConfig(every=3, unit="optim_steps")))
+    replay = ReplayConfig(ratio=1.0, min_steps=20, capacity_steps=200) if name == "laser" else ReplayConfig()
+    recipe = ImpalaConfig(
+        total_frames=205,
+        batch_size=4,
+        unroll_length=10,
+        model=ModelConfig(hidden=[16]),
+        replay=replay,
+    )
+    collector = CollectorConfig(kind="async", num_workers=1, frames_per_batch=40)
+    when = WhenConfig(every=2, unit="batches")
+    return Config(env=EnvConfig(num_envs=2), recipe=recipe, collector=collector, sync=SyncConfig(when=when))
+
+
+@pytest.mark.parametrize(
+    ("name", "updates", "publishes"), [("ppo", 16, 5), ("impala", 6, 3), ("laser", 6, 3)]
+)
+@pytest.mark.usefixtures("fork_workers")
+def test_a_run_without_a_pace_does_what_its_plan_says(name: str, updates: int, publishes: int) -> None:
+    config = on_policy(name)
+    plan, trainer = timeline(config), built(config)
+    hook, trace = hook_of(trainer), [Iteration(0, 0)]
+    trainer.register_op(
+        "post_steps", lambda: trace.append(Iteration(trainer.collected_frames, hook.counters().optim_steps))
+    )
+    trained(trainer)
+    end = trace[-1]
+    assert (plan.frames, plan.updates, plan.updates) == (end.frames, end.updates, updates)
+    assert sum(receipt.reason == "trigger" for receipt in hook.receipts) == plan.publishes == publishes
+    (learning,) = plan.phases
+    made = [after.updates - before.updates for before, after in pairwise(trace)]
+    assert (len(made), min(made), max(made)) == (learning.rounds, learning.fewest, learning.most)
+
+
 @pytest.mark.seconds
 def test_the_verb_prints_phases_publishes_evaluations_and_what_the_words_mean(
     capsys: pytest.CaptureFixture[str],
@@ -56,12 +97,32 @@ def test_the_verb_prints_phases_publishes_evaluations_and_what_the_words_mean(
 
 
 @pytest.mark.seconds
-def test_the_verb_prints_json_and_refuses_a_recipe_without_a_pace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--json", "recipe=td3", "env=gymnasium", "env.id=Pendulum-v1"]) == 0
     said = json.loads(capsys.readouterr().out)
     (plan,) = said["plans"]
     assert [phase["name"] for phase in plan["phases"]] == ["prefill", "learning"]
     assert plan["evaluation_every_versions"] == 0
     assert "update" in said["glossary"]
-    assert main(["plan", "recipe=ppo"]) == 2
-    assert "has no pace" in capsys.readouterr().err
+
+
+@pytest.mark.seconds
+def test_a_recipe_that_cannot_tell_its_updates_has_no_plan() -> None:
+    with pytest.raises(ConfigError, match="does not say how many updates follow a batch"):
+        timeline(Config(recipe=RecipeConfig(name="mine")))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("recipe", ["ppo", "dqn", "impala"])
+def test_the_verb_draws_the_plan(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.png"
+    assert main(["plan", "--plot", str(file), f"recipe={recipe}"]) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert f"plan of {recipe} on " in capsys.readouterr().out
+
+
+@pytest.mark.seconds
+def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--plot", str(tmp_path / "no" / "plan.png"), "recipe=ppo"]) == 1
+    assert "cannot write" in capsys.readouterr().err
+    assert main(["plan", "--plot", "plan.words", "recipe=ppo"]) == 2

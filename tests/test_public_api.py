@@ -40,6 +40,7 @@ PUBLIC = [
     "SourceNotFound",
     "StalenessExceeded",
     "StepsAhead",
+    "Stop",
     "SyncMapError",
     "SyncPlan",
     "SyncWeights",

@@ -28,11 +28,17 @@ from rlsync.recipes.config import (
     sync_map,
     trigger,
 )
+from rlsync.recipes.evaluate_checkpoint import load_best
+from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.hooks import EpisodeReturns
 from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
-from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
 from rlsync.torchrl_plugin import compat
+from rlsync.workers.best import best_in
+from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.evaluation import Score, play
+from tests.parts import wait_until
 
 
 def small_ppo(**changes: Any) -> Config:
@@ -363,3 +369,26 @@ def test_an_entry_with_a_dtype_makes_workers_act_and_receive_in_it(
     hook = trained(trainer)
     assert hook.version > 2
     assert hook.receipts[-1].cast_leaves == len(cast) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_ppo_is_evaluated_in_a_process_of_its_own_whose_result_ends_the_run(tmp_path: Path) -> None:
+    config = small_ppo(run_dir=str(tmp_path))
+    recipe = PPOConfig.of(config)
+    recipe.total_frames, recipe.target_return = 100_000, 1.0  # any evaluation reaches it
+    recipe.evaluation = EvaluationConfig(every_frames=128, episodes=2)
+    assert recipe.goal() == "at a mean return of 1 in a greedy evaluation over 2 episodes"
+    trainer = ppo.build(config)
+    file = tmp_path / EVALUATIONS
+    # The learner is faster than the process starts: it waits for the first result, as long as that takes.
+    trainer.register_op("post_steps", lambda: wait_until(file.exists, 60.0))
+    trained(trainer)
+    assert trainer.collected_frames < 100_000
+    kept = best_in(tmp_path / BEST)
+    assert kept is not None
+    best = load_best(tmp_path, config, deterministic=True)
+    envs = make_venv(best.env, 2)
+    played = [episode for ended in play(best.player, envs, 2, seed=config.seed) for episode in ended]
+    envs.close()
+    assert Score.of(played).return_mean == kept.return_mean, "these weights made the best evaluation"

@@ -13,7 +13,7 @@ ARGUMENTS = {
     "train": set(),  # Hydra's: overrides, and the flags of --hydra-help
     "explain": {"target", "--config-dir", "--json", "--timeout-s"},
     "check": {"--json"},  # and what train takes
-    "plan": {"--json"},  # and what train takes
+    "plan": {"--json", "--plot"},  # and what train takes
     "doctor": {"--trainer", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
     "status": {"run", "--json", "--schema"},
     "eval": {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.run_files import BOARD, ENDED, STATISTICS
+from rlsync.core.whole_file import write_whole
+from rlsync.recipes.run_files import BOARD, CHECKPOINT, ENDED, STATISTICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,8 @@ class Ended:
 
     def write(self, run: Path) -> None:
         """Leave this in a run's folder, and take the board's address away: the board is gone."""
-        beside = run / f".{ENDED}.{os.getpid()}"
-        beside.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        beside.replace(run / ENDED)  # nobody reads a half one
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        write_whole(run / ENDED, lambda beside: beside.write_text(text))
         (run / BOARD).unlink(missing_ok=True)
 
 
@@ -59,6 +59,9 @@ def begin(run: Path) -> None:
     """Take away what an earlier run in this folder has left: a new one begins."""
     for name in (ENDED, BOARD, STATISTICS):
         (run / name).unlink(missing_ok=True)
+    # What TorchRL was writing when its process was killed. It never becomes a checkpoint.
+    for half in run.glob(f".{CHECKPOINT}.stage-*"):
+        shutil.rmtree(half, ignore_errors=True)
 
 
 def ended(run: Path) -> Ended | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +15,8 @@ from rlsync import SyncWeights
 from rlsync.cli.ended import Ended, begin, now
 from rlsync.cli.main import EXIT_FAILED, exit_status
 from rlsync.core.errors import NotFinite, RlsyncError
-from rlsync.recipes.last_checkpoint import save_before_the_end
 from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.torchrl_plugin.last_checkpoint import LastCheckpoint, save_before_the_end
 
 FAILED = "failed"
 
@@ -48,19 +48,28 @@ class Ending:
         return status
 
     @contextmanager
-    def saving(self) -> Iterator[None]:
-        """If what is inside raises, the trainer's checkpoint is written once more."""
+    def saving(self, unless: Callable[[BaseException], bool] = lambda _: False) -> Iterator[None]:
+        """If what is inside raises, the trainer's checkpoint is written once more.
+
+        Args:
+            unless: whether somebody else does so after this error.
+        """
         try:
             yield
         except NotFinite:
             raise  # StopIfNotFinite has done so, and its error says it
-        except BaseException:
-            self._save()
+        except BaseException as error:
+            if not unless(error):
+                self._save()
             raise
 
     def _save(self) -> None:
         assert self._trainer is not None
-        saved = save_before_the_end(self._trainer)
+        self.tell(save_before_the_end(self._trainer))
+
+    def tell(self, saved: LastCheckpoint) -> None:
+        """Say on stderr what became of the last checkpoint."""
+        assert self._trainer is not None
         told = f"no checkpoint of the end: {saved.why_not}"
         if saved.path is not None:
             frames = f"{self._trainer.collected_frames:,} frames"

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import TracebackType
 
-from torchrl.trainers import Trainer
+from rlsync import Stop
 
 #: The signals that end a run in good order.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_WHY = "interrupted"
 
 
 def status_after(number: int) -> int:
@@ -28,7 +30,7 @@ def status_after(number: int) -> int:
 
 
 class Interrupts:
-    """Inside this context, SIGINT and SIGTERM ask the attached trainer to stop. A second one kills all.
+    """Inside this context, SIGINT and SIGTERM call the attached stop. A second one kills all.
 
     A separate thread watches for the signals. So it works even while the main thread waits for a worker in
     a call that Python cannot interrupt.
@@ -37,14 +39,15 @@ class Interrupts:
         >>> with Interrupts() as interrupts:  # doctest: +SKIP
         ...     with interrupts.held():
         ...         trainer = build(config)  # its workers never see Ctrl-C
-        ...     interrupts.attach(trainer)
-        ...     trainer.train()
+        ...     with Stop(trainer) as stop:
+        ...         interrupts.attach(stop)
+        ...         trainer.train()
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.signal: signal.Signals | None = None  #: the first one
-        self._trainer: Trainer | None = None
+        self._stop: Stop | None = None
         self._before: dict[signal.Signals, object] = {}
         self._fd_before = -1
         self._read_fd, self._write_fd = -1, -1
@@ -93,11 +96,11 @@ class Interrupts:
         """0, or that of the first signal."""
         return 0 if self.signal is None else status_after(self.signal)
 
-    def attach(self, trainer: Trainer) -> None:
-        """After this call, the first signal stops this trainer at the end of its current iteration."""
-        self._trainer = trainer
+    def attach(self, stop: Stop) -> None:
+        """After this call, the first signal asks for this stop, at the end of the current iteration."""
+        self._stop = stop
         if self.count:
-            trainer.request_stop("interrupted")
+            stop(_WHY)
 
     def _watch(self) -> None:
         """Read signals from the pipe. Python's C handler writes the number of every signal to it."""
@@ -113,8 +116,8 @@ class Interrupts:
         self.signal = number
         again = "Ctrl-C again" if number == signal.SIGINT else f"{number.name} again"
         os.write(2, f"\nstopping after this iteration; {again} to kill\n".encode())
-        if self._trainer is not None:
-            self._trainer.request_stop("interrupted")
+        if self._stop is not None:
+            self._stop(_WHY)
 
 
 def kill_everything(status: int) -> None:

@@ -1,4 +1,4 @@
-"""The panels of ``rlsync plot``. Only this module of rlsync imports matplotlib."""
+"""The panels of ``rlsync plot``. Only this module and plan_picture import matplotlib."""
 
 from __future__ import annotations
 

@@ -1,32 +1,38 @@
-"""``rlsync plan``: prints what a run of a recipe with a replay buffer will do, and when."""
+"""``rlsync plan``: prints or draws what a run will do, and when."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
 
 from rlsync.cli.compose import overrides
+from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import Config
-from rlsync.recipes.off_policy.timeline import Phase, Timeline, timeline
+from rlsync.recipes.timeline import Phase, Timeline, timeline
 
 _EXAMPLES = """examples:
   rlsync plan recipe=dqn                              what rlsync train recipe=dqn will do
   rlsync plan recipe=sac env=gymnasium env.id=Pendulum-v1 recipe.pace.ratio=0.5
   rlsync plan --json recipe=dqn                       for machines
+  rlsync plan --plot plan.png recipe=dqn              draws it, too
 
 Nothing is trained, and no worker is started. A run may end before its plan does, when it reaches its target.
 
-exit status: 0 the plan is printed, 2 the config is wrong or its recipe has no pace
+exit status: 0 the plan is printed, 1 the picture cannot be written, 2 the config is wrong, its recipe has
+no plan, or no matplotlib
 """
 
 #: The words of a plan, which mean the same in logs and in configs.
 GLOSSARY = {
     "frame": "one step of one environment; what other libraries call an environment step or a policy step",
     "batch": "the frames that the learner takes from the workers at a time (collector.frames_per_batch)",
-    "round": "the learner takes one batch and updates as often as the pace allows; also called an iteration",
-    "update": "one step of the optimizer, on recipe.batch_size frames of the replay buffer",
-    "ratio": "updates for each frame, those of the prefill not counted; logged as pace/ratio",
+    "round": "the learner takes one batch and updates as often as the recipe says; also called an iteration",
+    "update": "one step of the optimizer, on recipe.batch_size frames (unrolls in impala and laser)",
+    "ratio": "updates for each frame, those of the prefill not counted; pace/ratio in logs of dqn, sac, td3",
     "publish": "a new version of the weights becomes visible to all workers",
 }
 
@@ -35,20 +41,25 @@ def main(arguments: list[str]) -> int:
     """Print the plan of every job, as text or as JSON.
 
     Raises:
-        ConfigError: the config is wrong, or its recipe has no pace.
+        ConfigError: the config is wrong, its recipe has no plan, or matplotlib is not installed.
     """
     parser = argparse.ArgumentParser(
         prog="rlsync plan",
-        usage="rlsync plan [-h] [--json] [-m] [--config-dir DIR] [group=option | key=value ...]",
+        usage="rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [group=option|key=value ...]",
         description="Print what a run will do, and when: prefill, updates, publishes, evaluations.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the plan into a picture, too")
     given, rest = parser.parse_known_args(arguments)
     configs = overrides.configs(overrides.read(rest))
     plans = [timeline(config) for config in configs]
+    if given.plot is not None:
+        _picture().check_format(given.plot)
+    if given.plot is not None and not _drawn(given.plot, configs, plans):
+        return 1
     if given.json:
         print(json.dumps({"plans": [asdict(plan) for plan in plans], "glossary": GLOSSARY}, indent=2))
         return 0
@@ -57,6 +68,31 @@ def main(arguments: list[str]) -> int:
     print("words")
     print("\n".join(f"  {word:<10} {meaning}" for word, meaning in GLOSSARY.items()))
     return 0
+
+
+def _drawn(file: Path, configs: list[Config], plans: list[Timeline]) -> bool:
+    """Draw the plans of all jobs; whether the file could be written."""
+    picture = _picture()
+    titles = [f"plan of {config.recipe.name} on {config.env.id}" for config in configs]
+    figure = picture.draw(titles, plans)
+    try:
+        figure.savefig(file)
+    except OSError as error:
+        print(f"cannot write {file}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _picture() -> ModuleType:
+    try:
+        from rlsync.cli import plan_picture
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise ConfigError(
+            "matplotlib is not installed", "rlsync plan --plot", "pip install 'rlsync[plot]'"
+        ) from error
+    return plan_picture
 
 
 def as_text(config: Config, plan: Timeline) -> str:

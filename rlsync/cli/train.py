@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights
+from rlsync import Stop, SyncWeights
 from rlsync.cli.compose import overrides, running, schema
 from rlsync.cli.compose.overrides import CommandLine
 from rlsync.cli.compose.tuned import told
@@ -30,12 +30,12 @@ from rlsync.cli.live import LiveLine
 from rlsync.cli.main import exit_status
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
-from rlsync.recipes.collector_state import CollectorState
 from rlsync.recipes.config import Config
 from rlsync.recipes.hooks import EpisodeReturns, InSummary
 from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.tensors.memory import keep_freed_memory
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.collector_state import CollectorState
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.transport.board.handle import BoardHandle
@@ -132,7 +132,8 @@ def train_job(job: Job) -> int:
             if job.continues_in(run_dir):  # the checkpoint and the config beside it belong together
                 trainer.save_trainer(force_save=True)
                 OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
-            interrupts.attach(trainer)
+            stop = Stop(trainer, job.config.stop_within_s)
+            interrupts.attach(stop)
             sync, returns = find_hooks(trainer)
             ending.watch(trainer, sync)
             if interrupts.signal is not None:
@@ -140,8 +141,11 @@ def train_job(job: Job) -> int:
             else:
                 leave_address(trainer, run_dir)
                 live_line = LiveLine(trainer, sync, returns, Console())
-                with ending.saving(), live_line as live, told_as_lost(sync):
+                with stop, live_line as live, ending.saving(unless=stop.covers), told_as_lost(sync):
                     trainer.train()
+                if stop.saved is not None:
+                    print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)
+                    ending.tell(stop.saved)
                 print(summary(trainer, sync, returns, interrupts, live.seconds()), flush=True)
                 for part in compat.registered_modules(trainer):
                     if isinstance(part, InSummary):

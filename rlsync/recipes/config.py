@@ -8,15 +8,17 @@ files repeat the defaults for people to read and copy, and a test compares the t
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, bound_errors, fraction, kept, not_below_zero, one_of, refuse
 from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
 from rlsync.recipes.device_config import DeviceConfig, DeviceOrList, device_errors, stock_device_errors
 from rlsync.recipes.env_config import AtariConfig, EnvConfig
+from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.sync_config import (
     RouteConfig,
     SyncConfig,
@@ -106,6 +108,9 @@ class RecipeConfig:
     clip_norm: float = above_zero(0.5)
     _recipe_: str | None = None
 
+    #: Whether ``target_return`` is that of evaluations, where there are some.
+    stops_by_evaluation: ClassVar[bool] = False
+
     @classmethod
     def of(cls, config: Config) -> Self:
         """The recipe's settings in a config.
@@ -132,10 +137,43 @@ class RecipeConfig:
         """What is wrong with these settings beyond their bounds; ``config`` is the whole run's."""
         yield from ()
 
+    def evaluations(self) -> EvaluationConfig:
+        """The settings of the process that evaluates while the run goes on; by default there is none."""
+        return EvaluationConfig()
+
+    def updates_after(self, config: Config, frames: int, updates: int) -> int | None:
+        """How many optimizer steps follow a batch; None if the recipe cannot tell, and has no plan.
+
+        Args:
+            config: of the run.
+            frames: collected when the batch has arrived.
+            updates: done before.
+        """
+        return None
+
+    def updates_per_frame(self, config: Config) -> float:
+        """Optimizer steps for each frame, in the long run and after the prefill; 0 if that is not known.
+
+        Args:
+            config: of the run.
+        """
+        per_batch = config.collector.frames_per_batch
+        return (self.updates_after(config, per_batch, 0) or 0) / per_batch
+
+    def prefill_frames(self) -> int:
+        """How many frames come before the first optimizer step, and are not counted in the ratio."""
+        return 0
+
     def goal(self) -> str:
         """What ends the run before all frames are collected, in words; empty if nothing does."""
         if self.target_return is None:
             return ""
+        evaluation = self.evaluations()
+        if self.stops_by_evaluation and evaluation.every_frames:
+            return (
+                f"at a mean return of {self.target_return:g} in a greedy evaluation over "
+                f"{evaluation.episodes} episodes"
+            )
         return f"at a mean return of {self.target_return:g} over {self.target_episodes} episodes"
 
     def variant(self) -> str:
@@ -154,7 +192,12 @@ class RecipeConfig:
 
 @dataclass
 class PPOConfig(RecipeConfig):
-    """Proximal policy optimisation (Schulman et al. 2017)."""
+    """Proximal policy optimisation (Schulman et al. 2017).
+
+    ``target_return`` is that of greedy evaluations, where there are some.
+    """
+
+    stops_by_evaluation: ClassVar[bool] = True
 
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     num_epochs: int = above_zero(4)
@@ -162,6 +205,15 @@ class PPOConfig(RecipeConfig):
     clip_epsilon: float = above_zero(0.2)
     entropy_coeff: float = not_below_zero(0.0)
     critic_coeff: float = not_below_zero(0.5)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def evaluations(self) -> EvaluationConfig:
+        """See :meth:`RecipeConfig.evaluations`."""
+        return self.evaluation
+
+    def updates_after(self, config: Config, frames: int, updates: int) -> int:
+        """See :meth:`RecipeConfig.updates_after`: some passes over the batch."""
+        return self.num_epochs * math.ceil(config.collector.frames_per_batch / self.batch_size)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
@@ -174,9 +226,10 @@ class Config:
     """One run.
 
     ``run_dir`` is the folder that receives receipts, metrics and the checkpoint; without one the run writes
-    nothing. ``resume`` is a run folder or a checkpoint folder to continue from. ``config_dir`` is the folder
-    that ``--config-dir`` named: ``rlsync train`` fills it in, and ``rlsync eval`` looks there for the recipe.
-    ``cluster`` says on which machines workers act.
+    nothing. After Ctrl-C or SIGTERM, workers that hold the learner up for ``stop_within_s`` seconds are
+    killed; null waits for them. ``resume`` is a run folder or a checkpoint folder to continue from.
+    ``config_dir`` is the folder that ``--config-dir`` named: ``rlsync train`` fills it in, and
+    ``rlsync eval`` looks there for the recipe. ``cluster`` says on which machines workers act.
     ``learner`` has the device of the networks that are trained, ``evaluation`` that of ``rlsync eval`` and of
     the evaluating process.
     """
@@ -186,6 +239,7 @@ class Config:
     run_dir: str | None = None
     config_dir: str | None = None
     checkpoint_every_frames: int = above_zero(50_000)
+    stop_within_s: float | None = above_zero(60.0)
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -18,6 +18,7 @@ from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, PPOConfig, check
 from rlsync.recipes.device_config import learner_device
+from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.hooks import ToLearner
 from rlsync.recipes.registry import Recipe
 from rlsync.workers.devices import CPU
@@ -68,7 +69,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
             weight_update_map={"policy": "loss_module.actor_network"},  # required; SyncWeights replaces it
         )
         ToLearner(device).register(trainer)  # the advantages are computed before the replay buffer is filled
-        parts.register_hooks(trainer, config)
+        register_with_evaluations(trainer, config, loss.actor_network, spaces)
     return trainer
 
 

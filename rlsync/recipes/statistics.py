@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.whole_file import write_whole
 from rlsync.recipes.run_files import STATISTICS
 
 _TYPES = {
@@ -58,9 +58,8 @@ class RunStatistics:
         Args:
             run: the folder.
         """
-        beside = run / f".{STATISTICS}.{os.getpid()}"
-        beside.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        beside.replace(run / STATISTICS)
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        write_whole(run / STATISTICS, lambda beside: beside.write_text(text))
 
     def __str__(self) -> str:
         ratio = _shown(self.updates_per_frame, ".3g")

@@ -7,10 +7,19 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
+from typing import Protocol, runtime_checkable
 
-from rlsync.core.errors import AdoptionTimeout, WorkerLost
+from rlsync.core.errors import AdoptionTimeout, RlsyncError, WorkerLost
 
 _LOOK_EVERY_S = 0.1
+
+
+@runtime_checkable
+class StopsWaiting(Protocol):
+    """A collector that starts lost workers again, and has to be told when they are waited for no longer."""
+
+    def stop_waiting(self, error: RlsyncError) -> None:
+        """Raise this error where the learner waits for frames, now or next."""
 
 
 def ending(exit_code: int) -> str:

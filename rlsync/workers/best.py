@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.whole_file import write_whole
 from rlsync.workers.evaluation import Score
 
 
@@ -57,10 +57,8 @@ class Best:
         Args:
             file: where it is kept.
         """
-        beside = file.with_name(f".{file.name}.{os.getpid()}")
         told = {"version": self.version, "return_mean": self.return_mean, "rank": self.rank}
-        torch.save({**told, "weights": self.weights}, beside)
-        beside.replace(file)
+        write_whole(file, lambda beside: torch.save({**told, "weights": self.weights}, beside))
 
 
 def best_in(file: Path) -> Best | None:

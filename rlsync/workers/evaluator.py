@@ -43,7 +43,8 @@ class Evaluator(TrainerHookBase):
         told = replace(job, player=without_memory(job.player))
         make: Any = get_context(start_method)
         self._file = job.file
-        self._seen = 0
+        self._seen = self._read = 0
+        self._kept: list[Evaluated] = []
         self._process: BaseProcess = make.Process(
             target=run_evaluator, args=(told,), name="rlsync evaluator", daemon=True
         )
@@ -68,7 +69,10 @@ class Evaluator(TrainerHookBase):
 
     def evaluations(self) -> list[Evaluated]:
         """The evaluations so far, oldest first."""
-        return read_evaluations(self._file)
+        size = self._file.stat().st_size if self._file.exists() else 0
+        if size != self._read:  # else nothing was written since
+            self._read, self._kept = size, read_evaluations(self._file)
+        return list(self._kept)
 
     def close(self) -> None:
         """End the process. A second call does nothing."""

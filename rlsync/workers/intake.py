@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from tensordict import TensorDict
 
-from rlsync.core.errors import AdoptionTimeout
+from rlsync.core.errors import AdoptionTimeout, RlsyncError
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.workers import frames as keys
@@ -82,6 +82,7 @@ class Intake:
         self._held: list[TakenRollout] = []
         self._copied = NOTHING_QUEUED  # from then on no copy reads the held slots
         self._running = False
+        self._stopped: RlsyncError | None = None
         self.writers: tuple[int, ...] = ()
 
     def batch(self) -> TensorDict:
@@ -106,6 +107,10 @@ class Intake:
         elif self._rollouts > 1:
             self.release()
         return batch
+
+    def stop_waiting(self, error: RlsyncError) -> None:
+        """Raise this error where a rollout is awaited, now or next; another thread may call it."""
+        self._stopped = error
 
     def close(self) -> None:
         """Give back the slots that are held, and take no more."""
@@ -132,6 +137,8 @@ class Intake:
     def _wait(self) -> TakenRollout:
         deadline = time.monotonic() + self._silent_timeout_s
         while True:
+            if self._stopped is not None:
+                raise self._stopped
             if self._workers.look():
                 deadline = time.monotonic() + self._silent_timeout_s
             taken = self._ring.take(LOOK_EVERY_S)

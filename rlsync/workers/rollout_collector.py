@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.program_end import end_with_program
 from rlsync.transport.contract import Transport
@@ -87,6 +87,11 @@ class RolloutCollector(PolicyOnBoard):
         """Give the slot of the last batch back before the next one is asked for."""
         if self._intake is not None:
             self._intake.release()
+
+    def stop_waiting(self, error: RlsyncError) -> None:
+        """Raise this error where the learner waits for rollouts, now or next; any thread may call it."""
+        if self._intake is not None:
+            self._intake.stop_waiting(error)
 
     def pause(self) -> AbstractContextManager[None]:
         """Inside the block workers begin no new rollout; those that they have begun they complete."""

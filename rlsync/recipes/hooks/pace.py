@@ -23,6 +23,8 @@ class KeepPace(TrainerHookBase):
 
     Args:
         pace: see :class:`~rlsync.workers.replay.pacing.Pace`.
+        refills: checkpoints have no replay buffer: a resumed run collects as many frames as the prefill has
+            before its next update, and the ratio holds from there on.
 
     Raises:
         ConfigError: when it is called before :meth:`register`.
@@ -32,7 +34,8 @@ class KeepPace(TrainerHookBase):
         >>> # hook.register(trainer)
     """
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, *, refills: bool = False) -> None:
+        self._refills = refills
         self.pace = PaceFrom(pace)
         self.updates = 0
         self._trainer: Trainer | None = None
@@ -71,14 +74,16 @@ class KeepPace(TrainerHookBase):
             # A collector with another number of workers does not load its state, and would begin anew.
             self._trainer.collector.init_random_frames = 0
         before, now = float(state_dict["ratio"]), self.pace.pace.ratio
-        if before == now:
+        begun = int(state_dict["frames"]), self.updates
+        if self._refills and begun[0]:
+            begun = begun[0] + self.pace.pace.prefill, self.updates
+        elif before == now:
             begun = int(state_dict["from_frames"]), int(state_dict["from_updates"])
-        else:
-            begun = int(state_dict["frames"]), self.updates
+        if before != now:
             warnings.warn(
                 RlsyncWarning(
                     f"the replay ratio was {before:g} and is {now:g} from here on",
-                    f"a resumed run, after {begun[0]:,} frames and {begun[1]:,} updates",
+                    f"a resumed run, after {int(state_dict['frames']):,} frames and {self.updates:,} updates",
                     "give the ratio of the run before to go on as it did",
                 ),
                 stacklevel=2,

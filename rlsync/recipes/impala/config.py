@@ -115,6 +115,14 @@ class ImpalaConfig(RecipeConfig):
         """With a replay it is LASER: its checkpoints have the replay's state."""
         return "laser" if self.replay.ratio else self.name
 
+    def evaluations(self) -> EvaluationConfig:
+        """See :meth:`RecipeConfig.evaluations`."""
+        return self.evaluation
+
+    def updates_after(self, config: Config, frames: int, updates: int) -> int:
+        """See :meth:`RecipeConfig.updates_after`: one for each batch."""
+        return 1
+
     def acts_on_clusters(self) -> bool:
         """See :meth:`RecipeConfig.acts_on_clusters`."""
         return True

@@ -27,6 +27,7 @@ from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import BEST, EVALUATIONS
+from rlsync.recipes.timeline import versions_between_evaluations
 from rlsync.tensors.precision import bfloat16_instructions
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import EnvSpec, make_venv
@@ -222,7 +223,7 @@ def make_evaluator(
         player=collector.worker_player,
         env=env_spec(config.env),
         episodes=evaluation.episodes,
-        every_versions=max(1, evaluation.every_frames // config.collector.frames_per_batch),
+        every_versions=versions_between_evaluations(config),
         file=run_dir / EVALUATIONS,
         seed=config.seed,
         adopt=collector.adopt,

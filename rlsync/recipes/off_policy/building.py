@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import nn, optim
@@ -15,24 +12,17 @@ from torchrl.objectives import LossModule
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
 
-from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import evaluation_device, learner_device
-from rlsync.recipes.hooks import KeepPace, StopOnEvaluation
+from rlsync.recipes.device_config import learner_device
+from rlsync.recipes.evaluating import register_with_evaluations
+from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.off_policy.config import OffPolicyConfig
-from rlsync.recipes.off_policy.memory import Memory
+from rlsync.recipes.off_policy.memory import Memory, NotKept
 from rlsync.recipes.off_policy.normalize import Normalize, Standardized
 from rlsync.recipes.off_policy.prioritized import PrioritizedRows
-from rlsync.recipes.off_policy.timeline import versions_between_evaluations
-from rlsync.recipes.run_files import BEST, EVALUATIONS
 from rlsync.recipes.spaces import Spaces
 from rlsync.torchrl_plugin import compat
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of
-from rlsync.transport.board.handle import BoardHandle
-from rlsync.workers.evaluator import EvaluationJob, Evaluator
-from rlsync.workers.player import POLICY
 
 
 def relu_mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float = 1.0) -> nn.Module:
@@ -94,11 +84,13 @@ def make_trainer(
     )
     memory = Memory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
     memory.register(trainer)
+    if not recipe.buffer_checkpointed and trainer.checkpoint is not None:
+        compat.replace_component(trainer.checkpoint, "replay_buffer", NotKept())
     if recipe.prioritized:
         memory.prioritize(trainer)
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, spaces.features).register(trainer)
-    pace = KeepPace(recipe.pace.pace())
+    pace = KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed)
     pace.register(trainer)
     compat.let_it_be_absent(trainer, pace)
     trainer.register_op("post_optim", TargetNetUpdaterHook(target))
@@ -132,50 +124,7 @@ def register_hooks(
         spaces: of the environment.
         learned: the names of the learned leaves of ``acting`` begin with this.
     """
-    evaluates = recipe.evaluation.every_frames > 0 and config.run_dir is not None
-    returns = parts.register_hooks(trainer, config, stop_at_return=not evaluates)
-    if evaluates:
-        evaluator = make_evaluator(trainer.collector, config, recipe, acting, spaces, learned)
-        evaluator.register(trainer)
-        StopOnEvaluation(evaluator, recipe.target_return, returns).register(trainer)
-
-
-def make_evaluator(
-    collector: BaseCollector,
-    config: Config,
-    recipe: OffPolicyConfig,
-    acting: TensorDictModuleBase,
-    spaces: Spaces,
-    learned: str,
-) -> Evaluator:
-    """The process that plays greedily, on the board that the workers read.
-
-    Raises:
-        ConfigError: the collector has no board, or the run no folder.
-    """
-    endpoint = endpoint_of(collector)
-    handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
-    if not isinstance(handle, BoardHandle) or config.run_dir is None:
-        raise ConfigError(
-            "an evaluation needs a board to read and a run folder to write to",
-            "recipe.evaluation.every_frames, run_dir",
-            "give run_dir, or every_frames=0",
-        )
-    acts = parts.policy_player(config, acting, spaces, deterministic=True)
-    job = EvaluationJob(
-        board=handle,
-        player=acts.player,
-        env=acts.env,
-        episodes=recipe.evaluation.episodes,
-        every_versions=versions_between_evaluations(config, recipe),
-        file=Path(config.run_dir) / EVALUATIONS,
-        seed=config.seed,
-        adopt=config.collector.adopt,  # type: ignore[arg-type]
-        device=evaluation_device(config),
-        best=Path(config.run_dir) / BEST,
-        kept=f"{POLICY}.{learned}",
-    )
-    return Evaluator(job)
+    register_with_evaluations(trainer, config, acting, spaces, learned)
 
 
 def half_range(spaces: Spaces) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, caught, fraction, kept, not_below_zero, one_of
@@ -16,6 +17,7 @@ from rlsync.workers.replay.pacing import Pace
 #: Why a resumed run cannot change a field.
 EXPLORATION = "the checkpoint has the exploration rate and its schedule"
 BUFFER = "the checkpoint has a replay buffer of that kind"
+BUFFER_KEPT = "the checkpoint has the replay buffer, or has none"
 PRIORITIES = "the checkpoint has priorities of that kind, or has none"
 
 
@@ -42,11 +44,16 @@ class PaceConfig:
 
 @dataclass
 class OffPolicyConfig(RecipeConfig):
-    """What these recipes share. ``target_return`` is that of greedy evaluations, where there are some."""
+    """What these recipes share. ``target_return`` is that of greedy evaluations, where there are some.
+
+    With ``buffer_checkpointed`` a checkpoint has the replay buffer, and a resumed run draws from it at once.
+    Without, checkpoints are small, and a resumed run collects ``pace.prefill`` frames before its next update.
+    """
 
     batch_size: int = above_zero(256)
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     buffer_frames: int = kept(above_zero(100_000), BUFFER)
+    buffer_checkpointed: bool = kept(True, BUFFER_KEPT)
     prioritized: bool = kept(False, PRIORITIES)
     priority_alpha: float = kept(fraction(0.6), PRIORITIES)
     priority_beta: float = fraction(0.4)
@@ -54,12 +61,23 @@ class OffPolicyConfig(RecipeConfig):
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
-    def goal(self) -> str:
-        """See :meth:`RecipeConfig.goal`."""
-        if self.target_return is None or not self.evaluation.every_frames:
-            return super().goal()
-        episodes = self.evaluation.episodes
-        return f"at a mean return of {self.target_return:g} in a greedy evaluation over {episodes} episodes"
+    stops_by_evaluation: ClassVar[bool] = True
+
+    def evaluations(self) -> EvaluationConfig:
+        """See :meth:`RecipeConfig.evaluations`."""
+        return self.evaluation
+
+    def updates_after(self, config: Config, frames: int, updates: int) -> int:
+        """See :meth:`RecipeConfig.updates_after`: as many as the pace allows."""
+        return self.pace.pace().due(frames, updates)
+
+    def updates_per_frame(self, config: Config) -> float:
+        """See :meth:`RecipeConfig.updates_per_frame`: the replay ratio."""
+        return self.pace.ratio
+
+    def prefill_frames(self) -> int:
+        """See :meth:`RecipeConfig.prefill_frames`."""
+        return self.pace.prefill
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""

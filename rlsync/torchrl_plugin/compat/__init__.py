@@ -39,6 +39,7 @@ from rlsync.torchrl_plugin.compat.collectors import (
     before_state_dict,
     collects_in_the_background,
     drop_first_weights,
+    fail_free_run,
     has_own_policy_template,
     runs_compiled,
     runs_free,
@@ -109,6 +110,7 @@ from rlsync.torchrl_plugin.compat.trainers import (
     optimizers,
     refuse_remote_learner,
     remove_stock_update_weights,
+    run_shutdown_operations,
     stock_update_weights,
 )
 from rlsync.torchrl_plugin.compat.worker_process import make_room_for_the_stamp
@@ -157,6 +159,7 @@ __all__ = [
     "drop_first_weights",
     "evaluated_policy",
     "evaluates_here",
+    "fail_free_run",
     "forget_sender",
     "free_name",
     "give_own_policy",
@@ -181,6 +184,7 @@ __all__ = [
     "registered_modules",
     "remove_stock_update_weights",
     "replace_component",
+    "run_shutdown_operations",
     "runs_compiled",
     "runs_free",
     "says_a_worker_died",

@@ -143,6 +143,19 @@ def runs_free(collector: MultiCollector) -> bool:
     return bool(collector._running_free)
 
 
+def fail_free_run(collector: MultiCollector, error: Exception) -> None:
+    """Raise ``error`` where the learner next asks how many frames free-running workers have written.
+
+    Trainer asks again and again while there are none, also if all workers are dead.
+    """
+
+    def getattr_rb(attr: str) -> Any:
+        raise error
+
+    if runs_free(collector):
+        collector.getattr_rb = getattr_rb
+
+
 def wrap_write_lock(collector: MultiCollector, wrap: Callable[[Any], object]) -> None:
     """Replace the lock of a shared replay buffer, if there is one, by ``wrap(lock)``."""
     buffer = collector.replay_buffer

@@ -92,6 +92,14 @@ def all_or_nothing(trainer: Trainer) -> Iterator[None]:
         raise
 
 
+def run_shutdown_operations(trainer: Trainer) -> None:
+    """Call what is registered at the stage ``shutdown``, after a training that ended before it came there.
+
+    Remove this function when ``Trainer.shutdown`` calls it.
+    """
+    trainer._shutdown_hook()
+
+
 def _operations(trainer: Trainer) -> dict[str, list[tuple[Any, dict[str, Any]]]]:
     """The lists in which a trainer keeps what ``register_op`` was given."""
     return {name: held for name, held in vars(trainer).items() if name.endswith("_ops")}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rlsync.core.whole_file import write_whole
 from rlsync.transport.contract import ReaderStatus
 
 
@@ -76,9 +77,8 @@ class ClusterStatus:
         Args:
             file: where.
         """
-        new = file.with_suffix(".new")
-        new.write_text(json.dumps(asdict(self)))
-        new.replace(file)
+        text = json.dumps(asdict(self))
+        write_whole(file, lambda beside: beside.write_text(text))
 
     @classmethod
     def read(cls, file: Path) -> ClusterStatus:

@@ -9,8 +9,8 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import first_line
-from rlsync.recipes.collector_state import CollectorState
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.collector_state import CollectorState
 
 #: How long workers may take to answer, seconds.
 ANSWER_WITHIN_S = 5.0

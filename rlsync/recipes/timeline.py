@@ -1,4 +1,4 @@
-"""What a run of an off-policy recipe will do, and when: asked of the same pace that the run keeps.
+"""What a run will do, and when: asked of the same settings that the run keeps to.
 
 ``rlsync plan`` prints it, and a test holds it against the trace of a run.
 """
@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import Config
-from rlsync.recipes.off_policy.config import OffPolicyConfig
 from rlsync.recipes.sync_config import WhenConfig, trigger
 from rlsync.workers.replay.pacing import Pace
 
@@ -31,7 +30,7 @@ class Iteration:
 
 
 def iterations(pace: Pace, frames_per_batch: int, total_frames: int) -> Iterator[Iteration]:
-    """All rounds of a run that is not ended early.
+    """All rounds of a run with a pace that is not ended early.
 
     Args:
         pace: of the run.
@@ -43,10 +42,14 @@ def iterations(pace: Pace, frames_per_batch: int, total_frames: int) -> Iterator
         >>> [(round_.frames, round_.updates) for round_ in rounds]
         [(64, 0), (128, 14), (192, 46), (256, 78)]
     """
+    return _rounds(pace.due, frames_per_batch, total_frames)
+
+
+def _rounds(due: Callable[[int, int], int], frames_per_batch: int, total_frames: int) -> Iterator[Iteration]:
     updates = 0
     for batch in range(1, math.ceil(total_frames / frames_per_batch) + 1):
         frames = batch * frames_per_batch
-        updates += pace.due(frames, updates)
+        updates += due(frames, updates)
         yield Iteration(frames, updates)
 
 
@@ -119,10 +122,10 @@ def timeline(config: Config) -> Timeline:
     """The plan of a run.
 
     Args:
-        config: of a recipe with a pace.
+        config: of a recipe that can tell how many optimizer steps follow a batch, as rlsync's own can.
 
     Raises:
-        ConfigError: the recipe has none.
+        ConfigError: the recipe cannot tell.
 
     Example:
         >>> from rlsync.recipes.config import CollectorConfig
@@ -130,28 +133,40 @@ def timeline(config: Config) -> Timeline:
         >>> plan = timeline(Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100)))
         >>> [(phase.name, phase.first_frame, phase.updates) for phase in plan.phases]
         [('prefill', 0, 0), ('learning', 1000, 99000)]
+        >>> [(phase.name, phase.fewest, phase.most) for phase in timeline(Config()).phases]  # ppo
+        [('learning', 64, 64)]
     """
-    recipe = config.recipe
-    if not isinstance(recipe, OffPolicyConfig):
-        raise ConfigError(
-            f"the recipe {recipe.name!r} has no pace to plan with",
-            "recipe",
-            "plan a recipe with a replay buffer: dqn, sac or td3",
-        )
-    rounds = list(iterations(recipe.pace.pace(), config.collector.frames_per_batch, recipe.total_frames))
-    evaluates = recipe.evaluation.every_frames > 0
-    last = rounds[-1]
+    rounds = list(_rounds(_due(config), config.collector.frames_per_batch, config.recipe.total_frames))
+    phases, last = _phases(rounds, config.collector.frames_per_batch), rounds[-1]
+    learned = last.frames - config.recipe.prefill_frames()
+    every_frames = config.recipe.evaluations().every_frames
     return Timeline(
-        phases=_phases(rounds, config.collector.frames_per_batch),
+        phases=phases,
         frames=last.frames,
         updates=last.updates,
-        ratio=recipe.pace.pace().measured(last.frames, last.updates),
+        ratio=last.updates / learned if learned > 0 else 0.0,
         publishes=publishes(config.sync.when, rounds),
         publish_every=str(trigger(config.sync.when)),
-        evaluation_every_frames=recipe.evaluation.every_frames,
-        evaluation_every_versions=versions_between_evaluations(config, recipe) if evaluates else 0,
+        evaluation_every_frames=every_frames,
+        evaluation_every_versions=versions_between_evaluations(config) if every_frames else 0,
         checkpoint_every_frames=config.checkpoint_every_frames,
     )
+
+
+def _due(config: Config) -> Callable[[int, int], int]:
+    """How many optimizer steps follow a batch, by frames and updates so far."""
+
+    def due(frames: int, updates: int) -> int:
+        found = config.recipe.updates_after(config, frames, updates)
+        if found is None:
+            raise ConfigError(
+                f"the recipe {config.recipe.name!r} does not say how many updates follow a batch",
+                "recipe",
+                f"give {type(config.recipe).__name__} the method updates_after",
+            )
+        return found
+
+    return due
 
 
 def _phases(rounds: list[Iteration], frames_per_batch: int) -> list[Phase]:
@@ -166,23 +181,28 @@ def _phases(rounds: list[Iteration], frames_per_batch: int) -> list[Phase]:
     return found
 
 
-def versions_between_evaluations(config: Config, recipe: OffPolicyConfig) -> int:
+def versions_between_evaluations(config: Config) -> int:
     """How many versions lie in ``evaluation.every_frames`` frames, as far as the config tells.
 
     Example:
         >>> from rlsync.recipes.config import CollectorConfig
         >>> from rlsync.recipes.evaluation_config import EvaluationConfig
-        >>> recipe = OffPolicyConfig(evaluation=EvaluationConfig(every_frames=1_000))
+        >>> from rlsync.recipes.off_policy.config import SACConfig
+        >>> recipe = SACConfig(evaluation=EvaluationConfig(every_frames=1_000))
         >>> config = Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=100))
-        >>> versions_between_evaluations(config, recipe)  # one version for each batch
+        >>> versions_between_evaluations(config)  # one version for each batch
         10
     """
-    when, frames = config.sync.when, recipe.evaluation.every_frames
+    when, frames = config.sync.when, config.recipe.evaluations().every_frames
     if when.every is None or when.unit == "seconds":
         return 1
-    per_version = {
-        "batches": config.collector.frames_per_batch * when.every,
-        "frames": max(when.every, config.collector.frames_per_batch),
-        "optim_steps": when.every / recipe.pace.ratio,
-    }
-    return max(1, round(frames / per_version[when.unit]))
+    per_batch = config.collector.frames_per_batch
+    match when.unit:
+        case "optim_steps":
+            ratio = config.recipe.updates_per_frame(config)
+            per_version = when.every / ratio if ratio else per_batch
+        case "frames":
+            per_version = max(when.every, per_batch)
+        case _:
+            per_version = per_batch * when.every
+    return max(1, round(frames / per_version))

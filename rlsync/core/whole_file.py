@@ -1,0 +1,36 @@
+"""Replace a file so that no reader ever sees a half one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file beside its place, then move it there in one step.
+
+    A process that is killed meanwhile leaves the file of before. Its own, which begins with a dot, may stay.
+
+    Args:
+        file: what is replaced.
+        write: is given the path beside, and writes it.
+
+    Raises:
+        Exception: what ``write`` raises; the file of before stays, and nothing is left beside it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "note.txt"
+        ...     write_whole(file, lambda beside: beside.write_text("whole"))
+        ...     file.read_text()
+        'whole'
+    """
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        write(beside)
+        beside.replace(file)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,196 @@
+"""Stop: ends a training from any thread, within a deadline, with nothing left behind."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+
+from torchrl.collectors import BaseCollector
+
+from rlsync.core.errors import AdoptionTimeout, BoardClosed, ConfigError, RlsyncError, WorkerLost
+from rlsync.sync.processes import StopsWaiting
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.collector_state import CollectorState
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.last_checkpoint import ANSWER_WITHIN_S, LastCheckpoint, save_before_the_end
+
+_log = logging.getLogger(__name__)
+
+#: How long the processes may take to leave at the end, seconds; then they are killed.
+LEAVE_WITHIN_S = 5.0
+
+
+class Stop:
+    """Ends a training from any thread, within a deadline, and leaves no worker behind.
+
+    Use it around ``trainer.train()``, and call it from wherever the end is decided: another thread, a signal
+    handler, a hook. The first call asks the trainer to stop after the batch that it works on; further calls,
+    also from other threads, do nothing. If the training has not ended ``within_s`` seconds later, because
+    workers are stopped, hang in an environment, or are dead, the worker processes are killed. So the learner
+    waits no longer.
+
+    What the learner waited for is lost then. Every batch that it has taken is in the replay buffer and in the
+    counters, and a checkpoint of them is written where the trainer has a place for one
+    (``save_trainer_file`` and ``checkpoint``). The state of the environments' transforms is left out if the
+    workers do not answer.
+
+    When the block ends, by this or by anything else, the workers are gone. An error of a lost worker that
+    comes after a stop was asked for ends the block without an exception; :attr:`lost` has it. Every other
+    exception passes through.
+
+    A learner that works on a batch for longer than ``within_s`` finishes it: it is not interrupted. Register
+    :class:`WatchWorkers` as well, so that workers are named if they fail before a stop. A collector in the
+    learner's own process cannot be ended from outside while an environment hangs in it. To resume, make the
+    Stop before ``trainer.load_from_file``: it loads checkpoints that lack the state of workers.
+
+    Args:
+        trainer: whose workers run.
+        within_s: seconds from the first call until workers that hold the learner up are killed; ``None``
+            waits for them as long as the trainer does.
+
+    Raises:
+        ConfigError: ``within_s`` is not above zero.
+
+    Example:
+        >>> with Stop(trainer, within_s=30.0) as stop:  # doctest: +SKIP
+        ...     threading.Timer(3600.0, stop, ["an hour is over"]).start()
+        ...     trainer.train()
+        >>> Stop(None, within_s=0.0)
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.ConfigError: a deadline is a number of seconds above zero, got 0.0
+          where  Stop(within_s=0.0)
+          cure   for example 30.0; None waits as long as the trainer does
+    """
+
+    def __init__(self, trainer: compat.Trainer, within_s: float | None = 30.0) -> None:
+        if within_s is not None and not within_s > 0:
+            raise ConfigError(
+                f"a deadline is a number of seconds above zero, got {within_s!r}",
+                f"Stop(within_s={within_s!r})",
+                "for example 30.0; None waits as long as the trainer does",
+            )
+        self.within_s = within_s
+        self.why = ""  #: what the first call said
+        self.lost: BaseException | None = None  #: the error of the workers that held the learner up
+        self.saved: LastCheckpoint | None = None  #: the checkpoint that was written because of it
+        self._trainer = trainer
+        self._state = CollectorState.of(trainer)
+        self._lock = threading.RLock()  # a signal handler may interrupt a call
+        self._asked = threading.Event()
+        self._ended = threading.Event()
+        self._deadline: threading.Thread | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._asked.is_set()
+
+    def __call__(self, why: str = "stopped") -> None:
+        """Ask the training to end. Returns at once; only the first call counts.
+
+        Args:
+            why: the reason, which the trainer keeps.
+        """
+        with self._lock:
+            if self.asked or self._ended.is_set():
+                return
+            self._asked.set()
+            self.why = why
+            if self._state is not None:
+                self._state.answer_within_s = ANSWER_WITHIN_S  # stopped workers do not hold it up
+            self._trainer.request_stop(why)
+            if self.within_s is not None:
+                self._deadline = threading.Thread(target=self._watch, name="rlsync-stop", daemon=True)
+                self._deadline.start()
+
+    def covers(self, error: BaseException) -> bool:
+        """Whether the block ends without an exception although this error was raised in it.
+
+        Args:
+            error: it is covered if a stop was asked for before, and it says that workers are lost.
+        """
+        return self.asked and _lost_workers(error)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the block around the training has ended, from another thread.
+
+        Args:
+            timeout_s: how long, seconds; ``None``: as long as it takes.
+
+        Returns:
+            Whether it has ended: then the workers are gone, and the checkpoint is written.
+        """
+        return self._ended.wait(timeout_s)
+
+    def __enter__(self) -> Stop:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        ends_well = error is not None and self.covers(error)
+        try:
+            if ends_well:
+                self.lost = error
+                self.saved = save_before_the_end(self._trainer)
+        finally:
+            try:
+                if ends_well:
+                    compat.run_shutdown_operations(self._trainer)
+            finally:
+                _end(self._trainer.collector)
+                self._ended.set()
+        if self._deadline is not None:
+            self._deadline.join()
+        return ends_well
+
+    def _watch(self) -> None:
+        if not self._ended.wait(self.within_s):
+            _end_waits(self._trainer.collector, f"{self.within_s:g} s after a stop was asked for")
+
+
+def _lost_workers(error: BaseException) -> bool:
+    """Whether an error says that workers are gone."""
+    if isinstance(error, RuntimeError) and compat.says_a_worker_died(error):
+        return True
+    return isinstance(error, (WorkerLost, AdoptionTimeout, BoardClosed, ConnectionError, EOFError))
+
+
+def _end(collector: BaseCollector) -> None:
+    """Shut a collector down, whatever state its workers are in."""
+    if isinstance(collector, (compat.DistributedCollector, compat.RPCCollector, compat.RayCollector)):
+        collector.shutdown(timeout=LEAVE_WITHIN_S)
+    else:
+        collector.shutdown(timeout=LEAVE_WITHIN_S, raise_on_error=False)
+
+
+def _end_waits(collector: BaseCollector, when: str) -> None:
+    """Kill the workers that the learner may wait for, so that its wait ends with an error."""
+    error = WorkerLost("no frames came, so the workers were killed", when, "resume the run")
+    if isinstance(collector, StopsWaiting):
+        collector.stop_waiting(error)
+    elif isinstance(collector, compat.MultiCollector):
+        compat.fail_free_run(collector, error)
+    for process in _processes(collector):
+        try:
+            _log.warning("worker process %s is killed, %s", process.pid, when)
+            process.kill()
+        except ValueError:  # closed already: the training has ended meanwhile
+            continue
+
+
+def _processes(collector: BaseCollector) -> list[BaseProcess]:
+    try:
+        endpoint = endpoint_of(collector)
+    except RlsyncError:
+        return []
+    if isinstance(endpoint, BoardEndpoint):
+        return list(endpoint.publisher.collector.procs)
+    return list(collector.procs) if isinstance(collector, compat.MultiCollector) else []
