@@ -26,6 +26,7 @@ from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
 from rlsync.recipes.timeline import Iteration, iterations
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.last_checkpoint import save_before_the_end
 from rlsync.workers.best import best_in
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.evaluation import Score, play
@@ -215,6 +216,16 @@ def test_checkpoints_of_an_asynchronous_run_cost_it_no_worker(tmp_path: Path) ->
 # ------------------------------------------------------------------------------------- evaluated
 
 
+class Deadly:
+    """Kills the process that saves it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
 def saved_components(folder: Path) -> dict[str, Any]:
     return dict(Checkpoint.manifest(folder / CHECKPOINT)["components"])
 
@@ -245,11 +256,12 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_of_befor
         trained(trainer)
         before = (tmp_path / CHECKPOINT / "manifest.json").read_bytes()
         pid = os.fork()
-        if pid == 0:  # the learner, at the moment when the buffer is written and the rest is not
-            trainer.replay_buffer.dumps(tmp_path / ".half")
-            trainer.loss_module.state_dict = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-            trainer.save_trainer(force_save=True)
-            os._exit(0)
+        if pid == 0:  # a learner that dies when a part of the checkpoint is written
+            try:
+                trainer.register_module("zz_deadly", Deadly())
+                save_before_the_end(trainer)
+            finally:
+                os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     finally:
         trainer.shutdown()
