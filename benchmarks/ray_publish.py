@@ -1,14 +1,22 @@
 """How long a publish holds the learner of a RayCollector whose actors roll out, and when weights arrive.
 
-    python benchmarks/ray_publish.py [--models mlp resnet 100mb] [--trials 20] [--out ray_publish.json]
+    python benchmarks/ray_publish.py [schemes] [--models mlp resnet 100mb] [--trials 20] [--out schemes.json]
+    python benchmarks/ray_publish.py nodes [--nodes 1 2 3] [--models resnet] [--trials 20] [--out nodes.json]
 
-For each model, in one run on one local Ray node with two actors that collect all the time, it measures
+**schemes**: for each model, in one run on one Ray node with two actors that collect all the time:
 
 - how long ``SyncWeights.publish`` holds the learner, with a RayBoardScheme and with TorchRL's own
   RayWeightSyncScheme, which waits until the actors have applied the weights;
 - one contiguous copy of the same bytes, timed in turn with it;
 - with a RayBoardScheme, how long it takes from the end of the publish until the version has come to the
   boards of both actors, which adopt it at their next rollout.
+
+**nodes**: for each number of nodes, one worker on each, which looks for a newer version every millisecond:
+
+- from the end of a publish until the last worker has adopted the version;
+- the bytes that came to the stores of the other nodes for each version, as these stores count them. They left
+  the learner's node, or another node that had them already;
+- how long a worker that joins late takes until it has the newest version, its process having been started.
 
 The figures are medians. Compare ratios, not seconds: machines are shared and noisy. Ray opens ports:
 ``unshare -n sh -c 'ip link set lo up; exec python benchmarks/ray_publish.py'`` keeps them to itself.
@@ -21,21 +29,31 @@ import json
 import shutil
 import statistics
 import tempfile
+import threading
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_parts import cluster_of, stores
 from torchrl.collectors.distributed import RayCollector
 from torchrl.envs import GymEnv
 from torchrl.weight_update import RayWeightSyncScheme, WeightSyncScheme
 
 from rlsync import RayBoardScheme, SyncWeights
 from rlsync.cli.measure import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, timed
+from rlsync.core.ledger import Stamp
+from rlsync.tensors.layout import Layout
+from rlsync.tensors.leaves import Leaves
+from rlsync.transport.ray.handle import RayHandle
+from rlsync.transport.ray.learner import RayTransport
 
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
     "RayBoardScheme": RayBoardScheme,
@@ -43,6 +61,7 @@ SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
 }
 ACTORS = 2
 ARRIVES_WITHIN_S = 60.0
+LATE = 3
 
 
 def make_actors(policy: BulkPolicy, scheme: WeightSyncScheme, frames: int) -> RayCollector:
@@ -89,16 +108,90 @@ def measure(name: str, policy: BulkPolicy, trials: int, frames: int) -> dict[str
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["mlp", "resnet", "100mb"])
-    parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--frames", type=int, default=500, help="of each rollout")
-    parser.add_argument("--store-mb", type=int, default=800, help="the size of Ray's object store")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
+class Worker:
+    """An actor with a board of its own, on a node. It adopts as soon as it can.
+
+    Args:
+        handle: of the learner's transport.
+        number: the learner's number of it.
+    """
+
+    def __init__(self, handle: RayHandle, number: int) -> None:
+        torch.set_num_threads(1)
+        began = time.monotonic()
+        self._adopted: dict[int, float] = {}
+        self._acts: object = None
+        self._subscriber = handle.subscribe(self._apply, number)
+        self._subscriber.adopt()
+        self.joined_s = time.monotonic() - began
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _apply(self, version: int, layout: Layout, views: Sequence[torch.Tensor]) -> bool:
+        self._acts = views
+        self._adopted[version] = time.monotonic()
+        return True
+
+    def _run(self) -> None:
+        while not self._subscriber.closed_by_learner:
+            self._subscriber.adopt()
+            time.sleep(1e-3)
+
+    def joined(self) -> float:
+        """How long it took until it had the newest version, seconds."""
+        return self.joined_s
+
+    def adopted(self, version: int) -> float:
+        """When it adopted a version: all processes of a machine have the same monotonic clock."""
+        return self._adopted[version]
+
+
+def start_worker(handle: RayHandle, number: int, node_id: str) -> Any:
+    """A :class:`Worker` on one node."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(Worker).options(num_cpus=0, scheduling_strategy=there).remote(handle, number)
+
+
+def measure_nodes(count: int, policy: BulkPolicy, trials: int, store_mb: int) -> dict[str, float]:
+    """One number of nodes, one model."""
+    layout = Layout.build({"policy": Leaves(policy, "policy").specs()})
+    tensors = [parameter.detach() for parameter in policy.parameters()]
+    adopted, came = [], []
+    with cluster_of(count, store_mb):
+        here = ray.get_runtime_context().get_node_id()
+        transport = RayTransport()
+        try:
+            transport.lay_out(layout)
+            transport.publish(tensors, stamp=Stamp(1, 1))
+            places = [node["NodeID"] for node in ray.nodes()]
+            workers = [start_worker(transport.handle, n, node_id) for n, node_id in enumerate(places)]
+            ray.get([worker.joined.remote() for worker in workers])
+            for version in range(2, 2 + WARM_UP + trials):
+                before = _bytes_elsewhere(here)
+                transport.publish(tensors, stamp=Stamp(1, version))
+                published = time.monotonic()
+                transport.wait(version, ARRIVES_WITHIN_S, range(count))
+                last = max(ray.get([worker.adopted.remote(version) for worker in workers]))
+                adopted.append(last - published)
+                came.append(_bytes_elsewhere(here) - before)
+            late = [start_worker(transport.handle, count + n, places[-1]) for n in range(LATE)]
+            joined = ray.get([worker.joined.remote() for worker in late])
+        finally:
+            transport.close()
+    return {
+        "image_mb": layout.image_bytes / 1e6,
+        "adopted_ms": 1e3 * statistics.median(adopted[WARM_UP:]),
+        "came_elsewhere_mb": statistics.median(came[WARM_UP:]) / 1e6,
+        "late_ms": 1e3 * statistics.median(joined),
+    }
+
+
+def _bytes_elsewhere(here: str) -> int:
+    """Bytes that were ever put into the stores of other nodes."""
+    return sum(store.cumulative_created_bytes for node, store in stores().items() if node != here)
+
+
+def compare_schemes(given: argparse.Namespace) -> dict[str, Any]:
+    """All models, with both schemes."""
     folder = tempfile.mkdtemp(prefix="ray")
     ray.init(
         num_cpus=2,
@@ -119,6 +212,33 @@ def main() -> int:
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def compare_nodes(given: argparse.Namespace) -> dict[str, Any]:
+    """All models, on clusters of each size."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for model in given.models:
+        for count in given.nodes:
+            row = measure_nodes(count, BulkPolicy(*MODELS[model]), given.trials, given.store_mb)
+            found.setdefault(model, {})[str(count)] = row
+            print(model, count, " ".join(f"{key}={value:.3f}" for key, value in row.items()), flush=True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=["schemes", "nodes"], default="schemes")
+    parser.add_argument("--nodes", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["mlp", "resnet", "100mb"])
+    parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--frames", type=int, default=500, help="of each rollout")
+    parser.add_argument("--store-mb", type=int, default=800, help="the size of Ray's object store")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    found = compare_nodes(given) if given.what == "nodes" else compare_schemes(given)
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n")
     return 0

@@ -7,9 +7,7 @@ and the last one ends its nodes.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +26,7 @@ from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.supervision import Restarts
 from tests.cluster_player import CanaryPlayer
 from tests.parts.processes import descendant_pids, is_alive, wait_until
+from tests.parts.ray_cluster import own_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -51,19 +50,18 @@ _HASTY = {
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head, where the learner is, and two nodes for workers."""
-    folder = tempfile.mkdtemp(prefix="ray")  # short: Ray puts sockets there
-    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": _HASTY, "temp_dir": folder}
-    made = Cluster(initialize_head=True, head_node_args={**head, "object_store_memory": 80 * 2**20})
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-    for _ in range(2):
-        add_node(made)
-    made.wait_for_nodes()
-    try:
-        yield made
-    finally:
-        ray.shutdown()
-        made.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with own_folder() as folder:
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": _HASTY, "temp_dir": folder}
+        made = Cluster(initialize_head=True, head_node_args={**head, "object_store_memory": 80 * 2**20})
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        for _ in range(2):
+            add_node(made)
+        made.wait_for_nodes()
+        try:
+            yield made
+        finally:
+            ray.shutdown()
+            made.shutdown()
 
 
 def add_node(cluster: Cluster) -> object:

@@ -30,7 +30,7 @@ class Node:
     def pid(self) -> int:
         return os.getpid()
 
-    def attach(self, mailbox: Any, name: str, number: int, mode: str) -> None:
+    def attach(self, mailbox: Any, name: str, number: int, mode: str, pull_s: float = 60.0) -> None:
         """Begin with a board and a receiver of its own."""
         self.detach()
         self._mode = mode
@@ -39,7 +39,9 @@ class Node:
         self.versions: set[int] = set()
         self._board = BoardWriter()
         self._reader = BoardReader(self._board.handle, self._apply, 0)
-        self._receiver = NodeReceiver(mailbox, name, self._board, numbers=[number], again_s=0.1)
+        self._receiver = NodeReceiver(
+            mailbox, name, self._board, numbers=[number], pull_s=pull_s, again_s=0.1
+        )
         self._receiver.start()
 
     def detach(self) -> None:

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
+from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, WorkerLost
@@ -287,6 +290,62 @@ def test_an_image_that_was_damaged_in_the_store_is_put_again(nodes: Nodes) -> No
         assert ray.get(node.tally.remote(), timeout=LONG_S).damaged >= 1
         assert transport.letter is not None
         assert transport.letter.number > letter.number
+
+
+def test_an_image_that_the_store_lost_before_it_was_pulled_is_put_again(nodes: Nodes) -> None:
+    with learner() as transport:
+        here = nodes.cluster.head_node.node_id
+        node = start_node(next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here))
+        ray.get(node.attach.remote(transport.mailbox, "node", 0, "alias", 10.0), timeout=LONG_S)
+        reach([node], publish(transport, 1))
+        for version in range(2, 7):
+            with stopped(ray.get(node.pid.remote(), timeout=LONG_S)):
+                stamp = publish(transport, version)
+                letter = posted(transport, stamp)
+                lose(letter.address)
+            reach([node], stamp)
+            if ray.get(node.tally.remote(), timeout=LONG_S).lost:
+                break  # else the store had the image in its memory still, and the node has pulled it
+        assert ray.get(node.tally.remote(), timeout=LONG_S).lost
+        assert transport.letter is not None
+        assert transport.letter.number > letter.number
+        ray.kill(node)
+
+
+def lose(address: ray.ObjectRef) -> None:
+    """Fill the store until it has an object on disk only, then remove it from there."""
+    others: list[ray.ObjectRef] = []
+
+    def put_more() -> None:
+        others[:] = [*others[-13:], ray.put(np.zeros(10 * 2**20, np.uint8))]  # there is room for eight
+
+    def spilled() -> bool:
+        put_more()
+        return bool(ray.experimental.get_object_locations([address])[address]["did_spill"])
+
+    assert wait_until(spilled, LONG_S)
+    for _ in range(14):
+        put_more()
+    for file in Path(os.environ["RAY_TMPDIR"]).glob("ray/session_2*/ray_spilled_objects*/*"):
+        file.unlink(missing_ok=True)
+
+
+def test_a_learner_that_has_closed_keeps_no_image_in_the_store(nodes: Nodes) -> None:
+    before = objects_in_stores()
+    with learner() as transport:
+        reach(nodes.attached(transport), publish(transport, 1))
+        assert objects_in_stores() > before
+    assert wait_until(lambda: objects_in_stores() <= before, LONG_S, 0.1)
+    assert transport.letter is None, "the transport is there, and has let go"
+
+
+def objects_in_stores() -> int:
+    """Objects in the stores of all living nodes."""
+    return sum(
+        node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], False).store_stats.num_local_objects
+        for node in ray.nodes()
+        if node["Alive"]
+    )
 
 
 def test_a_learner_that_comes_back_is_the_next_generation_for_the_same_nodes(nodes: Nodes) -> None:

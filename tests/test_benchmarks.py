@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.parts.programs import fresh_python
+from tests.parts.namespaces import in_a_session
+from tests.parts.programs import ENDS_WITHIN_S, fresh_python
 
 pytestmark = pytest.mark.processes
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra rlsync[ray]")
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -192,6 +197,41 @@ def test_the_cost_of_publishing_to_an_inference_server_is_measured(tmp_path: Pat
     assert row["steps_per_s_quiet"] > 0
     assert row["steps_per_s_publishing"] > 0
     assert row["held_us"] > 0
+
+
+def _run_alone(*command: object) -> subprocess.CompletedProcess[str]:
+    """Run a script in a network of its own, and see that it leaves no process."""
+    ran, left = in_a_session(
+        [sys.executable, *map(str, command)], alone=True, timeout_s=ENDS_WITHIN_S, grace_s=90
+    )
+    assert left == set(), ran.stdout + ran.stderr
+    return ran
+
+
+@needs_ray
+@pytest.mark.slow
+def test_the_canary_of_a_cluster_finds_nothing_torn_misnamed_or_left(tmp_path: Path) -> None:
+    out = tmp_path / "canary.json"
+    short = ["--steps", 10_000, "--destinations", 2, "--adopt", "alias", "--out", out]
+    ended = _run_alone(BENCHMARKS / "ray_cluster.py", "canary", *short)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert row["steps"] >= 10_000
+    assert row["nodes"] == 3
+    assert row["versions_that_acted"] > 1
+    assert set(row["bad"]) >= {"torn", "misnamed", "fell", "missing", "doubled", "objects_left"}
+    assert not any(row["bad"].values())
+
+
+@needs_ray
+@pytest.mark.seconds
+def test_what_a_storm_does_is_the_same_for_the_same_seed() -> None:
+    storm = [BENCHMARKS / "ray_cluster.py", "storm", "--plan"]
+    first, again, other = (_run(*storm, "--seconds", 600, "--seed", seed).stdout for seed in (3, 3, 4))
+    assert first == again != other
+    struck = [f"how={how!r}, whom={whom!r}" for how in ("kill", "stop") for whom in ("worker", "agent")]
+    struck += [f"how={how!r}, whom={whom!r}" for how in ("kill", "stop") for whom in ("mailbox", "raylet")]
+    assert all(strike in first for strike in struck)
 
 
 #: Stands for TorchRL's own tests: one asks for a scheme, one for batches without stamps.

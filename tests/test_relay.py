@@ -17,8 +17,8 @@ from rlsync.transport.relay import agent as agents
 from rlsync.transport.relay import sender as senders
 from rlsync.transport.relay.agent import Agent
 from rlsync.transport.relay.image import digest_in, digest_of, pack, unpack
-from rlsync.transport.relay.letter import Letter
-from rlsync.transport.relay.mailbox import Mailbox
+from rlsync.transport.relay.letter import Letter, Put
+from rlsync.transport.relay.mailbox import Mailbox, NodeReport
 from rlsync.transport.relay.sender import Sender
 from tests.relay_network import SLOW, LawBrokenError, Network
 
@@ -221,6 +221,35 @@ def test_a_sender_refuses_what_does_not_fit_or_is_not_newer() -> None:
     sender.publish(Stamp(1, 2), LAYOUT, tensors(), now_s=0.0)
     with pytest.raises(PublishError, match="is not newer than"):
         sender.publish(Stamp(1, 2), LAYOUT, tensors(), now_s=0.0)
+
+
+def test_a_node_is_not_told_again_of_an_image_that_it_could_not_get() -> None:
+    box = Mailbox()
+    first = Letter(Stamp(1, 1), digest=0, image_bytes=64, address="a")
+    box.post(first, now_s=0.0)
+    lost = NodeReport("node", lost=first.put)
+    assert box.ask(lost, now_s=1.0) is None
+    assert box.post(first, now_s=1.0).lost == first.put, "the learner hears of it"
+    assert box.ask(NodeReport("other"), now_s=1.0) == first
+    again = Letter(Stamp(1, 1), digest=0, image_bytes=64, address="b", number=2)
+    box.post(again, now_s=2.0)
+    assert box.ask(lost, now_s=2.0) == again
+
+
+def test_another_thread_may_ask_what_a_sender_keeps() -> None:
+    """Reading the stamp of an image gives other threads a chance to put one."""
+    sender = Sender(lambda image: None, lambda address: None, lambda letter: None)
+    numbers = iter(range(1, 100))
+
+    class SlowPut(Put):
+        @property
+        def stamp(self) -> Stamp:  # type: ignore[override]
+            found = Stamp(1, next(numbers))
+            sender._kept[Put(found, 99)] = None
+            return found
+
+    sender._kept = {SlowPut(Stamp(1, 1), 1): None, SlowPut(Stamp(1, 2), 2): None}
+    assert len(sender.kept) == 2
 
 
 def test_a_letter_has_the_digest_of_the_image_that_was_put() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -288,6 +290,48 @@ def test_what_a_writer_completed_before_it_was_killed_is_still_good(ring: Rollou
         kill(child.pid)
     assert [value(ring.take(WAIT_S)) for _ in range(2)] == [0, 1]
     assert ring.take(timeout_s=0.0) is None
+
+
+class KillsAt:
+    """The words of a ring; whoever writes one of them is killed before it does."""
+
+    def __init__(self, words: Any, index: int) -> None:
+        self._words = words
+        self._index = index
+
+    def __getitem__(self, index: int) -> int:
+        return self._words[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        if index == self._index:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._words[index] = value
+
+
+def die_before_it_is_counted(handle: RingHandle) -> None:
+    writer = RingWriter(handle, 0)
+    write(writer, 7)
+    writer._words = KillsAt(writer._words, fmt.writer_line(0) + fmt.WRITER_WRITTEN)
+    write(writer, 8)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("taken_before_the_successor", [True, False])
+def test_the_successor_of_a_writer_that_was_killed_gives_no_number_twice(
+    ring: RolloutRing, taken_before_the_successor: bool
+) -> None:
+    with process(die_before_it_is_counted, ring.handle) as child:
+        child.join(WAIT_S)
+    rollouts = []
+    if taken_before_the_successor:
+        rollouts = [ring.take(WAIT_S), ring.take(WAIT_S)]
+    ring.expect(0)
+    write(RingWriter(ring.handle, 0), 9)
+    while len(rollouts) < 3:
+        rollouts.append(ring.take(WAIT_S))
+    assert [value(rollout) for rollout in rollouts] == [7, 8, 9]
+    assert [rollout.number for rollout in rollouts if rollout is not None] == [0, 1, 2]
+    assert ring.counters().written == 3
 
 
 @pytest.mark.processes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -16,6 +18,8 @@ T = TypeVar("T")
 #: Ray gives a node 30 s to start, whatever the machine has to do besides.
 TRIES = 5
 
+_FOLDER = "RAY_TMPDIR"
+
 
 @contextmanager
 def cluster_of(nodes: int, **options: Any) -> Iterator[Cluster]:
@@ -25,18 +29,37 @@ def cluster_of(nodes: int, **options: Any) -> Iterator[Cluster]:
         nodes: how many, the head among them.
         options: of each node.
     """
-    folder = tempfile.mkdtemp(prefix="ray")  # short: Ray puts sockets there
-    head = {**options, "include_dashboard": False, "temp_dir": folder}
-    cluster = in_time(lambda: Cluster(initialize_head=True, head_node_args=head))
+    with own_folder() as folder:
+        head = {**options, "include_dashboard": False, "temp_dir": folder}
+        cluster = in_time(lambda: Cluster(initialize_head=True, head_node_args=head))
+        try:
+            for _ in range(nodes - 1):
+                add_node(cluster, **options)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+@contextmanager
+def own_folder() -> Iterator[str]:
+    """A folder for the files of one cluster.
+
+    A ``Cluster`` also writes its address into Ray's folder of the whole machine, which need not be there.
+    """
+    whole = Path(tempfile.mkdtemp(prefix="ray"))  # short: Ray puts sockets there
+    before = os.environ.get(_FOLDER)
+    os.environ[_FOLDER] = str(whole)
+    (whole / "ray").mkdir()
     try:
-        for _ in range(nodes - 1):
-            add_node(cluster, **options)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield cluster
+        yield str(whole / "ray")
     finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        if before is None:
+            del os.environ[_FOLDER]
+        else:
+            os.environ[_FOLDER] = before
+        shutil.rmtree(whole, ignore_errors=True)
 
 
 def add_node(cluster: Cluster, **options: Any) -> Any:

@@ -119,8 +119,9 @@ class MailboxActor:
         return {n: w for n, w in said.items() if n in self._words}
 
     async def close(self) -> None:
-        """Tell every node that the learner has closed the transport."""
+        """Tell every node that the learner has closed the transport, and let go of the newest image."""
         self._closed = True
+        self._box.letter = None
         self._tell_everybody()
 
     def _tell_everybody(self) -> None:

@@ -93,12 +93,15 @@ class Mailbox:
     def ask(self, report: NodeReport, now_s: float) -> Letter | None:
         """The letter, if it is about a newer version than the node has.
 
+        A node is not told again of an image that it could not get: the learner has to put it again.
+
         Args:
             report: what the agent says of its node. Who asks pulls nothing.
             now_s: the time.
         """
-        newer = self.letter is not None and self.letter.stamp > report.stamp
-        letter = self.letter if newer else None
+        letter = self.letter
+        if letter is not None and (letter.stamp <= report.stamp or letter.put == report.lost):
+            letter = None
         self._heard[report.node] = _Heard(report, now_s, None if letter is None else letter.put)
         self._forget(now_s)
         return letter

@@ -89,8 +89,8 @@ class Sender:
 
     @property
     def kept(self) -> list[Stamp]:
-        """The versions whose images this sender keeps in the store."""
-        return [put.stamp for put in self._kept]
+        """The versions whose images this sender keeps in the store. Any thread may ask."""
+        return [put.stamp for put in list(self._kept)]  # copied in one step: another thread may send
 
     def publish(self, stamp: Stamp, layout: Layout, tensors: Sequence[Tensor], now_s: float) -> None:
         """Pack one version, and send it.

@@ -198,6 +198,9 @@ class RolloutRing:
         self._check_open()
         self._words[fmt.writer_line(writer) + fmt.WRITER_READY] = 0
         self._words[fmt.writer_line(writer) + fmt.WRITER_LAST_WORDS] = 0
+        for _, slot in self._full():
+            if self._words[fmt.slot_line(slot) + fmt.SLOT_WRITER] == writer:
+                self._count(slot)
 
     def writer(self, writer: int) -> WriterStatus:
         """What is known of one writer."""
@@ -231,6 +234,7 @@ class RolloutRing:
                 self._words[line + fmt.SLOT_STATE] = RolloutState.READING
                 self._words[fmt.TAKEN] += 1
                 number = self._words[line + fmt.SLOT_NUMBER]
+                self._count(slot)
                 views, image = self._images.views(slot), self._images.image(slot)
                 taken = self._held[slot] = TakenRollout(slot, writer, number, views, image)
                 return taken
@@ -246,7 +250,19 @@ class RolloutRing:
         if self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
             self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = RolloutState.FREE
             self._words[fmt.DROPPED] += 1
+            self._count(slot)
             self._file.unlock(fmt.SLOT_LOCK + slot)
+
+    def _count(self, slot: int) -> None:
+        """Count a full slot on its writer's line, which a writer that was killed may not have done.
+
+        Else its successor would give the same number to another rollout. This is done under the slot's lock,
+        or before a successor starts, so nobody else writes to this line meanwhile.
+        """
+        line = fmt.slot_line(slot)
+        written = fmt.writer_line(self._words[line + fmt.SLOT_WRITER]) + fmt.WRITER_WRITTEN
+        if self._words[written] == self._words[line + fmt.SLOT_NUMBER]:
+            self._words[written] += 1
 
     def _in_order(self) -> list[tuple[int, int]]:
         """When each full slot was filled, and which slot it is; the one that was filled first is first.

@@ -138,8 +138,9 @@ class RingWriter:
         self._words[line + fmt.SLOT_NUMBER] = self._words[self._line + fmt.WRITER_WRITTEN]
         self._words[line + fmt.SLOT_FILLED_NS] = time.monotonic_ns()
         self._words[line + fmt.SLOT_STATE] = RolloutState.FULL
-        self._file.unlock(fmt.SLOT_LOCK + self._taken)
+        # Counted before the learner can take it. If this process is killed in between, the learner counts it.
         self._words[self._line + fmt.WRITER_WRITTEN] += 1
+        self._file.unlock(fmt.SLOT_LOCK + self._taken)
         self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
         self._taken = None
 

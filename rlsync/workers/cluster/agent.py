@@ -19,7 +19,7 @@ from rlsync.core.ledger import NOTHING
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
-from rlsync.transport.ring.reader import RingCounters, RolloutRing, TakenRollout
+from rlsync.transport.ring.reader import RingCounters, RolloutRing
 from rlsync.workers.cluster.flat import Flat, pack
 from rlsync.workers.cluster.turns import Turns
 from rlsync.workers.envs.specs import EnvSpec
@@ -107,7 +107,7 @@ class NodeAgent:
         self._workers: Supervisor | None = None
         self._turns = Turns()
         self._ordering = threading.Lock()
-        self._supervising = threading.Lock()  # a Supervisor is used from one thread at a time
+        self._supervising = threading.Lock()  # supervisor and ring are used from one thread at a time
         self._orders = Orders(0, False, job.seeds, job.seed)
         self._ending = threading.Event()
         self._failed = False
@@ -188,17 +188,12 @@ class NodeAgent:
             if self._failed:
                 return None  # an earlier call has told why
             try:
-                taken = self._taken(timeout_s)
+                return self._packed(timeout_s)
             except RlsyncError:
                 self._failed = True
                 raise
-            if taken is None:
-                return None
-            flat = pack(taken, self._layout, self._ring.counters())
-            self._ring.give_back(taken)
-            return flat
 
-    def _taken(self, timeout_s: float) -> TakenRollout | None:
+    def _packed(self, timeout_s: float) -> Flat | None:
         assert self._workers is not None, "the learner takes after start() has returned"
         deadline = time.monotonic() + timeout_s
         while not self._ending.is_set():
@@ -210,11 +205,15 @@ class NodeAgent:
                 ) from self._receiver.failure
             with self._supervising:
                 if self._ending.is_set():
-                    return None
+                    return None  # the ring is closed
                 self._workers.look()
-            taken = self._ring.take(min(LOOK_EVERY_S, timeout_s))
-            if taken is not None or time.monotonic() >= deadline:
-                return taken
+                taken = self._ring.take(min(LOOK_EVERY_S, timeout_s))
+                if taken is not None:
+                    flat = pack(taken, self._layout, self._ring.counters())
+                    self._ring.give_back(taken)
+                    return flat
+            if time.monotonic() >= deadline:
+                return None
         return None
 
     def counters(self) -> RingCounters:
@@ -228,9 +227,9 @@ class NodeAgent:
             timeout_s: how long workers may take to leave, seconds.
         """
         self._ending.set()
-        with self._ordering:
-            self._ring.close()
-        with self._supervising:
+        with self._supervising:  # no call takes a rollout now
+            with self._ordering:
+                self._ring.close()
             if self._workers is not None:
                 self._workers.end(timeout_s)
         self._receiver.close()
