@@ -90,10 +90,20 @@ def module_of(file: Path) -> ModuleType:
     return importlib.import_module(".".join(parts).removesuffix(".__init__"))
 
 
+def source_of(kind: type) -> str:
+    """The source of a class, also of one whose module is given as the package that its file is in."""
+    for file in sorted(Path(inspect.getfile(kind)).parent.glob("*.py")):
+        text = file.read_text()
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                return ast.get_source_segment(text, node) or ""
+    return inspect.getsource(kind)
+
+
 def inherited(kind: type) -> set[str]:
     """The private names that the TorchRL classes above ``kind`` define or assign."""
     theirs = [base for base in kind.__mro__ if base.__module__.split(".")[0] == "torchrl"]
-    return {name for base in theirs for name in names_in(inspect.getsource(base))}
+    return {name for base in theirs for name in names_in(source_of(base))}
 
 
 def uses_of_inherited(tree: ast.Module, file: Path) -> Iterator[tuple[int, str]]:
