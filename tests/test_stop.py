@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -67,7 +68,9 @@ def saved_frames(run_dir: Path) -> int:
     return counters.frames
 
 
-def once_it_waits(trainer: Trainer, call: Callable[[], object]) -> None:
+def once_it_waits(
+    trainer: Trainer, call: Callable[[], object], none_can_come: Callable[[], bool] = lambda: True
+) -> None:
     """Call from another thread when the learner waits for frames, and none can come."""
     queue, waits = trainer.collector.queue_out, threading.Event()
     inner = queue.get
@@ -80,7 +83,7 @@ def once_it_waits(trainer: Trainer, call: Callable[[], object]) -> None:
             waits.clear()
 
     def watch() -> None:
-        if wait_until(lambda: waits.is_set() and queue.empty(), 60.0):
+        if wait_until(lambda: none_can_come() and waits.is_set() and queue.empty(), 60.0):
             call()
 
     queue.get = get
@@ -149,13 +152,15 @@ def test_workers_that_do_not_answer_are_killed_and_all_batches_are_saved(
 
 
 class HangingEnv(CountingEnv):
-    """Never comes back from a step of the third rollout."""
+    """Never comes back from a step after it was told to hang. Forked workers share what it is told."""
 
-    left = 2 * FRAMES_PER_BATCH
+    told = multiprocessing.get_context("fork").Event()
+    hanging = multiprocessing.get_context("fork").Value("i", 0)
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        self.left -= 1
-        if self.left < 0:
+        if self.told.is_set():
+            with self.hanging.get_lock():
+                self.hanging.value += 1
             time.sleep(NEVER_S)
         return super()._step(tensordict)
 
@@ -163,6 +168,8 @@ class HangingEnv(CountingEnv):
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
 def test_an_environment_that_hangs_does_not_hold_a_trainer_of_ones_own(kind: type, watched: bool) -> None:
+    HangingEnv.told.clear()
+    HangingEnv.hanging.value = 0
     policy = make_small_canary()
     collector = kind(
         [HangingEnv] * 2,
@@ -178,7 +185,12 @@ def test_an_environment_that_hangs_does_not_hold_a_trainer_of_ones_own(kind: typ
         if watched:
             WatchWorkers(NEVER_S).register(trainer)
         with Stop(trainer, AT_ONCE_S) as stop:
-            at_batch(trainer, 1, lambda: threading.Timer(2 * AT_ONCE_S, stop).start())
+
+            def hang() -> None:
+                HangingEnv.told.set()
+                once_it_waits(trainer, stop, lambda: HangingEnv.hanging.value == 2)
+
+            at_batch(trainer, 1, hang)
             trainer.train()
     assert stop.lost is not None
     assert stop.saved is not None
