@@ -225,6 +225,19 @@ def test_the_canary_of_a_cluster_finds_nothing_torn_misnamed_or_left(tmp_path: P
 
 @needs_ray
 @pytest.mark.seconds
+def test_an_image_crosses_to_each_other_node_of_a_cluster_once(tmp_path: Path) -> None:
+    out = tmp_path / "nodes.json"
+    short = ["--nodes", 2, "--models", "mlp", "--trials", 3, "--store-mb", 200, "--out", out]
+    ended = _run_alone(BENCHMARKS / "ray_publish.py", "nodes", *short)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    row = json.loads(out.read_text())["mlp"]["2"]
+    assert row["image_mb"] <= row["came_elsewhere_mb"] < 1.5 * row["image_mb"]
+    assert row["adopted_ms"] > 0
+    assert row["late_ms"] > 0
+
+
+@needs_ray
+@pytest.mark.seconds
 def test_what_a_storm_does_is_the_same_for_the_same_seed() -> None:
     storm = [BENCHMARKS / "ray_cluster.py", "storm", "--plan"]
     first, again, other = (_run(*storm, "--seconds", 600, "--seed", seed).stdout for seed in (3, 3, 4))

@@ -89,7 +89,11 @@ class RolloutCollector(PolicyOnBoard):
             self._intake.release()
 
     def stop_waiting(self, error: RlsyncError) -> None:
-        """Raise this error where the learner waits for rollouts, now or next; any thread may call it."""
+        """Raise an error where the learner waits for rollouts, now or next; any thread may call it.
+
+        Args:
+            error: what is raised there.
+        """
         if self._intake is not None:
             self._intake.stop_waiting(error)
 

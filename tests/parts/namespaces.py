@@ -17,7 +17,7 @@ ALONE = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
 def in_a_session(
-    command: list[str], *, alone: bool, timeout_s: float, grace_s: float = 0.0
+    command: list[str], *, alone: bool, timeout_s: float, grace_s: float = 30.0
 ) -> tuple[subprocess.CompletedProcess[str], set[int]]:
     """Run a program in the folder of the project, and end every process that it leaves.
 
@@ -25,7 +25,7 @@ def in_a_session(
         command: what is run.
         alone: whether it gets a network that has nothing but the loopback device, where that can be made.
         timeout_s: how long it may take.
-        grace_s: how long its processes have to leave by themselves.
+        grace_s: how long its processes have to leave by themselves, as trackers of multiprocessing do.
 
     Returns:
         How it ended, and which processes had to be ended.
