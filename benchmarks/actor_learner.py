@@ -20,14 +20,12 @@ of each contender goes to a log next to ``--out``.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from peers.rounds import host, median, run, shown, versions
+from peers.rounds import compare, median, shown
 from peers.venvs import SAMPLE_FACTORY
 from peers.watch import Figures, figures
 
@@ -128,22 +126,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("actor_learner.json"))
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    machine = host()
-    asked = {name: CONTENDERS[name](options) for name in options.only}
-    commands = {name: command for name, command in asked.items() if command is not None}
-    measured = run(commands, options.seconds, options.rounds, options.out, figures)
-    found: dict[str, Any] = {
-        "host": machine,
-        "seconds": options.seconds,
-        "commands": commands,
-        "versions": {name: versions(command[0], PACKAGES) for name, command in commands.items()},
-        "rounds": {name: [asdict(one) for one in runs] for name, runs in measured.items()},
-    }
-    options.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(table(measured))
-    if options.table:
-        options.table.write_text(table(measured) + "\n")
-    return int(any(len(runs) < options.rounds for runs in measured.values()))
+    return compare(options, CONTENDERS, PACKAGES, figures, table)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,12 @@ that column on a machine with other load. The output of each contender goes to a
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from peers.rounds import host, median, run, shown, versions
+from peers.rounds import compare, median, shown
 from peers.venvs import STABLE_BASELINES
 from peers.watch import Sample, figures
 
@@ -141,22 +140,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("off_policy.json"))
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    machine = host()
-    asked = {name: CONTENDERS[name](options) for name in options.only}
-    commands = {name: command for name, command in asked.items() if command is not None}
-    measured = run(commands, options.seconds, options.rounds, options.out, rates)
-    found = {
-        "host": machine,
-        "seconds": options.seconds,
-        "commands": commands,
-        "versions": {name: versions(command[0], PACKAGES) for name, command in commands.items()},
-        "rounds": {name: [asdict(one) for one in runs] for name, runs in measured.items()},
-    }
-    options.out.write_text(json.dumps(found, indent=2) + "\n")
-    print(table(measured))
-    if options.table:
-        options.table.write_text(table(measured) + "\n")
-    return int(any(len(runs) < options.rounds for runs in measured.values()))
+    return compare(options, CONTENDERS, PACKAGES, rates, table)
 
 
 if __name__ == "__main__":

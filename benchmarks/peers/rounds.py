@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -9,8 +10,9 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from peers.watch import Sample, watch
 
@@ -46,6 +48,43 @@ def run(
                 continue
             print(f"    {measured[name][-1]}", flush=True)
     return measured
+
+
+def compare(
+    options: argparse.Namespace,
+    contenders: Mapping[str, Callable[[argparse.Namespace], list[str] | None]],
+    packages: Sequence[str],
+    measure: Callable[[Sequence[Sample]], Any],
+    table: Callable[[dict[str, list[Any]]], str],
+) -> int:
+    """Run the contenders that were asked for, print a table, and write what was found.
+
+    Args:
+        options: with ``only``, ``seconds``, ``rounds``, ``out`` and ``table``.
+        contenders: the command of each; None, with a message, if it cannot take part.
+        packages: whose versions are written down.
+        measure: see :func:`run`; its results are dataclasses.
+        table: of what was measured, as Markdown.
+
+    Returns:
+        The exit status: 1 if a run failed.
+    """
+    machine = host()
+    asked = {name: contenders[name](options) for name in options.only}
+    commands = {name: command for name, command in asked.items() if command is not None}
+    measured = run(commands, options.seconds, options.rounds, options.out, measure)
+    found = {
+        "host": machine,
+        "seconds": options.seconds,
+        "commands": commands,
+        "versions": {name: versions(command[0], packages) for name, command in commands.items()},
+        "rounds": {name: [asdict(one) for one in runs] for name, runs in measured.items()},
+    }
+    options.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(table(measured))
+    if options.table:
+        options.table.write_text(table(measured) + "\n")
+    return int(any(len(runs) < options.rounds for runs in measured.values()))
 
 
 def median(values: Iterable[float | None]) -> float | None:
