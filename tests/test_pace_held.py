@@ -98,3 +98,36 @@ def test_the_ratio_is_held_over_windows_that_a_resume_lies_in(tmp_path: Path) ->
     assert rest[0] == trace[-1] == (256, 45)
     assert is_held(trace + rest[1:], 0.29, 100)
     assert rest[-1] == (512, 119)
+
+
+def counting_steps(path: Path) -> type[gymnasium.Env[Any, Any]]:
+    """CartPole that leaves a byte in a file at each step, whichever process it runs in."""
+
+    class CountingCartPole(CartPoleEnv):
+        def step(self, action: Any) -> Any:
+            with path.open("ab") as file:
+                file.write(b".")
+            return super().step(action)
+
+    return CountingCartPole
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_workers_of_a_slow_learner_are_one_rollout_ahead_at_most(tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    gymnasium.register("CountingCartPole-v0", counting_steps(steps))  # type: ignore[arg-type]
+    config = small("dqn", kind="async", total_frames=512, pace=PaceConfig(0.5, None, 128))
+    config.env.id = "CountingCartPole-v0"
+    trainer = built(config)
+    begun = steps.stat().st_size if steps.exists() else 0
+    ahead: list[int] = []
+
+    def look() -> None:
+        time.sleep(0.05)  # long enough for workers to go on for as long as they are let
+        ahead.append(steps.stat().st_size - begun - trainer.collected_frames)
+
+    trainer.register_op("post_steps", look)
+    trained(trainer)
+    workers, rollout = config.collector.num_workers, config.collector.frames_per_batch
+    assert max(ahead) <= workers * rollout
+    assert max(ahead) > 0, "workers collect while the learner learns"

@@ -30,16 +30,16 @@ NEVER = 10**9
 
 
 def model_of(options: argparse.Namespace) -> SAC | TD3:
-    """The learner, with the values of configs/recipe/sac.yaml and td3.yaml."""
+    """The learner; without options it has the values of configs/recipe/sac.yaml and td3.yaml."""
     env = gymnasium.make(options.env)
     same = {
-        "learning_rate": 1e-3,
-        "buffer_size": 100_000,
+        "learning_rate": options.lr,
+        "buffer_size": options.buffer_frames,
         "learning_starts": options.prefill,
         "batch_size": 256,
         "tau": 0.005,
         "gamma": 0.99,
-        "train_freq": 1,
+        "train_freq": options.frames_per_update,
         "gradient_steps": 1,
         "policy_kwargs": {"net_arch": [256, 256]},
         "device": "cpu",
@@ -106,6 +106,9 @@ def main() -> None:
     parser.add_argument("--algorithm", choices=["sac", "td3"], default="sac")
     parser.add_argument("--env", default="Pendulum-v1")
     parser.add_argument("--prefill", type=int, default=1_000)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--buffer-frames", type=int, default=100_000)
+    parser.add_argument("--frames-per-update", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--frames", type=int, default=NEVER)

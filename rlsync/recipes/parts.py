@@ -23,7 +23,13 @@ from rlsync import BoardScheme, Forkserver, LogReceipts, SyncWeights, WatchWorke
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, sync_map, trigger
 from rlsync.recipes.device_config import worker_devices
-from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StatisticsHook, StopIfNotFinite
+from rlsync.recipes.hooks import (
+    Bottleneck,
+    EpisodeReturns,
+    StalenessHistogram,
+    StatisticsHook,
+    StopIfNotFinite,
+)
 from rlsync.recipes.loggers import make_logger
 from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
@@ -206,9 +212,9 @@ def register_sync(
 ) -> SyncWeights:
     """Register what every recipe has, whatever its collector.
 
-    That is the hook that publishes by the config's sync map, those that log what publishing cost and how old
-    the frames were, the one that writes the run's statistics, and the one that ends the run before a step
-    that is not finite.
+    That is the hook that publishes by the config's sync map, those that log what publishing cost, how old
+    the frames were and who waited for whom, the one that writes the run's statistics, and the one that ends
+    the run before a step that is not finite.
 
     Args:
         trainer: the trainer.
@@ -228,7 +234,10 @@ def register_sync(
     sync.register(trainer)
     staleness = StalenessHistogram(sync, None if run_dir is None else run_dir / STALENESS)
     staleness.register(trainer)
-    StatisticsHook(sync, staleness, run_dir, counters).register(trainer)
+    statistics = StatisticsHook(sync, staleness, run_dir, counters)
+    statistics.register(trainer)
+    turns = config.collector.kind == "sync"
+    Bottleneck(statistics.waits, trainer.collector.num_workers, turns=turns).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)
     return sync

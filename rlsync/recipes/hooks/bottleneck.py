@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.recipes.hooks.summary import InSummary
-from rlsync.transport.ring.reader import RingCounters
+
+
+class Waits(NamedTuple):
+    """How long each side has waited for the other, in seconds, and for how long that was counted.
+
+    Args:
+        seconds: since counting began.
+        learner_s: the learner for frames.
+        workers_s: all workers together for the learner; None where the collector cannot tell.
+        dropped: rollouts that were dropped because no worker may wait; None where none can be.
+    """
+
+    seconds: float
+    learner_s: float
+    workers_s: float | None = None
+    dropped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,54 +33,67 @@ class Load:
     """Who waited for whom.
 
     Args:
-        learner_busy: fraction of the time in which the learner was not waiting for unrolls.
-        workers_waited: fraction of the workers' time in which they waited for a free slot.
+        learner_busy: fraction of the time in which the learner was not waiting for frames.
+        workers_waited: fraction of the workers' time in which they waited for the learner; None where the
+            collector cannot tell.
 
     Example:
         >>> print(Load(learner_busy=0.97, workers_waited=0.41))
         learner busy 97 %, workers waited 41 %: the learner is the bottleneck
+        >>> print(Load(learner_busy=0.4))
+        learner busy 40 %: the workers are the bottleneck
     """
 
     learner_busy: float
-    workers_waited: float
+    workers_waited: float | None = None
 
     def __str__(self) -> str:
         idle, waited = 1 - self.learner_busy, self.workers_waited
-        if max(idle, waited) < 0.1:
-            who = "neither waits for the other"
+        told = f"learner busy {self.learner_busy:.0%}"
+        if waited is None:
+            who = "the workers are the bottleneck" if idle >= 0.1 else "the learner is the bottleneck"
         else:
+            told += f", workers waited {waited:.0%}"
             who = "the learner is the bottleneck" if waited > idle else "the workers are the bottleneck"
-        return f"learner busy {self.learner_busy:.0%}, workers waited {waited:.0%}: {who}".replace("%", " %")
+            if max(idle, waited) < 0.1:
+                who = "neither waits for the other"
+        return f"{told}: {who}".replace("%", " %")
 
 
 class Bottleneck(TrainerHookBase, InSummary):
-    """Logs who waits for whom, from the counters of the rollout ring.
+    """Logs who waits for whom, and says at the end who was the bottleneck.
 
     Args:
-        counters: of the ring.
+        waits: counted so far.
         num_workers: how many workers there are.
+        turns: whether workers collect only while the learner waits for them.
     """
 
-    def __init__(self, counters: Callable[[], RingCounters], num_workers: int) -> None:
-        self._counters = counters
+    def __init__(self, waits: Callable[[], Waits], num_workers: int, *, turns: bool = False) -> None:
+        self._waits = waits
         self._num_workers = num_workers
-        self._started: tuple[float, float, float] | None = None
-        self.load = Load(0.0, 0.0)
+        self._turns = turns
+        self._started: Waits | None = None
+        self.load = Load(0.0)
 
     def __call__(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
-        counted = self._counters()
-        now = time.monotonic(), counted.learner_wait_s, counted.worker_wait_s
+        counted = self._waits()
         if self._started is None:  # counting begins after the first batch, so that start-up is left out
-            self._started = now
+            self._started = counted
             return {}
-        wall_s, learner_s, workers_s = (b - a for a, b in zip(self._started, now, strict=True))
-        wall_s = max(wall_s, 1e-9)
-        self.load = Load(1 - learner_s / wall_s, workers_s / wall_s / self._num_workers)
-        return {
+        began = self._started
+        wall_s = max(counted.seconds - began.seconds, 1e-9)
+        busy = 1 - (counted.learner_s - began.learner_s) / wall_s
+        self.load = Load(busy, busy if self._turns else None)
+        if counted.workers_s is not None and began.workers_s is not None:
+            waited_s = counted.workers_s - began.workers_s
+            self.load = replace(self.load, workers_waited=waited_s / wall_s / self._num_workers)
+        told = {
             "load/learner_busy": self.load.learner_busy,
             "load/workers_waited": self.load.workers_waited,
             "load/dropped_rollouts": counted.dropped,
         }
+        return {key: value for key, value in told.items() if value is not None}
 
     def summary_line(self) -> str:
         """Who waited for whom, over the whole run."""

@@ -20,7 +20,7 @@ from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import Config, EnvConfig, check
 from rlsync.recipes.device_config import evaluation_device, learner_device, worker_devices
 from rlsync.recipes.env_config import refuse_unsaid_protocol
-from rlsync.recipes.hooks import Bottleneck, MixReplayed, UnrollReturns
+from rlsync.recipes.hooks import MixReplayed, UnrollReturns
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
 from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
@@ -202,7 +202,6 @@ def register_hooks(
         mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
-    Bottleneck(collector.counters, collector.num_workers).register(trainer)
     if isinstance(collector, UnrollCollector):
         if config.run_dir is not None and recipe.evaluation.every_frames:
             make_evaluator(config, recipe, collector, Path(config.run_dir)).register(trainer)
