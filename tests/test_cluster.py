@@ -255,7 +255,7 @@ def test_nodes_send_exact_frames_fail_join_and_are_lost_and_leave_no_process() -
     ran, left = in_a_session([*command, "tests/cluster_cases.py"], alone=True, timeout_s=570, grace_s=90)
     said = ran.stdout + ran.stderr
     assert ran.returncode == 0, said
-    assert "10 passed" in said
+    assert "11 passed" in said
     assert left == set(), said
 
 
