@@ -24,6 +24,7 @@ from rlsync.workers.cluster.nodes import Placement
 from rlsync.workers.cluster.told import ClusterStatus
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.supervision import Restarts
+from tests.broken_player import BrokenPlayer
 from tests.cluster_player import CanaryPlayer
 from tests.parts.processes import descendant_pids, is_alive, wait_until
 from tests.parts.ray_cluster import own_folder
@@ -76,8 +77,16 @@ def third_node(cluster: Cluster) -> object:
 
 @pytest.fixture(scope="module")
 def collector(cluster: Cluster) -> Iterator[ClusterCollector]:
-    made = ClusterCollector(
-        CanaryPlayer(),
+    made = collector_of(CanaryPlayer())
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+def collector_of(player: CanaryPlayer) -> ClusterCollector:
+    return ClusterCollector(
+        player,
         GymnasiumEnvs("CartPole-v1"),
         steps=STEPS,
         envs_per_worker=ENVS,
@@ -89,10 +98,9 @@ def collector(cluster: Cluster) -> Iterator[ClusterCollector]:
             resources={"rollouts": 1.0}, min_nodes=2, credits=CREDITS, restarts=QUICK, node_timeout_s=SILENT_S
         ),
     )
-    try:
-        yield made
-    finally:
-        made.shutdown()
+
+
+TORN, MISNAMED = "a torn read", "a stamp that lies"
 
 
 class Learner:
@@ -108,8 +116,8 @@ class Learner:
     def step(self) -> TensorDictBase:
         batch = next(self._batches)
         stamps = batch["policy_version"]
-        assert (batch["canary_min"] == batch["canary_max"]).all(), "a torn read"
-        assert (stamps == batch["canary_min"]).all(), "a stamp that lies"
+        assert (batch["canary_min"] == batch["canary_max"]).all(), TORN
+        assert (stamps == batch["canary_min"]).all(), MISNAMED
         (origin,) = self.collector.last_origins
         who = origin.node, origin.pid, origin.worker
         assert origin.number == self.last.get(who, origin.number - 1) + 1, (
@@ -172,6 +180,24 @@ def node_of(collector: ClusterCollector, seat: int) -> Node:
 def pid_of(node: Node) -> int:
     assert node.pid is not None, "its workers were ready"
     return node.pid
+
+
+def test_the_canary_finds_versions_that_agents_tear_or_misname(cluster: Cluster) -> None:
+    broken = collector_of(BrokenPlayer())
+    try:
+        learner, found = Learner(broken), set()
+        deadline = time.monotonic() + WAIT_S
+        while found < {TORN, MISNAMED}:
+            assert time.monotonic() < deadline, found
+            learner.publish()
+            try:
+                learner.step()
+            except AssertionError as error:
+                found.add(str(error).splitlines()[0])
+                learner.last.clear()  # that rollout was not noted
+    finally:
+        broken.shutdown()
+    assert found == {TORN, MISNAMED}
 
 
 def test_every_frame_of_every_node_names_the_weights_that_made_it(learner: Learner) -> None:

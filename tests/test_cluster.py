@@ -33,6 +33,7 @@ from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig
 from rlsync.transport.ring.reader import RingWriter, RolloutRing
 from rlsync.workers.cluster.address import check_reachable
 from rlsync.workers.cluster.turns import Turns
+from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.unrolls import RolloutShape
 from tests.cluster_player import CanaryPlayer
 from tests.faults.running import in_three_lines
@@ -119,6 +120,45 @@ def test_calls_are_served_in_the_order_of_their_numbers_however_they_begin() -> 
     assert served == [0, 1, 2, 3]
 
 
+def test_calls_of_the_next_learner_begin_at_a_number_of_their_own() -> None:
+    turns = Turns(first=100)
+    with turns.turn(100, WAIT_S):
+        pass
+    with turns.turn(101, WAIT_S):
+        pass
+
+
+def test_agents_are_alike_if_they_are_told_the_same_but_for_the_values_of_weights() -> None:
+    from rlsync.workers.cluster.card import likeness
+
+    envs, shape = GymnasiumEnvs("CartPole-v1", {"a": 1, "b": (2, None)}), RolloutShape(steps=3, num_envs=2)
+    one, other = CanaryPlayer(), CanaryPlayer()
+    other.weights.fill(7)
+    here = likeness(player=one, env=envs, shape=shape, device=torch.device("cpu"), dtype=torch.float32)
+    same = GymnasiumEnvs("CartPole-v1", {"b": (2, None), "a": 1})
+    assert here == likeness(
+        player=other, env=same, shape=shape, device=torch.device("cpu"), dtype=torch.float32
+    )
+    other.weights.weights.append(torch.zeros(1))
+    for unlike in (
+        {"player": other},
+        {"env": GymnasiumEnvs("CartPole-v1", {"a": 1, "b": (3, None)})},
+        {"shape": RolloutShape(steps=4, num_envs=2)},
+    ):
+        (name,) = unlike
+        assert likeness(**unlike)[name] != here[name]
+
+
+def test_a_thing_that_holds_itself_has_a_likeness() -> None:
+    from rlsync.workers.cluster.card import likeness
+
+    one: list[object] = [1]
+    other: list[object] = [1]
+    one.append(one)
+    other.append(other)
+    assert likeness(it=one) == likeness(it=other)
+
+
 def test_a_call_that_fails_ends_its_turn() -> None:
     turns = Turns()
     with pytest.raises(ZeroDivisionError), turns.turn(0, WAIT_S):
@@ -144,6 +184,8 @@ def test_settings_that_cannot_work_are_refused_before_ray_starts() -> None:
     assert refused(ClusterConfig(kind="ray", address="auto")) == []
     for address in ("ray://10.0.0.1:10001", "10.0.0.1", ":6379", "head:port", "head:99999", ""):
         assert refused(ClusterConfig(kind="ray", address=address)) == [f"cluster.address={address}"]
+    assert refused(ClusterConfig(kind="ray", address="auto", keep_agents=True)) == []
+    assert refused(ClusterConfig(kind="ray", keep_agents=True)) == ["cluster.keep_agents=true"]
     assert refused(ClusterConfig(kind="ray", placement="others")) == ["cluster.placement=others"]
     assert refused(ClusterConfig(kind="ray", resources={"a": 0})) == ["cluster.resources.a"]
     assert refused(ClusterConfig(kind="ray", resources={"a": "much"})) == ["cluster.resources.a"]
@@ -213,7 +255,20 @@ def test_nodes_send_exact_frames_fail_join_and_are_lost_and_leave_no_process() -
     ran, left = in_a_session([*command, "tests/cluster_cases.py"], alone=True, timeout_s=570, grace_s=90)
     said = ran.stdout + ran.stderr
     assert ran.returncode == 0, said
-    assert "10 passed" in said
+    assert "11 passed" in said
+    assert left == set(), said
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_agents_outlive_a_killed_learner_by_choice_and_leave_no_process() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    ran, left = in_a_session([*command, "tests/crew_cases.py"], alone=True, timeout_s=570, grace_s=90)
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    assert "3 passed" in said
     assert left == set(), said
 
 

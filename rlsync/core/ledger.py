@@ -137,6 +137,20 @@ class Ledger:
         """Never give out ``version`` or a lower number again."""
         self._newest = self._newest._replace(version=max(self.version, version))
 
+    def follow(self, stamp: Stamp) -> None:
+        """Begin a life after the one that published ``stamp``: a higher generation, and higher numbers.
+
+        Args:
+            stamp: the newest of that life; :data:`NOTHING` changes nothing.
+
+        Example:
+            >>> ledger = Ledger()
+            >>> ledger.follow(Stamp(1, 15))
+            >>> ledger.next
+            Stamp(generation=2, version=16)
+        """
+        self._newest = Stamp(max(self.generation, stamp.generation + 1), max(self.version, stamp.version))
+
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the newest stamp, and ``(version, optimizer steps)`` of what is remembered."""
         steps = [(v, known.optim_steps) for v, known in self._known.items() if known.optim_steps is not None]

@@ -23,7 +23,8 @@ class ClusterConfig:
 
     ``address`` is ``HOST:PORT`` of a running cluster, or null for a Ray on this machine.
     ``workers_per_node`` is null where each node has ``collector.num_workers``. ``resources`` is what an agent
-    takes of Ray's resources; nodes that have less get no workers.
+    takes of Ray's resources; nodes that have less get no workers. With ``keep_agents`` agents outlive a
+    learner that was killed, and wait for the one that resumes its run.
     """
 
     kind: str = one_of(THIS_MACHINE, "ray")
@@ -35,6 +36,8 @@ class ClusterConfig:
     credits: int = above_zero(2)
     node_timeout_s: float = above_zero(30.0)
     start_timeout_s: float = above_zero(300.0)
+    keep_agents: bool = False
+    learner_timeout_s: float = above_zero(600.0)
 
 
 def workers_on_a_node(config: Config) -> int:
@@ -67,6 +70,12 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
             "a Ray that is started for this run has no other node than the learner's",
             "cluster.placement=others",
             "give cluster.address, or cluster.placement=all",
+        )
+    if cluster.keep_agents and cluster.address is None:
+        yield ConfigError(
+            "a Ray that is started for this run ends with its learner, and so do its agents",
+            "cluster.keep_agents=true",
+            "start a cluster (ray start --head) and give cluster.address, or cluster.keep_agents=false",
         )
     for name, amount in cluster.resources.items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:

@@ -24,6 +24,8 @@ SCALARS = "scalars"
 BOARD = "board.json"
 #: What a run on a cluster tells of its nodes, for ``rlsync status``.
 CLUSTER = "cluster.json"
+#: The name by which a resumed run finds the agents that a learner left on a cluster.
+CREW = "crew.json"
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
 #: The picture that ``rlsync plot`` draws.

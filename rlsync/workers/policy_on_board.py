@@ -31,6 +31,8 @@ class PolicyOnBoard(BaseCollector):
         dtype: of the floating weights of the workers' copies; ``None`` for the player's own.
         adopt: whether workers point their parameters at the board, or copy them out of it.
         transport: what carries the weights to them.
+        ledger: of the versions, if an earlier life of the learner has published some; a transport that has a
+            ledger of its own needs none.
     """
 
     def __init__(
@@ -40,13 +42,14 @@ class PolicyOnBoard(BaseCollector):
         dtype: torch.dtype | None,
         adopt: Adopt,
         transport: Transport,
+        ledger: Ledger | None = None,
     ) -> None:
         super().__init__()
         self.player = player
         self.num_workers = num_workers
         self.adopt = adopt
         self.transport = transport
-        ledger = transport.ledger if isinstance(transport, NumberedBoard) else Ledger()
+        ledger = transport.ledger if isinstance(transport, NumberedBoard) else ledger or Ledger()
         self.publisher = WorkersPublisher(transport, ledger)
         acting = in_dtype(player, dtype)
         for destination in acting.modules:

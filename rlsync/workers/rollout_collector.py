@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError
+from rlsync.core.ledger import Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.program_end import end_with_program
 from rlsync.transport.contract import Transport
@@ -20,9 +21,7 @@ from rlsync.transport.ring.reader import RingCounters
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Player
 from rlsync.workers.policy_on_board import PolicyOnBoard
-
-#: How long workers may take to complete a step and leave.
-LEAVE_TIMEOUT_S = 5.0
+from rlsync.workers.supervision import LEAVE_TIMEOUT_S
 
 
 class RolloutCollector(PolicyOnBoard):
@@ -36,6 +35,7 @@ class RolloutCollector(PolicyOnBoard):
         transport: what carries weights; see there.
         frames_per_batch: frames in one batch.
         total_frames: iteration ends after so many; -1 never ends.
+        ledger: see :class:`PolicyOnBoard`.
     """
 
     init_random_frames = 0
@@ -50,8 +50,9 @@ class RolloutCollector(PolicyOnBoard):
         *,
         frames_per_batch: int,
         total_frames: int,
+        ledger: Ledger | None = None,
     ) -> None:
-        super().__init__(player, num_workers, dtype, adopt, transport)
+        super().__init__(player, num_workers, dtype, adopt, transport, ledger)
         self.total_frames = total_frames
         self.frames_per_batch = self.requested_frames_per_batch = frames_per_batch
         self._frames = self._batches = 0

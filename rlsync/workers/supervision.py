@@ -18,6 +18,9 @@ _log = logging.getLogger(__name__)
 #: How long the learner waits at a stretch; it looks at the workers in between.
 LOOK_EVERY_S = 0.1
 
+#: How long workers may take to complete a step and leave.
+LEAVE_TIMEOUT_S = 5.0
+
 #: How long workers may take to end, all together. SIGTERM does not end a stopped one.
 _AFTER_SIGTERM_S = 1.0
 _AFTER_SIGKILL_S = 10.0

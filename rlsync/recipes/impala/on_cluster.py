@@ -10,6 +10,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes.cluster_config import workers_on_a_node
 from rlsync.recipes.config import Config
+from rlsync.recipes.crew import crew_of
 from rlsync.recipes.hooks import TellNodes
 from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.run_files import CLUSTER
@@ -54,6 +55,7 @@ def cluster_collector(
             spec,
             workers_per_node=workers,
             placement=placement,
+            crew=crew_of(config),
             session=session,
             policy_device=device_of_each(config.collector.device, workers, "collector.device"),
             **shared,

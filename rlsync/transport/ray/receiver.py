@@ -38,7 +38,8 @@ class NodeReceiver:
         mailbox: from :func:`rlsync.transport.ray.mailbox_actor.start_mailbox`, or
             :attr:`rlsync.transport.ray.learner.RayTransport.mailbox`.
         node: a name that no other receiver of this mailbox has.
-        board: the node's board. It stays the caller's: close it after this.
+        board: the node's board. It stays the caller's: close it after this. What it has stays there until
+            something newer comes.
         numbers: the learner's number of each reader of the board, in order; by default they are the same.
         pull_s: how long an image may take to come to this node, seconds.
         again_s: how long to wait before asking again for an image that could not be had, seconds.
@@ -68,6 +69,7 @@ class NodeReceiver:
         self._board = board
         self._numbers = numbers
         self._agent = Agent(node, self._publish, answer_s=2 * LONG_POLL_S, pull_s=pull_s, again_s=again_s)
+        self._agent.stamp = board.newest_stamp  # a board may have had another receiver before
         self._asked = 0
         self._told: object = None
         self._told_at_s = 0.0

@@ -8,24 +8,22 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import ray
 import torch
 
 from rlsync.core.errors import AdoptionTimeout, PublishError, RlsyncError
 from rlsync.core.ledger import NOTHING
-from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
+from rlsync.workers.cluster.card import Card
 from rlsync.workers.cluster.flat import Flat, pack
+from rlsync.workers.cluster.job import NodeJob, Orders
 from rlsync.workers.cluster.turns import Turns
-from rlsync.workers.envs.specs import EnvSpec
-from rlsync.workers.player import Player
-from rlsync.workers.supervision import LOOK_EVERY_S, Restarts, Supervisor
-from rlsync.workers.unrolls import RolloutShape
+from rlsync.workers.supervision import LEAVE_TIMEOUT_S, LOOK_EVERY_S, Supervisor
 from rlsync.workers.worker import WorkerJob, start_worker
 
 #: How long a call may wait for the calls before it. They answer far sooner, or the agent is ended.
@@ -33,59 +31,8 @@ _TURN_TIMEOUT_S = 60.0
 
 _LOOK_FOR_THE_LEARNER_S = 1.0
 
-
-@dataclass(frozen=True, slots=True)
-class NodeJob:
-    """What an agent is told.
-
-    Args:
-        mailbox: where it hears of versions; see :class:`NodeReceiver`.
-        node: the name of the node.
-        numbers: the learner's number of each worker of this node.
-        player: what acts, without memory.
-        env: what it acts in.
-        shape: of a rollout.
-        slots: of the node's ring.
-        adopt, overlap, devices: of the workers; see :class:`WorkerJob`.
-        seed: of the first environment of the first worker of this node.
-        seeds: how often the learner had given a seed by then.
-        restarts: how often a worker is started again.
-        start_method: of the worker processes.
-        silent_timeout_s: how long a worker may give no sign of life, seconds.
-    """
-
-    mailbox: Any
-    node: str
-    numbers: tuple[int, ...]
-    player: Player
-    env: EnvSpec
-    shape: RolloutShape
-    slots: int
-    adopt: Adopt
-    overlap: bool
-    devices: tuple[torch.device, ...]
-    seed: int
-    seeds: int
-    restarts: Restarts
-    start_method: str
-    silent_timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What the learner wants of all nodes; the newest orders hold.
-
-    Args:
-        number: which orders these are, from 1.
-        running: whether workers may begin rollouts.
-        seeds: how often the learner has given a seed.
-        seed: the last one, of the first environment of this node.
-    """
-
-    number: int
-    running: bool
-    seeds: int
-    seed: int
+#: Numbers of calls that one learner may use.
+_CALLS_OF_A_LEARNER = 1 << 40
 
 
 class NodeAgent:
@@ -103,15 +50,15 @@ class NodeAgent:
         self._layout = job.shape.layout(job.player)
         self._board = BoardWriter()
         self._ring = RolloutRing(self._layout, job.slots, len(job.numbers))
-        self._receiver = NodeReceiver(job.mailbox, job.node, self._board, numbers=job.numbers)
+        self._keep_s = job.keep_s
+        self._receiver = self._receiver_of(job.mailbox)
         self._workers: Supervisor | None = None
         self._turns = Turns()
         self._ordering = threading.Lock()
         self._supervising = threading.Lock()  # supervisor and ring are used from one thread at a time
         self._orders = Orders(0, False, job.seeds, job.seed)
         self._ending = threading.Event()
-        self._failed = False
-        self._receiver.start()
+        self._started = self._failed = False
         threading.Thread(target=self._end_with_the_learner, name="rlsync-learner-watch", daemon=True).start()
 
     def start(self, timeout_s: float) -> int:
@@ -153,6 +100,7 @@ class NodeAgent:
         start = partial(start_worker, job.start_method, worker_job)
         self._workers = Supervisor(start, len(job.numbers), self._ring, job.restarts, job.silent_timeout_s)
         self._workers.await_start(max(0.0, deadline - time.monotonic()))
+        self._started = True
         return os.getpid()
 
     def order(self, orders: Orders) -> None:
@@ -184,16 +132,58 @@ class NodeAgent:
             AdoptionTimeout: all workers are silent.
             PublishError: this node cannot receive weights any more.
         """
-        with self._turns.turn(number, _TURN_TIMEOUT_S):
+        turns = self._turns
+        if number < turns.first:
+            return None  # a call of a learner that is gone
+        with turns.turn(number, _TURN_TIMEOUT_S):
             if self._failed:
                 return None  # an earlier call has told why
             try:
-                return self._packed(timeout_s)
+                return self._packed(timeout_s, turns)
             except RlsyncError:
                 self._failed = True
                 raise
 
-    def _packed(self, timeout_s: float) -> Flat | None:
+    def card(self) -> Card:
+        """What the next learner must know of this agent."""
+        return Card(
+            ray.get_runtime_context().get_node_id(),
+            self._job.numbers[0] // len(self._job.numbers),
+            os.getpid(),
+            self._job.likeness,
+            self._board.newest_stamp,
+            self._ring.counters(),
+            ready=self._started and not self._failed,
+            alone=self._receiver.learner_died,
+            first_call=self._turns.first + _CALLS_OF_A_LEARNER,
+        )
+
+    def follow(self, mailbox: Any, keep_s: float) -> Card:
+        """Follow the next learner. Workers begin no rollout until it gives orders.
+
+        Args:
+            mailbox: where it is heard of.
+            keep_s: how long to wait for the one after it, seconds.
+
+        Returns:
+            What this agent is like now.
+
+        Raises:
+            PublishError: the learner before is not gone, or this agent is about to end.
+        """
+        with self._supervising, self._ordering:
+            if self._ending.is_set() or not self._receiver.learner_died:
+                told = "this agent is about to end" if self._ending.is_set() else "its learner lives"
+                raise PublishError(told, f"node {self._job.node}", "start another agent")
+            self._ring.pause()
+            self._orders = Orders(0, False, 0, self._job.seed)
+            card = self.card()
+            self._turns = Turns(card.first_call)  # and calls of the learner before are not served any more
+            self._receiver.close()
+            self._receiver, self._keep_s = self._receiver_of(mailbox), keep_s
+        return card
+
+    def _packed(self, timeout_s: float, turns: Turns) -> Flat | None:
         assert self._workers is not None, "the learner takes after start() has returned"
         deadline = time.monotonic() + timeout_s
         while not self._ending.is_set():
@@ -204,8 +194,8 @@ class NodeAgent:
                     "nothing to do: its agent is ended",
                 ) from self._receiver.failure
             with self._supervising:
-                if self._ending.is_set():
-                    return None  # the ring is closed
+                if self._ending.is_set() or turns is not self._turns or self._receiver.learner_died:
+                    return None  # the ring is closed, or nobody would get the rollout
                 self._workers.look()
                 taken = self._ring.take(min(LOOK_EVERY_S, timeout_s))
                 if taken is not None:
@@ -235,8 +225,29 @@ class NodeAgent:
         self._receiver.close()
         self._board.close()
 
+    def _is_left(self) -> bool:
+        """Whether no learner can reach this agent. One that lives would have ended it soon."""
+        receiver = self._receiver
+        deaf = receiver.closed_by_learner or receiver.failure is not None
+        return receiver.learner_died or (deaf and self._keep_s > 0.0)
+
+    def _receiver_of(self, mailbox: Any) -> NodeReceiver:
+        receiver = NodeReceiver(mailbox, self._job.node, self._board, numbers=self._job.numbers)
+        receiver.start()
+        return receiver
+
     def _end_with_the_learner(self) -> None:
-        """Ray ends the actors of a learner that died. Where it does not, they end by themselves."""
+        """End when the learner died and no other one has come in time.
+
+        Ray ends the actors of a learner that died, unless they are to be kept.
+        """
+        gone_since_s: float | None = None
         while not self._ending.wait(_LOOK_FOR_THE_LEARNER_S):
-            if self._receiver.learner_died:
+            if not self._is_left():
+                gone_since_s = None
+                continue
+            gone_since_s = gone_since_s or time.monotonic()
+            if time.monotonic() - gone_since_s >= self._keep_s:
+                if self._keep_s:
+                    self.end(LEAVE_TIMEOUT_S)
                 os._exit(1)  # workers see that the owner of their board is gone

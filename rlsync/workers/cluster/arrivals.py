@@ -12,8 +12,8 @@ from torch import Tensor
 from rlsync.tensors.layout import Layout
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.transport.ring.watch import RingCounters
-from rlsync.workers.cluster.agent import Orders
 from rlsync.workers.cluster.flat import Arrived, Flat, unpack
+from rlsync.workers.cluster.job import Orders
 from rlsync.workers.cluster.node import ANSWER_WITHIN_S, Node
 from rlsync.workers.cluster.nodes import Nodes
 
@@ -178,7 +178,7 @@ class Arrivals:
         node_id = node.place.node_id
         self._turn = [*(other for other in self._turn if other != node_id), node_id]
         node.arrived += 1
-        node.counters = arrived.counters
+        node.told(arrived.counters)
         self._taken += 1
         self._held.add(slot)
         self._origins.append(Origin(node_id, node.pid or 0, arrived.writer, arrived.number))

@@ -14,13 +14,16 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rlsync.core.ledger import Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.ray.learner import RayTransport
 from rlsync.transport.ring.watch import RingCounters
-from rlsync.workers.cluster.agent import NodeAgent, NodeJob
+from rlsync.workers.cluster.agent import NodeAgent
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
+from rlsync.workers.cluster.crew import Crew, Left, newest_stamp, taken_over
+from rlsync.workers.cluster.job import NodeJob
 from rlsync.workers.cluster.node import Node, Place
 from rlsync.workers.cluster.nodes import Nodes, Placement, Tally
 from rlsync.workers.cluster.session import Session
@@ -60,6 +63,8 @@ class ClusterCollector(RolloutCollector):
         envs_per_worker: environments that one worker steps.
         workers_per_node: worker processes on each node.
         placement: which nodes get an agent, and how agents are looked after.
+        crew: the name of the run's agents. With it, this learner finds the agents that an earlier one left,
+            and takes them over or ends them. Its versions follow theirs, in the next generation.
         session: closed at the end; by default the connection of this process, which stays open.
         overlap, rollouts_per_batch, total_frames, store_params, store_value, dtype, adopt: see
             ``UnrollCollector``.
@@ -72,7 +77,8 @@ class ClusterCollector(RolloutCollector):
         silent_timeout_s: how long a worker may take for a rollout, seconds.
 
     Raises:
-        ConfigError: a number is out of range, ``adopt`` is unknown, or Ray is not initialised.
+        ConfigError: a number is out of range, ``adopt`` is unknown, Ray is not initialised, or the agents of
+            ``crew`` belong to a learner that lives.
         WorkerLost: a node was lost before its workers were ready. While iterating: no node is left.
         AdoptionTimeout: nodes are not ready in time. While iterating: no rollout comes from any node.
 
@@ -97,6 +103,7 @@ class ClusterCollector(RolloutCollector):
         envs_per_worker: int,
         workers_per_node: int = 2,
         placement: Placement | None = None,
+        crew: Crew | None = None,
         session: Session | None = None,
         overlap: bool = False,
         rollouts_per_batch: int = 1,
@@ -128,6 +135,10 @@ class ClusterCollector(RolloutCollector):
         stored_on = device_named(storing_device, f"{where}(storing_device=...)")
         acting = player_of(network, store_params=store_params, store_value=store_value)
         self._session = session
+        self._crew = crew
+        left = [] if crew is None else crew.left()
+        ledger = Ledger()
+        ledger.follow(newest_stamp(left))
         self._transport = RayTransport()
         super().__init__(
             acting,
@@ -137,6 +148,7 @@ class ClusterCollector(RolloutCollector):
             self._transport,
             frames_per_batch=steps * envs_per_worker * rollouts_per_batch,
             total_frames=total_frames,
+            ledger=ledger,
         )
         self.publisher.expected = self._leaves_in_workers
         self.workers_per_node = workers_per_node
@@ -160,6 +172,10 @@ class ClusterCollector(RolloutCollector):
             start_method=start_method,
             silent_timeout_s=silent_timeout_s,
         )
+        if crew is not None:
+            self._template = replace(
+                self._template, likeness=self._template.alike(workers_per_node), keep_s=crew.keep_s
+            )
         seed = int(torch.randint(2**30, ())) if seed is None else seed
         self._arrivals = Arrivals(
             self._template.shape.layout(acting), workers_per_node, self._envs_per_node, seed
@@ -170,6 +186,7 @@ class ClusterCollector(RolloutCollector):
             self._arrivals, self._nodes, rollouts_per_batch, acting.records, silent_timeout_s, stored_on
         )
         try:
+            self._take_over(left)
             self._nodes.await_start()
         except BaseException:
             self.shutdown()
@@ -255,6 +272,13 @@ class ClusterCollector(RolloutCollector):
         self.num_workers = self._nodes.seats * self.workers_per_node
         self._arrivals.order(node)
 
+    def _take_over(self, left: Sequence[Left]) -> None:
+        job, placement = self._template, self._placement
+        for place, it, card in taken_over(left, job.likeness, job.mailbox, job.keep_s):
+            node = Node(place, card.seat, it.agent, placement.credits, placement.start_timeout_s, card)
+            self._starts[card.seat] += 1
+            self._nodes.take_over(node)
+
     def _start_agent(self, place: Place, seat: int) -> Node:
         life, orders, placement = self._starts[seat], self._arrivals.orders, self._placement
         self._starts[seat] += 1
@@ -273,6 +297,7 @@ class ClusterCollector(RolloutCollector):
             "max_restarts": 0,
             "max_task_retries": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(place.node_id, soft=False),
+            **({} if self._crew is None else self._crew.options()),
         }
         agent = ray.remote(NodeAgent).options(**options).remote(job)
         return Node(place, seat, agent, placement.credits, placement.start_timeout_s)

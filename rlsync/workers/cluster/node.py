@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -12,9 +12,13 @@ from ray.exceptions import RayError, RayTaskError
 
 from rlsync.core.errors import RlsyncError, first_line
 from rlsync.transport.ring.watch import RingCounters
+from rlsync.workers.cluster.card import Card
 
 #: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
 ANSWER_WITHIN_S = 2.0
+
+#: What a ring says before anything happened.
+NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,19 @@ class Node:
         agent: the actor's handle.
         credits: how many rollouts may be on their way, or wait for the learner, at once.
         start_timeout_s: how long it may take until its workers are ready, seconds.
+        followed: what the agent said when it followed this learner, if another one had started it: its
+            workers are ready.
     """
 
-    def __init__(self, place: Place, seat: int, agent: Any, credits: int, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        place: Place,
+        seat: int,
+        agent: Any,
+        credits: int,
+        start_timeout_s: float,
+        followed: Card | None = None,
+    ) -> None:
         self.place = place
         self.seat = seat
         self.agent = agent
@@ -72,10 +86,13 @@ class Node:
         self.counters: RingCounters | None = None
         self._credits = credits
         self._start_until_s = time.monotonic() + start_timeout_s + ANSWER_WITHIN_S
-        self._starting: Any = agent.start.remote(start_timeout_s)
         self._calls: deque[Any] = deque()
-        self._next_call = 0
         self._heard_at_s = time.monotonic()
+        self._before = NO_ROLLOUTS if followed is None else followed.counters
+        self._next_call = 0 if followed is None else followed.first_call
+        self._starting: Any = agent.start.remote(start_timeout_s) if followed is None else None
+        if followed is not None:
+            self.began(followed.pid)
 
     @property
     def acting(self) -> bool:
@@ -105,6 +122,17 @@ class Node:
     def heard(self) -> None:
         """Note a sign of life."""
         self._heard_at_s = time.monotonic()
+
+    def told(self, counters: RingCounters) -> None:
+        """Note what its ring said, less what it had sent to earlier learners and how long it waited then."""
+        before = self._before
+        self.counters = replace(
+            counters,
+            written=counters.written - before.taken,
+            taken=counters.taken - before.taken,
+            worker_wait_s=counters.worker_wait_s - before.worker_wait_s,
+            learner_wait_s=counters.learner_wait_s - before.learner_wait_s,
+        )
 
     def began(self, pid: int) -> None:
         """Note that its workers are ready, and ask for the first rollouts."""

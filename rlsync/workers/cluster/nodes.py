@@ -73,6 +73,7 @@ class Tally:
         joined: agents that began to act.
         lost: agents that were lost, for whatever reason.
         restarted: agents that were started again on a node.
+        followed: agents of an earlier learner that follow this one; they count as joined, too.
         rollouts_lost: rollouts known to have been completed on nodes that were lost, and that did not arrive.
         rollouts_written: rollouts known to have been completed on them.
         worker_wait_s: seconds for which their workers had waited for a free slot.
@@ -81,6 +82,7 @@ class Tally:
     joined: int = 0
     lost: int = 0
     restarted: int = 0
+    followed: int = 0
     rollouts_lost: int = 0
     rollouts_written: int = 0
     worker_wait_s: float = 0.0
@@ -154,6 +156,17 @@ class Nodes:
                 raise self._none_left("starting the workers of a node")
             if not waiting:
                 time.sleep(LOOK_EVERY_S)
+
+    def take_over(self, node: Node) -> None:
+        """Keep an agent whose workers are ready already.
+
+        Args:
+            node: it.
+        """
+        self._by_id[node.place.node_id] = node
+        self.tally.joined += 1
+        self.tally.followed += 1
+        self._joined(node)
 
     def read(self, node: Node) -> Any:
         """What the head of a node brought, which is there.

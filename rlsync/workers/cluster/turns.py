@@ -16,6 +16,9 @@ class Turns:
 
     Every number must be used. A call ends its turn however it ends.
 
+    Args:
+        first: the number of the first call.
+
     Example:
         >>> turns = Turns()
         >>> with turns.turn(0, timeout_s=1.0):
@@ -28,8 +31,9 @@ class Turns:
           cure   look what holds that call up; the learner ends this agent and starts another one
     """
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self._next = first
         self._changed = Condition()
 
     @contextmanager
@@ -37,7 +41,7 @@ class Turns:
         """Wait for the turn of a call; the next one begins when the block ends.
 
         Args:
-            number: of the call, from 0.
+            number: of the call, from ``first``.
             timeout_s: how long to wait, seconds.
 
         Raises:
