@@ -248,10 +248,10 @@ def make_canary(version: int) -> Dreamer:
     return make_v3(prior_class=CanaryPriorV3)
 
 
-def fill(dreamer: Dreamer, version: int) -> None:
-    """Write a number into all weights that act."""
+def fill(player: nn.Module, version: int) -> None:
+    """Write a number into all weights."""
     with torch.no_grad():
-        for parameter in dreamer.player.parameters():
+        for parameter in player.parameters():
             parameter.fill_(version)
 
 
