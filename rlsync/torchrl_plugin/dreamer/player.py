@@ -141,7 +141,7 @@ class DreamerPlayer(TensorDictModuleBase):
             raise ConfigError(
                 f"the environment does not carry {STATE_VERSION!r}",
                 "DreamerPlayer, at a step",
-                "append player.primer() to the environment's transforms",
+                "TransformedEnv(env, Compose(InitTracker(), player.primer()))",
             )
         if stamp is None and self.on_adoption != "keep":
             raise ConfigError(
