@@ -33,6 +33,7 @@ from torchrl.modules import (
     RSSMStateEstimatorV3,
     TanhNormal,
     WorldModelWrapper,
+    symlog,
 )
 from torchrl.objectives import (
     DreamerActorLoss,
@@ -70,6 +71,17 @@ class Dreamer:
     model_loss: nn.Module
     actor_loss: nn.Module
     player: TensorDictSequential
+
+    def with_the_prior_last(self) -> TensorDictSequential:
+        """DreamerV3's player in DreamerV1's arrangement, as TorchRL's example of DreamerV3 has it."""
+        encoder, estimator, actor = self.player.module
+        return TensorDictSequential(
+            TensorDictModule(symlog, ["observation"], ["observation"]),
+            encoder,
+            TensorDictModule(estimator.posterior, ["belief", "encoded_latents"], ["_", "state"]),
+            actor,
+            TensorDictModule(estimator.prior, ["state", "belief", "action"], ["_", "_", ("next", "belief")]),
+        )
 
     def copied(self) -> TensorDictSequential:
         """A player with memory of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -130,6 +131,21 @@ def test_what_is_excluded_takes_no_part_in_acting(recurrent_model: str) -> None:
     assert outcome(player) != before
 
 
+def test_a_player_of_version_3_may_have_its_prior_at_the_end() -> None:
+    dreamer = make_v3()
+    own = copy.deepcopy(dreamer.with_the_prior_last())
+    with beside(dreamer, own) as (trainer, player):
+        plan = resolve(dreamer_map(dreamer.loss_module, player), trainer).check()
+        sent = {row.destination.removeprefix("policy.player.module[") for row in plan.rows}
+        assert len(sent) == len(list(player.parameters())) - 4
+        assert not any("rnn_to_prior_projector" in name for name in sent)
+        before = outcome(player)
+        with torch.no_grad():
+            player.player[4].module.rnn_to_prior_projector[0].weight.add_(1)
+        assert outcome(player) == before
+        assert sorted(player.primer().primers.keys()) == ["belief", "state", "state_version"]
+
+
 def test_a_wrapped_player_is_looked_into() -> None:
     dreamer = make_v3()
     seeded = DreamerPlayer(DreamerV3SeededPolicy(dreamer.copied(), seed=1))
@@ -174,7 +190,7 @@ def test_a_loss_or_a_player_of_another_kind_is_refused() -> None:
     v1, v3 = make_v1(), make_v3()
     refused(nn.Linear(1, 1), v3.player, "there is no DreamerModelLoss")
     refused(v3.model_loss, v3.player, "there is no DreamerActorLoss")
-    refused(v3.loss_module, nn.Linear(1, 1), "there is no RSSMPosterior")
+    refused(v3.loss_module, nn.Linear(1, 1), "there is no RSSMStateEstimatorV3, RSSMPosterior or")
     refused(v3.loss_module, v1.player, "DreamerV3's and the player is DreamerV1's")
     refused({"a": v1.model_loss, "b": v3.actor_loss}, v1.player, "DreamerV1's and the actor is DreamerV3's")
     refused({"a": v3.loss_module, "b": make_v3().loss_module}, v3.player, "2 of DreamerModelLoss")

@@ -89,6 +89,15 @@ def test_a_canary_shows_which_weights_made_which_state(version: int, on_adoption
     assert seen == (on_adoption != "recompute"), "an adoption in the middle of an episode was seen"
 
 
+def test_a_prior_at_the_end_makes_the_belief_of_the_next_step() -> None:
+    dreamer = make_canary(3)
+    player = DreamerPlayer(copy.deepcopy(dreamer.with_the_prior_last()), on_adoption="recompute")
+    frames = collected(dreamer, player, rollouts=5)
+    after = frames["next", "belief"].tolist()
+    found = list(zip(frames["state_version"].flatten().tolist(), after, strict=True))
+    assert found == expected(frames, "recompute")
+
+
 def test_recompute_keeps_a_window_of_steps() -> None:
     dreamer = make_canary(3)
     frames = collected(

@@ -97,10 +97,11 @@ def _paired(what: str, acting: tuple[Unit, ...], trained: tuple[Unit, ...], wher
 
 def _dynamics(acts: PlayerParts, trained: LossParts) -> Iterator[_Pair]:
     rollout = trained.rollout.path
-    if acts.version == 3:
+    unused = NOT_ACTING if acts.version == 3 else ()
+    if acts.estimates:
         estimator = acts.posterior.path
-        yield f"{estimator}.prior", f"{rollout}.rssm_prior.module", NOT_ACTING
+        yield f"{estimator}.prior", f"{rollout}.rssm_prior.module", unused
         yield f"{estimator}.posterior", f"{rollout}.rssm_posterior.module", ()
     else:
         yield acts.posterior.path, f"{rollout}.rssm_posterior", ()
-        yield acts.prior.path, f"{rollout}.rssm_prior", ()
+        yield f"{acts.prior.path}.module", f"{rollout}.rssm_prior.module", unused

@@ -10,7 +10,9 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 from torchrl.modules import (
     RSSMPosterior,
+    RSSMPosteriorV3,
     RSSMPrior,
+    RSSMPriorV3,
     RSSMRollout,
     RSSMRolloutV3,
     RSSMStateEstimatorV3,
@@ -57,9 +59,9 @@ class PlayerParts:
     Args:
         version: 1 or 3.
         encoders: what is called before the posterior, in order.
-        posterior: the unit with the posterior: of version 3 the state estimator.
+        posterior: the unit with the posterior, or the state estimator of DreamerV3.
         actors: what has weights and is none of the others, in order.
-        prior: of version 1, the unit with the prior; of version 3 the state estimator.
+        prior: the unit with the prior; the posterior's own unit if that is the state estimator.
     """
 
     version: int
@@ -67,6 +69,14 @@ class PlayerParts:
     posterior: Unit
     actors: tuple[Unit, ...]
     prior: Unit
+
+    @property
+    def estimates(self) -> bool:
+        """Whether a state estimator makes the belief from the previous action, before the posterior.
+
+        In the other arrangement the prior comes last, and makes the belief of the next step.
+        """
+        return self.prior is self.posterior
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +127,11 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
         posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
         version = 3
     else:
-        posterior = _one([u for u in found if isinstance(u.inner, RSSMPosterior)], "RSSMPosterior", where)
-        prior = _one([u for u in found if isinstance(u.inner, RSSMPrior)], "RSSMPrior", where)
-        version = 1
+        posteriors = [u for u in found if isinstance(u.inner, (RSSMPosterior, RSSMPosteriorV3))]
+        priors = [u for u in found if isinstance(u.inner, (RSSMPrior, RSSMPriorV3))]
+        posterior = _one(posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where)
+        prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
+        version = 3 if isinstance(prior.inner, RSSMPriorV3) else 1
     at = found.index(posterior)
     encoders = tuple(found[:at])
     actors = tuple(unit for unit in found[at + 1 :] if unit.learns and unit is not prior)
@@ -178,22 +190,18 @@ def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
     Raises:
         ConfigError: the prior does not know the shape of an action.
     """
-    prior: Any = parts.prior.inner
-    if parts.version == 1:
-        return {"state": (prior.state_dim,), "belief": (prior.rnn_hidden_dim,)}
-    prior = prior.prior
+    prior: Any = parts.prior.module.prior if parts.estimates else parts.prior.inner
+    width = prior.state_dim if parts.version == 1 else prior.num_categoricals * prior.num_classes
+    shapes: dict[str, tuple[int, ...]] = {"state": (width,), "belief": (prior.rnn_hidden_dim,)}
+    if not parts.estimates:
+        return shapes
     if prior.action_shape is None:
         raise ConfigError(
             "the prior does not know the shape of an action",
             f"player, {parts.prior.path}.prior, {type(prior).__name__}",
             "give it action_spec or action_shape",
         )
-    width = prior.num_categoricals * prior.num_classes
-    return {
-        "state": (width,),
-        "belief": (prior.rnn_hidden_dim,),
-        "previous_action": tuple(prior.action_shape),
-    }
+    return {**shapes, "previous_action": tuple(prior.action_shape)}
 
 
 def _one(found: list[Unit], what: str, where: str) -> Unit:

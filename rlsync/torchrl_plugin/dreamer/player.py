@@ -53,8 +53,8 @@ class DreamerPlayer(TensorDictModuleBase):
 
     Args:
         player: the policy: of DreamerV3 a TensorDictSequential of encoder, ``RSSMStateEstimatorV3(prior,
-            posterior)`` and actor; of DreamerV1 one of encoder, posterior, actor and prior. What explores
-            belongs into it: the action that it writes is the one that is carried.
+            posterior)`` and actor; of either version one of encoder, posterior, actor and prior. What
+            explores belongs into it: the action that it writes is the one that is carried.
         on_adoption: what happens to the state at an adoption in the middle of an episode.
         window: how many steps ``"recompute"`` keeps, in the memory of the worker.
 
@@ -160,7 +160,7 @@ class DreamerPlayer(TensorDictModuleBase):
     def _carry(self, tensordict: TensorDictBase, version: Tensor) -> None:
         """Write what the next step begins with. The primer keeps what stands there already."""
         for key in self._shapes:
-            if ("next", key) not in tensordict.keys(True):  # DreamerV1's prior writes the next belief
+            if ("next", key) not in tensordict.keys(True):  # a prior at the end writes the next belief
                 value = tensordict.get("action" if key == "previous_action" else key)
                 tensordict.set(("next", key), value.float())
         tensordict.set(("next", STATE_VERSION), version.clone())
@@ -178,7 +178,7 @@ class DreamerPlayer(TensorDictModuleBase):
             past = step.seen.copy().update({**begun, "is_init": step.begins})
             for unit in (*parts.encoders, parts.posterior):
                 unit.module(past)
-            if parts.version == 1:
+            if not parts.estimates:
                 parts.prior.module(past.set("action", step.action))
                 past.set("belief", past.get(("next", "belief")))
             carried = {
