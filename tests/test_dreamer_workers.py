@@ -13,7 +13,16 @@ from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.envs import Compose, EnvBase, InitTracker, TransformedEnv
 
-from rlsync import BoardScheme, DreamerPlayer, SyncWeights, WatchWorkers, WorkerLost, dreamer_map
+from rlsync import (
+    BoardScheme,
+    DreamerPlayer,
+    Every,
+    SyncWeights,
+    VerifySync,
+    WatchWorkers,
+    WorkerLost,
+    dreamer_map,
+)
 from tests.dreamer_parts import (
     Dreamer,
     ShowingPlayer,
@@ -127,6 +136,24 @@ def test_a_worker_that_adopts_at_every_policy_call_recomputes_in_the_middle_of_a
             assert bool(((carried == frames["policy_version"]) | (carried == -1)).all())
             if taken == 8:
                 break
+
+
+def test_a_decoupled_training_acts_with_what_it_publishes() -> None:
+    dreamer = make_v3()
+    player = DreamerPlayer(dreamer.copied(), on_adoption="reset")
+    with playing(player, MultiSyncCollector) as collector:
+        trainer = make_stock_trainer(dreamer, collector, total_frames=4 * WORKERS * ROLLOUT)
+        hook = SyncWeights(dreamer_map(dreamer.loss_module, player))
+        hook.register(trainer)
+        verify = VerifySync(hook, when=Every(1, "batches"), timeout_s=60.0)
+        verify.register(trainer)
+        stamps: list[set[float]] = []
+        trainer.register_op("batch_process", lambda batch: stamps.append(values(batch, "policy_version")))
+        trainer.train()
+    assert [len(acted) for acted in stamps] == [1] * 4
+    assert len(set().union(*stamps)) > 1
+    assert verify.checks > 0
+    assert verify.deviations == []
 
 
 # ------------------------------------------------------------------------------------- workers that are lost

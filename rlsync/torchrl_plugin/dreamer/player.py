@@ -170,7 +170,7 @@ class DreamerPlayer(TensorDictModuleBase):
         """The state that the present weights make of the steps so far."""
         parts = parts_of_player(self.player)
         batch = stale.shape[:-1]
-        carried = {key: torch.zeros(*batch, *shape) for key, shape in self._shapes.items()}
+        carried = {k: torch.zeros(*batch, *shape, device=stale.device) for k, shape in self._shapes.items()}
         for step in self._history:
             if step.begins.shape != stale.shape:  # other environments than now
                 continue
