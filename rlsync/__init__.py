@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rlsync.core.plan import Receipt, Source, SyncPlan
     from rlsync.core.trigger import Every, StepsAhead
     from rlsync.sync.send_shards import SendShards
+    from rlsync.torchrl_plugin.dreamer.map import dreamer_map
+    from rlsync.torchrl_plugin.dreamer.player import DreamerPlayer
     from rlsync.torchrl_plugin.forkserver import Forkserver
     from rlsync.torchrl_plugin.hooks.log_receipts import LogReceipts
     from rlsync.torchrl_plugin.hooks.policy_lag import LogPolicyLag
@@ -70,6 +72,8 @@ __all__ = [
     "BoardScheme",
     "RayBoardScheme",
     "Forkserver",
+    "dreamer_map",
+    "DreamerPlayer",
     "resolve",
     "SyncPlan",
     "Receipt",
@@ -114,6 +118,8 @@ _HOMES = {
     "BoardScheme": "rlsync.torchrl_plugin.scheme",
     "RayBoardScheme": "rlsync.torchrl_plugin.ray_scheme",
     "Forkserver": "rlsync.torchrl_plugin.forkserver",
+    "dreamer_map": "rlsync.torchrl_plugin.dreamer.map",
+    "DreamerPlayer": "rlsync.torchrl_plugin.dreamer.player",
     "resolve": "rlsync.torchrl_plugin.resolve",
     "SyncPlan": "rlsync.core.plan",
     "Receipt": "rlsync.core.plan",

@@ -19,6 +19,7 @@ PUBLIC = [
     "BoundStaleness",
     "ConfigError",
     "DestinationNotFound",
+    "DreamerPlayer",
     "Every",
     "Forkserver",
     "LayoutMismatch",
@@ -50,6 +51,7 @@ PUBLIC = [
     "WeightBoard",
     "WorkerLost",
     "__version__",
+    "dreamer_map",
     "resolve",
 ]
 

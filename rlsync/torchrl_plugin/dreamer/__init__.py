@@ -1,0 +1,1 @@
+"""Players of several modules with a recurrent state: TorchRL's DreamerV1 and DreamerV3."""

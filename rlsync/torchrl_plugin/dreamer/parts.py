@@ -1,0 +1,220 @@
+"""What a Dreamer loss and a Dreamer player are made of, found by type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from torch import nn
+from torchrl.modules import (
+    RSSMPosterior,
+    RSSMPosteriorV3,
+    RSSMPrior,
+    RSSMPriorV3,
+    RSSMRollout,
+    RSSMRolloutV3,
+    RSSMStateEstimatorV3,
+)
+from torchrl.objectives import (
+    DreamerActorLoss,
+    DreamerModelLoss,
+    DreamerV3ActorLoss,
+    DreamerV3ModelLoss,
+)
+
+from rlsync.core.errors import ConfigError
+
+_UNIT = (RSSMRollout, RSSMRolloutV3, RSSMStateEstimatorV3)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A module that is not taken apart any further.
+
+    Args:
+        path: from the module that was taken apart, joined by dots.
+        module: a TensorDictModule, a rollout, or the state estimator of DreamerV3.
+    """
+
+    path: str
+    module: Any
+
+    @property
+    def inner(self) -> object:
+        """What a TensorDictModule wraps; of others, the unit itself."""
+        return self.module.module if isinstance(self.module, TensorDictModule) else self.module
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has anything to send."""
+        return any(True for _ in self.module.parameters()) or any(True for _ in self.module.buffers())
+
+
+@dataclass(frozen=True, slots=True)
+class PlayerParts:
+    """The parts of a player.
+
+    Args:
+        version: 1 or 3.
+        encoders: what is called before the posterior, in order.
+        posterior: the unit with the posterior, or the state estimator of DreamerV3.
+        actors: what has weights and is none of the others, in order.
+        prior: the unit with the prior; the posterior's own unit if that is the state estimator.
+    """
+
+    version: int
+    encoders: tuple[Unit, ...]
+    posterior: Unit
+    actors: tuple[Unit, ...]
+    prior: Unit
+
+    @property
+    def estimates(self) -> bool:
+        """Whether a state estimator makes the belief from the previous action, before the posterior.
+
+        In the other arrangement the prior comes last, and makes the belief of the next step.
+        """
+        return self.prior is self.posterior
+
+
+@dataclass(frozen=True, slots=True)
+class LossParts:
+    """The parts of a loss, or of several, that a player acts with.
+
+    Args:
+        version: 1 or 3.
+        encoders: what is called before the recurrent model, in order; only what has weights.
+        rollout: the recurrent model.
+        actors: the units of the actor that have weights.
+    """
+
+    version: int
+    encoders: tuple[Unit, ...]
+    rollout: Unit
+    actors: tuple[Unit, ...]
+
+
+def units(module: nn.Module, path: str = "") -> Iterator[Unit]:
+    """The units of a module, in the order of its children.
+
+    Args:
+        module: to be taken apart.
+        path: where it is.
+    """
+    plain = isinstance(module, TensorDictModule) and not isinstance(module, TensorDictSequential)
+    if isinstance(module, _UNIT) or plain:
+        yield Unit(path, module)
+    elif isinstance(module, (TensorDictModuleBase, nn.ModuleList)):
+        for name, child in module.named_children():
+            yield from units(child, _joined(path, name))
+
+
+def parts_of_player(player: nn.Module) -> PlayerParts:
+    """Find the parts of a player.
+
+    Args:
+        player: what acts: the policy of a collector.
+
+    Raises:
+        ConfigError: it is no player of DreamerV1 or DreamerV3.
+    """
+    found = list(units(player))
+    where = f"player, {type(player).__name__}"
+    estimators = [unit for unit in found if isinstance(unit.module, RSSMStateEstimatorV3)]
+    if estimators:
+        posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
+        version = 3
+    else:
+        posteriors = [u for u in found if isinstance(u.inner, (RSSMPosterior, RSSMPosteriorV3))]
+        priors = [u for u in found if isinstance(u.inner, (RSSMPrior, RSSMPriorV3))]
+        posterior = _one(posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where)
+        prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
+        version = 3 if isinstance(prior.inner, RSSMPriorV3) else 1
+    at = found.index(posterior)
+    encoders = tuple(found[:at])
+    actors = tuple(unit for unit in found[at + 1 :] if unit.learns and unit is not prior)
+    if not encoders or not actors:
+        raise ConfigError(
+            f"the player has no {'actor after' if encoders else 'encoder before'} its posterior",
+            where,
+            "compose it as encoder, state and actor, as TorchRL's Dreamer examples do",
+        )
+    return PlayerParts(version, encoders, posterior, actors, prior)
+
+
+def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
+    """Find the parts of losses that a player acts with. Paths begin with the names of the losses.
+
+    Args:
+        losses: by their path on the trainer.
+
+    Raises:
+        ConfigError: they are no losses of DreamerV1 or DreamerV3.
+    """
+    where = "losses: " + ", ".join(f"{path} is {type(loss).__name__}" for path, loss in losses.items())
+    below = [
+        Unit(_joined(path, name), module)
+        for path, loss in losses.items()
+        for name, module in loss.named_modules()
+    ]
+    models = [unit for unit in below if isinstance(unit.module, (DreamerModelLoss, DreamerV3ModelLoss))]
+    actors = [unit for unit in below if isinstance(unit.module, (DreamerActorLoss, DreamerV3ActorLoss))]
+    model = _one(models, "DreamerModelLoss or DreamerV3ModelLoss", where)
+    actor = _one(actors, "DreamerActorLoss or DreamerV3ActorLoss", where)
+    versions = [
+        3 if isinstance(unit.module, (DreamerV3ModelLoss, DreamerV3ActorLoss)) else 1
+        for unit in (model, actor)
+    ]
+    if versions[0] != versions[1]:
+        raise ConfigError(
+            f"the world model is DreamerV{versions[0]}'s and the actor is DreamerV{versions[1]}'s",
+            where,
+            "give both losses of one version",
+        )
+    made = list(units(model.module.world_model, f"{model.path}.world_model"))
+    rollouts = [unit for unit in made if isinstance(unit.module, (RSSMRollout, RSSMRolloutV3))]
+    rollout = _one(rollouts, "RSSMRollout or RSSMRolloutV3", where)
+    encoders = tuple(unit for unit in made[: made.index(rollout)] if unit.learns)
+    acting = units(actor.module.actor_model, f"{actor.path}.actor_model")
+    return LossParts(versions[0], encoders, rollout, tuple(unit for unit in acting if unit.learns))
+
+
+def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a player carries from step to step, by key.
+
+    Args:
+        parts: of a player.
+
+    Raises:
+        ConfigError: the prior does not know the shape of an action.
+    """
+    prior: Any = parts.prior.module.prior if parts.estimates else parts.prior.inner
+    width = prior.state_dim if parts.version == 1 else prior.num_categoricals * prior.num_classes
+    shapes: dict[str, tuple[int, ...]] = {"state": (width,), "belief": (prior.rnn_hidden_dim,)}
+    if not parts.estimates:
+        return shapes
+    if prior.action_shape is None:
+        raise ConfigError(
+            "the prior does not know the shape of an action",
+            f"player, {parts.prior.path}.prior, {type(prior).__name__}",
+            "give it action_spec or action_shape",
+        )
+    return {**shapes, "previous_action": tuple(prior.action_shape)}
+
+
+def _one(found: list[Unit], what: str, where: str) -> Unit:
+    if len(found) == 1:
+        return found[0]
+    given = "no" if not found else f"{len(found)} of"
+    places = "" if not found else f" ({', '.join(unit.path or 'itself' for unit in found)})"
+    raise ConfigError(
+        f"there is {given} {what}",
+        where + places,
+        "give a loss and a player of TorchRL's DreamerV1 or V3; for others write the map by hand",
+    )
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name

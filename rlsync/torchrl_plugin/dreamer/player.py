@@ -1,0 +1,193 @@
+"""DreamerPlayer: a Dreamer policy that carries its state, and knows which version made it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.data import Unbounded
+from torchrl.envs import TensorDictPrimer
+
+from rlsync.core.errors import ConfigError
+from rlsync.torchrl_plugin.compat import STAMP
+from rlsync.torchrl_plugin.dreamer.parts import parts_of_player, state_shapes
+
+OnAdoption = Literal["keep", "reset", "recompute"]
+
+#: The key under which a frame says which version made the state that it began with.
+STATE_VERSION = "state_version"
+
+#: What stands there where a step began with zeros, or where frames are not stamped.
+NO_VERSION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one step of the environments brought, kept to make the state again."""
+
+    seen: TensorDictBase
+    begins: Tensor
+    action: Tensor
+
+
+class DreamerPlayer(TensorDictModuleBase):
+    """Acts with a Dreamer policy, and carries its recurrent state from step to step.
+
+    A recurrent state outlives the weights that made it. When a worker adopts a version in the middle of an
+    episode, the next step begins with a state that older weights made. This module declares what happens
+    then. It also writes on each frame, under ``"state_version"``, which version made the state that the step
+    began with: -1 where it began with zeros.
+
+    It also carries what TorchRL's primer leaves at zero: DreamerV3 reads the previous action.
+
+    - ``"keep"`` uses the state as it is. This is what TorchRL's collectors do.
+    - ``"reset"`` begins with zeros, as at the first step of an episode.
+    - ``"recompute"`` makes the state again, with the new weights, from the observations and actions of the
+      episode so far, at most ``window`` of them. It is exact when the episode is not longer than that, apart
+      from what the posterior draws at random.
+
+    Args:
+        player: the policy: of DreamerV3 a TensorDictSequential of encoder, ``RSSMStateEstimatorV3(prior,
+            posterior)`` and actor; of either version one of encoder, posterior, actor and prior. What
+            explores belongs into it: the action that it writes is the one that is carried.
+        on_adoption: what happens to the state at an adoption in the middle of an episode.
+        window: how many steps ``"recompute"`` keeps, in the memory of the worker.
+
+    Raises:
+        ConfigError: the player is not made of TorchRL's parts, or an argument is wrong. At a step: the
+            frames are not stamped, so that an adoption cannot be seen; ``"keep"`` does not need the stamps.
+
+    Example:
+        >>> from tensordict.nn import TensorDictModule, TensorDictSequential
+        >>> from torch import nn
+        >>> from torchrl.modules import DreamerV3DiscreteActor, RSSMPosteriorV3, RSSMPriorV3
+        >>> from torchrl.modules import RSSMStateEstimatorV3
+        >>> encoder = TensorDictModule(nn.Linear(4, 8), ["observation"], ["encoded_latents"])
+        >>> sizes = {"hidden_dim": 8, "rnn_hidden_dim": 8, "num_categoricals": 2, "num_classes": 4}
+        >>> prior = RSSMPriorV3(action_shape=(2,), action_dim=2, **sizes)
+        >>> posterior = RSSMPosteriorV3(obs_embed_dim=8, **sizes)
+        >>> actor = DreamerV3DiscreteActor(16, 2, num_cells=8)
+        >>> policy = TensorDictSequential(encoder, RSSMStateEstimatorV3(prior, posterior), actor)
+        >>> player = DreamerPlayer(policy, on_adoption="reset")
+        >>> sorted(player.primer().primers.keys())
+        ['belief', 'previous_action', 'state', 'state_version']
+    """
+
+    def __init__(
+        self, player: TensorDictModuleBase, *, on_adoption: OnAdoption = "keep", window: int = 64
+    ) -> None:
+        super().__init__()
+        where = f"DreamerPlayer(on_adoption={on_adoption!r}, window={window!r})"
+        if on_adoption not in get_args(OnAdoption):
+            raise ConfigError(
+                f"{on_adoption!r} is nothing that can be done with a state",
+                where,
+                f"write one of {', '.join(map(repr, get_args(OnAdoption)))}",
+            )
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise ConfigError(f"a window is at least 1 step, got {window!r}", where, "for example window=64")
+        parts = parts_of_player(player)
+        self.player = player
+        self.on_adoption: OnAdoption = on_adoption
+        self.window = window
+        self._history: deque[_Step] = deque(maxlen=window)
+        self._shapes = state_shapes(parts)
+        carried = [("next", key) for key in (*self._shapes, STATE_VERSION)]
+        self.in_keys = list(dict.fromkeys([*player.in_keys, *self._shapes, STATE_VERSION]))
+        self.out_keys = list(dict.fromkeys([*player.out_keys, STATE_VERSION, *carried]))
+
+    def primer(self) -> TensorDictPrimer:
+        """The transform that an environment needs: it begins each episode with a state of zeros.
+
+        DreamerV3 also needs ``torchrl.envs.InitTracker()``.
+        """
+        specs = {key: Unbounded(shape=shape) for key, shape in self._shapes.items()}
+        specs[STATE_VERSION] = Unbounded(shape=(1,), dtype=torch.int64)
+        begins = {**dict.fromkeys(self._shapes, 0.0), STATE_VERSION: NO_VERSION}
+        return TensorDictPrimer(specs, default_value=begins, expand_specs=True)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Act once in each environment, and say what the next step begins with.
+
+        Args:
+            tensordict: of one step, with what an environment with :meth:`primer` gives.
+        """
+        made_by, version = self._versions(tensordict)
+        begins = made_by == NO_VERSION
+        stale = ~begins & (made_by != version)
+        if self.on_adoption != "keep" and bool(stale.any()):
+            again = self._recomputed(stale) if self.on_adoption == "recompute" else None
+            for key in self._shapes:
+                value = tensordict.get(key)
+                fresh = torch.zeros_like(value) if again is None else again[key].to(value.dtype)
+                tensordict.set(key, _where(stale, fresh, value))
+            made_by = torch.where(stale, NO_VERSION if again is None else version, made_by)
+        seen = tensordict.select(*self._observed(), strict=False) if self.on_adoption == "recompute" else None
+        self.player(tensordict)
+        tensordict.set(STATE_VERSION, made_by)
+        self._carry(tensordict, version)
+        if seen is not None:
+            self._history.append(_Step(seen.clone(), begins, tensordict.get("action").clone()))
+        return tensordict
+
+    def _versions(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+        made_by, stamp = tensordict.get(STATE_VERSION, None), tensordict.get(STAMP, None)
+        if made_by is None:
+            raise ConfigError(
+                f"the environment does not carry {STATE_VERSION!r}",
+                "DreamerPlayer, at a step",
+                "TransformedEnv(env, Compose(InitTracker(), player.primer()))",
+            )
+        if stamp is None and self.on_adoption != "keep":
+            raise ConfigError(
+                f"the frames do not carry {STAMP!r}, so an adoption cannot be seen",
+                f"DreamerPlayer(on_adoption={self.on_adoption!r}), at a step",
+                "pass track_policy_version=True to the collector, or give it a BoardScheme",
+            )
+        if stamp is None:
+            return made_by, torch.full_like(made_by, NO_VERSION)
+        return made_by, stamp.reshape(made_by.shape)
+
+    def _observed(self) -> list[NestedKey]:
+        """What the modules before the posterior read."""
+        return [key for unit in parts_of_player(self.player).encoders for key in unit.module.in_keys]
+
+    def _carry(self, tensordict: TensorDictBase, version: Tensor) -> None:
+        """Write what the next step begins with. The primer keeps what stands there already."""
+        for key in self._shapes:
+            if ("next", key) not in tensordict.keys(True):  # a prior at the end writes the next belief
+                value = tensordict.get("action" if key == "previous_action" else key)
+                tensordict.set(("next", key), value.float())
+        tensordict.set(("next", STATE_VERSION), version.clone())
+
+    @torch.no_grad()
+    def _recomputed(self, stale: Tensor) -> dict[str, Tensor]:
+        """The state that the present weights make of the steps so far."""
+        parts = parts_of_player(self.player)
+        batch = stale.shape[:-1]
+        carried = {k: torch.zeros(*batch, *shape, device=stale.device) for k, shape in self._shapes.items()}
+        for step in self._history:
+            if step.begins.shape != stale.shape:  # other environments than now
+                continue
+            begun = {key: _where(step.begins, torch.zeros_like(v), v) for key, v in carried.items()}
+            past = step.seen.copy().update({**begun, "is_init": step.begins})
+            for unit in (*parts.encoders, parts.posterior):
+                unit.module(past)
+            if not parts.estimates:
+                parts.prior.module(past.set("action", step.action))
+                past.set("belief", past.get(("next", "belief")))
+            carried = {
+                key: step.action.float() if key == "previous_action" else past.get(key).float()
+                for key in carried
+            }
+        return carried
+
+
+def _where(chosen: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """``one`` where chosen and ``other`` elsewhere; ``chosen`` is [*batch, 1]."""
+    return torch.where(chosen.reshape(*chosen.shape[:-1], *[1] * (one.ndim - chosen.ndim + 1)), one, other)
