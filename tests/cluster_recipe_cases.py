@@ -207,7 +207,7 @@ def test_td3_ends_by_an_evaluation_on_the_learners_machine_and_is_resumed(
     ]
     assert main(["train", *words, f"run_dir={first}"]) == 0
     said = capsys.readouterr().out
-    ended = re.search(r"^stopped: .* reached -100000  frames ([\d,]+)", said, re.MULTILINE)
+    ended = re.search(r"^stopped: target return reached  frames ([\d,]+)", said, re.MULTILINE)
     assert ended, said
     assert len((first / "evaluations.csv").read_text().splitlines()) >= 2, "a header and a result"
     assert (first / "cluster.json").exists()
