@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
+from torchrl.collectors import Collector
 from torchrl.data import OneHot
 from torchrl.modules import QValueActor
 
-from rlsync.recipes.off_policy.ladder import GreedyOnLadder
+from rlsync.recipes.env_config import EnvConfig
+from rlsync.recipes.off_policy.ladder import GreedyOnLadder, make_env_on_rung
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
 from rlsync.workers.player import Player, materialised, without_memory
@@ -163,3 +167,25 @@ def test_a_worker_gets_the_player_without_memory_and_acts_by_its_seed() -> None:
         module.load_state_dict(player.modules[name].state_dict())
     one, other = (unrolled(acting, seed=5)[0] for acting in (player, arrived))
     assert all(torch.equal(one.get(key), other.get(key)) for key in one.keys(True, True))
+
+
+@pytest.mark.processes
+def test_transitions_have_the_keys_of_a_stock_collector() -> None:
+    stock = Collector(
+        partial(make_env_on_rung, EnvConfig("CartPole-v1", ENVS), 1.0),
+        q_policy(0.5),
+        frames_per_batch=ENVS * STEPS,
+        total_frames=ENVS * STEPS,
+        track_policy_version=True,
+    )
+    try:
+        expected = next(iter(stock))
+    finally:
+        stock.shutdown()
+    (batch,) = unrolled(q_player(0.5))
+    made = transitions(batch, DiscreteActions(2))
+
+    def forms(batch: TensorDictBase) -> dict[Any, Any]:
+        return {key: (batch.get(key).shape, batch.get(key).dtype) for key in batch.keys(True, True)}
+
+    assert forms(made) == forms(expected), "so that a replay buffer takes the frames of both"
