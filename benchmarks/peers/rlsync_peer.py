@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -113,7 +114,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    with tempfile.TemporaryDirectory() as run_dir:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:  # Ray may still write
+        os.environ.setdefault("RAY_TMPDIR", run_dir)
         trainer = recipe.build(config_of(options, run_dir))
         trainer.register_op("post_steps", Report(trainer, options.seconds))
         try:
