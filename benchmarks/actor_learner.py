@@ -1,7 +1,8 @@
 """Compare the agent steps per second of the recipe ``impala`` on Pong with Sample Factory and TorchRL.
 
     python benchmarks/actor_learner.py [--seconds 60] [--rounds 1] [--only NAME ...] [--torso shallow]
-                                       [--lstm 0] [--peer-venv FOLDER] [--out FILE.json] [--table FILE.md]
+                                       [--lstm 0] [--cluster] [--peer-venv FOLDER] [--out FILE.json]
+                                       [--table FILE.md]
 
 The contenders run one after the other in each round, each in its own processes with one torch thread:
 
@@ -9,6 +10,13 @@ The contenders run one after the other in each round, each in its own processes 
     rlsync-fp32-split          the same with the learner's torso in two Python threads
     sample_factory             Sample Factory 2.1.1, APPO, in its own virtual environment (made at first use)
     torchrl                    MultiAsyncCollector, VTrace, A2CLoss, SharedMemWeightSyncScheme; no LSTM
+
+With ``--cluster`` they are
+
+    rlsync-fp32, rlsync-ray    the recipe without Ray, and with its workers on one Ray node of this machine
+    rllib                      RLlib 2.60's IMPALA, new API stack, in its own virtual environment; no LSTM
+
+These run in a network that has nothing but the loopback device, where this user may make one.
 
 All play Pong (84 x 84 x 4, four frames a step) on the CPU with 2 workers of 8 environments, rollouts of 32,
 one optimizer step for every 256 steps, and the same network. Steps are agent steps that the learner has
@@ -21,18 +29,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from peers.rounds import compare, median, shown
-from peers.venvs import SAMPLE_FACTORY
+from peers.rounds import alone, compare, median, shown
+from peers.venvs import RLLIB, SAMPLE_FACTORY
 from peers.watch import Figures, figures
 
 from rlsync.tensors.precision import bfloat16_instructions
 
 PEERS = Path(__file__).parent / "peers"
-APPO, TORCHRL = "sample_factory", "torchrl"
+APPO, TORCHRL, RAY, RLLIB_PEER = "sample_factory", "torchrl", "rlsync-ray", "rllib"
 PACKAGES = (
     "torch",
     "sample-factory",
@@ -42,11 +51,12 @@ PACKAGES = (
     "numpy",
     "ale-py",
     "opencv-python",
+    "opencv-python-headless",
+    "ray",
 )
-COLUMNS = (
-    *("steps/s", "x APPO", "x TorchRL", "steps/cpu s", "x APPO", "x TorchRL"),
-    *("cpu", "others", "lag mean", "lag max"),
-)
+COLUMNS = "cpu", "others", "lag mean", "lag max"
+PEERS_OF_ONE_HOST = {APPO: "APPO", TORCHRL: "TorchRL"}
+PEERS_OF_A_CLUSTER = {"rlsync-fp32": "without Ray", RLLIB_PEER: "RLlib"}
 OTHERS_DISTURB = 0.1  # processor seconds a second
 
 
@@ -73,12 +83,32 @@ def run_torchrl(options: argparse.Namespace) -> list[str] | None:
     return [sys.executable, str(PEERS / "torchrl_peer.py"), *_like(options), *options.torchrl_args.split()]
 
 
+def run_rllib(options: argparse.Namespace) -> list[str] | None:
+    """The command for RLlib, in its own virtual environment. None with an LSTM or a deep torso."""
+    if options.lstm or options.torso != "shallow":
+        print("rllib: left out, it is compared with the shallow torso, without an LSTM")
+        return None
+    python = RLLIB.python(options.peer_venv)
+    return [*alone(), str(python), str(PEERS / "rllib_peer.py"), *_like(options), *options.rllib_args.split()]
+
+
+def run_on_ray(options: argparse.Namespace) -> list[str] | None:
+    """The command for the recipe with its workers on a Ray node of this machine."""
+    command = run_rlsync(options)
+    return command and [*alone(), *command, "--cluster"]
+
+
 CONTENDERS: dict[str, Callable[[argparse.Namespace], list[str] | None]] = {
     "rlsync-fp32": run_rlsync,
     "rlsync-fp32-split": lambda options: run_rlsync(options, threads=2),
     "rlsync-bf16": lambda options: run_rlsync(options, "bf16"),
     APPO: run_sample_factory,
     TORCHRL: run_torchrl,
+}
+ON_A_CLUSTER: dict[str, Callable[[argparse.Namespace], list[str] | None]] = {
+    "rlsync-fp32": run_rlsync,
+    RAY: run_on_ray,
+    RLLIB_PEER: run_rllib,
 }
 
 
@@ -87,15 +117,22 @@ def _like(options: argparse.Namespace) -> list[str]:
     return [word for name in names for word in (f"--{name}", str(vars(options)[name]))]
 
 
-def table(measured: dict[str, list[Figures]]) -> str:
-    """The medians over the rounds, as a Markdown table."""
-    rows = [("contender", *COLUMNS), ("---", *("---:" for _ in COLUMNS))]
+def table(measured: dict[str, list[Figures]], peers: Mapping[str, str] = PEERS_OF_ONE_HOST) -> str:
+    """The medians over the rounds, as a Markdown table.
+
+    Args:
+        measured: by contender.
+        peers: those that the others are divided by, and what their columns are called.
+    """
+    each = [f"x {name}" for name in peers.values()]
+    columns = ("steps/s", *each, "steps/cpu s", *each, *COLUMNS)
+    rows = [("contender", *columns), ("---", *("---:" for _ in columns))]
     for name, runs in measured.items():
         numbers = []
         for field in ("steps_per_s", "steps_per_cpu_s"):
             own = _median(runs, field)
             numbers.append(shown(own, 0))
-            for peer in (APPO, TORCHRL):
+            for peer in peers:
                 theirs = _median(measured.get(peer, []), field)
                 numbers.append(shown(own / theirs if own and theirs else None, 2))
         rest = ("cpu_per_s", "others_cpu_per_s", "lag_mean", "lag_max")
@@ -114,19 +151,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--only", nargs="+", choices=sorted({*CONTENDERS, *ON_A_CLUSTER}))
+    parser.add_argument("--cluster", action="store_true", help="beside Ray and RLlib")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--rollout", type=int, default=32)
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
     parser.add_argument("--lstm", type=int, default=0, help="units")
-    parser.add_argument("--peer-venv", type=Path, default=SAMPLE_FACTORY.folder)
+    parser.add_argument("--peer-venv", type=Path, help="of Sample Factory or, with --cluster, of RLlib")
     parser.add_argument("--appo-args", default="", help="further arguments of peers/appo_peer.py")
     parser.add_argument("--torchrl-args", default="", help="further arguments of peers/torchrl_peer.py")
+    parser.add_argument("--rllib-args", default="", help="further arguments of peers/rllib_peer.py")
     parser.add_argument("--out", type=Path, default=Path("actor_learner.json"))
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    return compare(options, CONTENDERS, PACKAGES, figures, table)
+    contenders = ON_A_CLUSTER if options.cluster else CONTENDERS
+    options.only = options.only or list(contenders)
+    if not contenders.keys() >= set(options.only):
+        parser.error(f"--only {' '.join(options.only)}: give some of {', '.join(contenders)}")
+    peers = PEERS_OF_A_CLUSTER if options.cluster else PEERS_OF_ONE_HOST
+    return compare(options, contenders, PACKAGES, figures, partial(table, peers=peers))
 
 
 if __name__ == "__main__":

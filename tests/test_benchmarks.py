@@ -224,6 +224,22 @@ def test_the_canary_of_a_cluster_finds_nothing_torn_misnamed_or_left(tmp_path: P
 
 
 @needs_ray
+@pytest.mark.slow
+def test_the_actor_learner_is_measured_on_a_ray_node(tmp_path: Path) -> None:
+    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
+    size = ["--seconds", 4, "--envs", 2, "--rollout", 8, "--workers", 1]
+    contenders = ["--cluster", "--only", "rlsync-ray", *size]
+    ended = _run_alone(BENCHMARKS / "actor_learner.py", *contenders, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    (figures,) = found["rounds"]["rlsync-ray"]
+    assert figures["steps_per_s"] > 0
+    assert found["versions"]["rlsync-ray"]["ray"]
+    assert "x without Ray" in table.read_text()
+    assert "| rlsync-ray |" in table.read_text()
+
+
+@needs_ray
 @pytest.mark.seconds
 def test_an_image_crosses_to_each_other_node_of_a_cluster_once(tmp_path: Path) -> None:
     out = tmp_path / "nodes.json"

@@ -28,8 +28,9 @@ import torch
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
-from rlsync.recipes.config import CollectorConfig, Config, PPOConfig, errors
-from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig
+from rlsync.recipes.config import CollectorConfig, Config, PPOConfig, RecipeConfig
+from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.off_policy.config import DQNConfig, SACConfig, TD3Config
 from rlsync.transport.ring.reader import RingWriter, RolloutRing
 from rlsync.workers.cluster.address import check_reachable
 from rlsync.workers.cluster.turns import Turns
@@ -189,10 +190,12 @@ def test_settings_that_cannot_work_are_refused_before_ray_starts() -> None:
     assert refused(ClusterConfig(kind="ray", placement="others")) == ["cluster.placement=others"]
     assert refused(ClusterConfig(kind="ray", resources={"a": 0})) == ["cluster.resources.a"]
     assert refused(ClusterConfig(kind="ray", resources={"a": "much"})) == ["cluster.resources.a"]
-    assert refused(ClusterConfig(kind="ray"), recipe=PPOConfig()) == ["cluster.kind=ray"]
+    assert refused(ClusterConfig(kind="ray"), recipe=RecipeConfig("own")) == ["cluster.kind=ray"]
+    for recipe in (PPOConfig(), DQNConfig(), SACConfig(), TD3Config()):
+        assert refused(ClusterConfig(kind="ray"), recipe=recipe) == []
     three = ClusterConfig(kind="ray", workers_per_node=3)
     assert refused(three, collector=CollectorConfig(device=["cpu", "cpu"])) == ["collector.device"]
-    assert refused(ClusterConfig(), recipe=PPOConfig()) == [], "cluster=none is for every recipe"
+    assert refused(ClusterConfig(), recipe=RecipeConfig("own")) == [], "cluster=none is for every recipe"
 
 
 @needs_ray
@@ -205,19 +208,15 @@ def test_the_defaults_of_a_config_are_those_of_the_collector() -> None:
     assert (config.placement == "all") is placement.beside_learner
 
 
-def test_an_evaluating_process_on_a_cluster_is_refused() -> None:
-    recipe = ImpalaConfig(evaluation=EvaluationConfig(every_frames=100))
-    found = [str(error) for error in errors(Config(recipe=recipe, cluster=ClusterConfig(kind="ray")))]
-    assert any("recipe.evaluation.every_frames" in error and "rlsync eval RUN" in error for error in found)
-
-
 @needs_ray
 def test_the_command_line_checks_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["check", "recipe=impala", "env=cartpole", "cluster=ray", "+cluster.resources.rollouts=1"]) == 0
     )
-    assert main(["check", "recipe=dqn", "env=cartpole", "cluster=ray"]) == 2
-    assert "the recipe 'dqn' cannot act on a cluster" in capsys.readouterr().out
+    for recipe in ("ppo", "dqn", "sac", "td3"):
+        assert main(["check", f"recipe={recipe}", "cluster=ray"]) == 0
+    assert main(["check", "recipe=dqn", "env=pong", "cluster=ray"]) == 2
+    assert "it gives pixels" in capsys.readouterr().out
 
 
 def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
@@ -269,6 +268,20 @@ def test_agents_outlive_a_killed_learner_by_choice_and_leave_no_process() -> Non
     said = ran.stdout + ran.stderr
     assert ran.returncode == 0, said
     assert "3 passed" in said
+    assert left == set(), said
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_recipes_with_torchrls_losses_learn_from_a_node_with_exact_stamps_and_leave_no_process() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+    cases = "tests/cluster_recipe_cases.py"
+    ran, left = in_a_session([*command, cases], alone=True, timeout_s=570, grace_s=90)
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    assert "4 passed" in said
     assert left == set(), said
 
 

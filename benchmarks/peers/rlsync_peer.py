@@ -2,10 +2,12 @@
 
     python benchmarks/peers/rlsync_peer.py --precision fp32 --seconds 60 [--workers 2] [--envs 8]
                                            [--rollout 32] [--torso shallow] [--lstm 0] [--torso-threads 1]
+                                           [--cluster]
 
 This is the training of ``rlsync train recipe=impala env=pong``, built in Python so that it can end after a
 given time. Steps are those that the learner has trained on. The lag covers all steps of the run and comes
-from the recipe's own histogram.
+from the recipe's own histogram. With ``--cluster`` it starts a Ray of this machine, whose one node has the
+workers.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +25,7 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import run_files
+from rlsync.recipes.cluster_config import THIS_MACHINE, ClusterConfig
 from rlsync.recipes.config import AtariConfig, CollectorConfig, Config, LoggerConfig
 from rlsync.recipes.hooks import Bottleneck
 from rlsync.recipes.impala import recipe
@@ -82,6 +86,7 @@ def config_of(options: argparse.Namespace, run_dir: str) -> Config:
         checkpoint_every_frames=NEVER,
         env=AtariConfig("ALE/Pong-v5", options.envs, repeat_action_probability=0.0),
         collector=CollectorConfig("async", options.workers, batch),
+        cluster=ClusterConfig(kind="ray" if options.cluster else THIS_MACHINE),
         logger=LoggerConfig(kind="none"),
         recipe=settings,
     )
@@ -105,10 +110,12 @@ def main() -> None:
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
     parser.add_argument("--lstm", type=int, default=0)
     parser.add_argument("--torso-threads", type=int, default=1)
+    parser.add_argument("--cluster", action="store_true", help="workers on a Ray node of this machine")
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    with tempfile.TemporaryDirectory() as run_dir:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:  # Ray may still write
+        os.environ.setdefault("RAY_TMPDIR", run_dir)
         trainer = recipe.build(config_of(options, run_dir))
         trainer.register_op("post_steps", Report(trainer, options.seconds))
         try:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import time
@@ -77,7 +78,7 @@ def compare(
         "host": machine,
         "seconds": options.seconds,
         "commands": commands,
-        "versions": {name: versions(command[0], packages) for name, command in commands.items()},
+        "versions": {name: versions(_python_of(command), packages) for name, command in commands.items()},
         "rounds": {name: [asdict(one) for one in runs] for name, runs in measured.items()},
     }
     options.out.write_text(json.dumps(found, indent=2) + "\n")
@@ -85,6 +86,17 @@ def compare(
     if options.table:
         options.table.write_text(table(measured) + "\n")
     return int(any(len(runs) < options.rounds for runs in measured.values()))
+
+
+def alone() -> list[str]:
+    """Words in front of a command that keep it, and the Ray that it starts, in a network of its own.
+
+    None where this user may not make one.
+    """
+    there = shutil.which("unshare") and shutil.which("ip")
+    if there and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0:
+        return ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    return []
 
 
 def median(values: Iterable[float | None]) -> float | None:
@@ -101,6 +113,12 @@ def versions(python: str, packages: Sequence[str]) -> dict[str, str]:
     )
     found = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
     return {"python": platform.python_version(), **json.loads(found.stdout)}
+
+
+def _python_of(command: Sequence[str]) -> str:
+    """The interpreter that runs a contender's script, which may have other words before it."""
+    (place, *_) = (place for place, word in enumerate(command) if word.endswith(".py"))
+    return command[place - 1]
 
 
 def host() -> dict[str, object]:

@@ -54,3 +54,7 @@ SAMPLE_FACTORY = PeerVenv(
     ),
 )
 STABLE_BASELINES = PeerVenv("stable_baselines3", ("torch==2.13.0", "stable-baselines3==2.9.2"))
+RLLIB = PeerVenv(
+    "rllib",
+    ("torch==2.13.0", "ray[rllib]==2.60.0", "gymnasium==1.2.2", "ale-py==0.12.1", "opencv-python-headless"),
+)

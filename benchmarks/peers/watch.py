@@ -21,7 +21,7 @@ from typing import IO, Any
 
 MARK = "@ "
 WARM_UP_PART = 1 / 3
-START_AND_END_S = 120.0  # time for start and end, besides the given seconds
+START_AND_END_S = 200.0  # time for start and end, besides the given seconds
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

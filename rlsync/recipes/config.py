@@ -215,6 +215,10 @@ class PPOConfig(RecipeConfig):
         """See :meth:`RecipeConfig.updates_after`: some passes over the batch."""
         return self.num_epochs * math.ceil(config.collector.frames_per_batch / self.batch_size)
 
+    def acts_on_clusters(self) -> bool:
+        """See :meth:`RecipeConfig.acts_on_clusters`."""
+        return True
+
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
         yield from width_errors("recipe.hidden", self.hidden)

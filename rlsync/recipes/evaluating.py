@@ -22,6 +22,7 @@ from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.workers.evaluator import EvaluationJob, Evaluator
 from rlsync.workers.player import POLICY
+from rlsync.workers.rollout_collector import RolloutCollector
 
 
 def register_with_evaluations(
@@ -32,7 +33,7 @@ def register_with_evaluations(
     With evaluations, ``recipe.target_return`` is theirs: the returns of episodes that explore end nothing.
 
     Args:
-        trainer: of a recipe on stock collectors.
+        trainer: of a recipe whose frames are those of stock collectors.
         config: the run.
         acting: what the workers act with, exploration included.
         spaces: of the environment.
@@ -56,14 +57,13 @@ def make_evaluator(
     spaces: Spaces,
     learned: str,
 ) -> Evaluator:
-    """The process that plays greedily, on the board that the workers read.
+    """The process that plays greedily, on the board that the workers of this machine read, or one like it.
 
     Raises:
         ConfigError: the collector has no board, or the run no folder.
     """
-    endpoint = endpoint_of(collector)
-    handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
-    if not isinstance(handle, BoardHandle) or config.run_dir is None:
+    handle = _board_of(collector)
+    if handle is None or config.run_dir is None:
         raise ConfigError(
             "an evaluation needs a board to read and a run folder to write to",
             "recipe.evaluation.every_frames, run_dir",
@@ -84,3 +84,12 @@ def make_evaluator(
         kept=f"{POLICY}.{learned}",
     )
     return Evaluator(job)
+
+
+def _board_of(collector: BaseCollector) -> BoardHandle | None:
+    """A board of this machine with every version that a collector's workers get; None if there is none."""
+    if isinstance(collector, RolloutCollector):
+        return collector.board_here()
+    endpoint = endpoint_of(collector)
+    handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    return handle if isinstance(handle, BoardHandle) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,12 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn, optim
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
-from torchrl.envs import EnvBase
 from torchrl.modules import MLP
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Forkserver, LogReceipts, SyncWeights, WatchWorkers
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
+from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import Config, sync_map, trigger
 from rlsync.recipes.device_config import worker_devices
 from rlsync.recipes.hooks import (
@@ -31,6 +31,7 @@ from rlsync.recipes.hooks import (
     StopIfNotFinite,
 )
 from rlsync.recipes.loggers import make_logger
+from rlsync.recipes.off_policy.ladder import env_makers
 from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
 from rlsync.recipes.spaces import Spaces, make_env, making, probe
@@ -39,6 +40,7 @@ from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
+from rlsync.workers.rollout_collector import RolloutCollector
 
 __all__ = [
     "MixedMLP",
@@ -119,9 +121,10 @@ def started_collector(
     policy: TensorDictModuleBase,
     *,
     random_frames: int = 0,
-    env_makers: Sequence[Callable[[], EnvBase]] | None = None,
+    ladder_alpha: float = 0.0,
+    spaces: Spaces | None = None,
 ) -> Iterator[BaseCollector]:
-    """Worker processes that act with ``policy`` and adopt its weights from a board.
+    """Worker processes, here or on a cluster, that act with ``policy`` and adopt its weights from a board.
 
     Policies act on the devices that the config names. Environments step on the CPU, and frames arrive in
     host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
@@ -131,12 +134,37 @@ def started_collector(
         config: of the run.
         policy: what the workers act with.
         random_frames: they take random actions in so many frames first.
-        env_makers: one for each worker, where their environments differ.
+        ladder_alpha: above 0, the environments of each worker have an ``exploration_exponent``; see
+            :class:`~rlsync.workers.players.q.EpsilonLadder`.
+        spaces: of the environment; a cluster needs them.
     """
+    if config.cluster.kind == THIS_MACHINE:
+        collector = _stock_collector(config, policy, random_frames, ladder_alpha)
+    else:
+        from rlsync.recipes.on_cluster import transition_collector  # which needs ray
+
+        collector = transition_collector(
+            config,
+            workers_policy(config, policy),
+            spaces or probe(config.env),
+            random_frames=random_frames,
+            ladder_alpha=ladder_alpha,
+        )
+    try:
+        yield collector
+    except BaseException:
+        collector.shutdown()
+        raise
+
+
+def _stock_collector(
+    config: Config, policy: TensorDictModuleBase, random_frames: int, ladder_alpha: float
+) -> BaseCollector:
     settings = config.collector
+    makers = [partial(make_env, config.env)] * settings.num_workers
     with Forkserver(preload=[__name__]):
-        collector = _COLLECTORS[settings.kind](
-            list(env_makers or [partial(make_env, config.env)] * settings.num_workers),
+        collector: BaseCollector = _COLLECTORS[settings.kind](
+            env_makers(config.env, ladder_alpha, settings.num_workers) if ladder_alpha else makers,
             workers_policy(config, policy),
             frames_per_batch=settings.frames_per_batch,
             total_frames=-1,  # the trainer counts
@@ -145,11 +173,7 @@ def started_collector(
             init_random_frames=random_frames,
             weight_sync_schemes={"policy": BoardScheme(adopt=settings.adopt)},  # type: ignore[arg-type]
         )
-    try:
-        yield collector
-    except BaseException:
-        collector.shutdown()
-        raise
+    return collector
 
 
 def _devices(config: Config) -> dict[str, list[torch.device | None]]:
@@ -186,10 +210,10 @@ def trainer_settings(config: Config) -> dict[str, Any]:
 
 
 def register_hooks(trainer: Trainer, config: Config, *, stop_at_return: bool = True) -> EpisodeReturns:
-    """Register the hooks that every recipe on stock collectors has.
+    """Register the hooks that every recipe on stock collectors has, and on transitions from a cluster.
 
-    They publish by the config's sync map, log returns and publishes, watch the workers, and end the run
-    before a step with a loss or a gradient that is not finite.
+    They publish by the config's sync map, log returns and publishes, watch the workers (on a cluster, tell of
+    its nodes), and end the run before a step with a loss or a gradient that is not finite.
 
     Args:
         trainer: of the recipe.
@@ -199,11 +223,17 @@ def register_hooks(trainer: Trainer, config: Config, *, stop_at_return: bool = T
     Returns:
         The hook that logs returns, and that can end the run.
     """
-    register_sync(trainer, config)
+    collector = trainer.collector
+    register_sync(trainer, config, collector.counters if isinstance(collector, RolloutCollector) else None)
     target = config.recipe.target_return if stop_at_return else None
     returns = EpisodeReturns(target, config.recipe.target_episodes)
     returns.register(trainer)
-    WatchWorkers(config.collector.silent_timeout_s).register(trainer)
+    if config.cluster.kind == THIS_MACHINE:
+        WatchWorkers(config.collector.silent_timeout_s).register(trainer)
+    else:
+        from rlsync.recipes.on_cluster import tell_nodes  # which needs ray
+
+        tell_nodes(trainer, config, collector)
     return returns
 
 
@@ -225,8 +255,13 @@ def register_sync(
         The hook that publishes.
     """
     run_dir = None if config.run_dir is None else Path(config.run_dir)
+    routes = sync_map(config.sync)
+    if config.cluster.kind != THIS_MACHINE:
+        from rlsync.recipes.on_cluster import own_routes  # which needs ray
+
+        routes |= own_routes(trainer.collector)
     sync = SyncWeights(
-        sync_map(config.sync),
+        routes,
         trigger(config.sync.when),
         history=config.sync.history,
         receipts_file=None if run_dir is None else run_dir / RECEIPTS,

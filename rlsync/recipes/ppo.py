@@ -16,6 +16,7 @@ from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
+from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import Config, PPOConfig, check
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations
@@ -48,7 +49,9 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
     device = learner_device(config)
     loss = make_loss(recipe, spaces, device)
     settings = parts.trainer_settings(config)
-    with parts.started_collector(config, loss.actor_network) as collector:
+    # Collectors of TorchRL's with schemes require one, and others refuse it. SyncWeights replaces it.
+    update_map = {"policy": "loss_module.actor_network"} if config.cluster.kind == THIS_MACHINE else None
+    with parts.started_collector(config, loss.actor_network, spaces=spaces) as collector:
         optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5)
         trainer = PPOTrainer(
             **settings,
@@ -58,7 +61,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
             optimizer=optimizer,
             lr_scheduler=parts.annealing(config, optimizer),
             replay_buffer=TensorDictReplayBuffer(
-                storage=LazyTensorStorage(config.collector.frames_per_batch, device=device),
+                storage=LazyTensorStorage(collector.requested_frames_per_batch, device=device),
                 sampler=SamplerWithoutReplacement(),
                 batch_size=recipe.batch_size,
             ),
@@ -66,7 +69,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
             optim_steps_per_batch=None,  # the whole batch; a number would skip every other epoch
             gamma=recipe.gamma,
             lmbda=recipe.gae_lambda,
-            weight_update_map={"policy": "loss_module.actor_network"},  # required; SyncWeights replaces it
+            weight_update_map=update_map,
         )
         ToLearner(device).register(trainer)  # the advantages are computed before the replay buffer is filled
         register_with_evaluations(trainer, config, loss.actor_network, spaces)

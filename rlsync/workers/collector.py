@@ -11,6 +11,7 @@ import torch
 from rlsync.core.errors import ConfigError
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
+from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.ring.format import WhenFull
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
 from rlsync.workers.devices import device_named, device_of_each
@@ -171,6 +172,10 @@ class UnrollCollector(RolloutCollector):
     def restarted(self) -> int:
         """How many times a worker was started again."""
         return self._workers.restarts
+
+    def board_here(self) -> BoardHandle:
+        """The board that the workers read."""
+        return self.board.handle
 
     def counters(self) -> RingCounters:
         """Slots by state, rollouts written and taken, seconds that workers and learner have waited."""

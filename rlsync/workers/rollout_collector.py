@@ -16,6 +16,7 @@ from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError
 from rlsync.core.ledger import Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.program_end import end_with_program
+from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.contract import Transport
 from rlsync.transport.ring.reader import RingCounters
 from rlsync.workers.intake import Intake
@@ -70,6 +71,10 @@ class RolloutCollector(PolicyOnBoard):
     def last_workers(self) -> tuple[int, ...]:
         """The numbers of the workers that made the last batch."""
         return () if self._intake is None else self._intake.writers
+
+    @abstractmethod
+    def board_here(self) -> BoardHandle:
+        """A board of this machine with every version, for readers that are no workers."""
 
     @abstractmethod
     def counters(self) -> RingCounters:

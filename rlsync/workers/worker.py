@@ -65,7 +65,7 @@ def start_worker(method: str, job: WorkerJob, worker: int, life: int) -> BasePro
     """
     context: Any = get_context(method)
     if method == "forkserver":  # imports take seconds: the fork server does them once, for restarts too
-        context.set_forkserver_preload(["__main__", __name__])
+        context.set_forkserver_preload(["__main__", __name__, type(job.player).__module__])
     process: BaseProcess = context.Process(
         target=run_worker, args=(job, worker, life), name=f"rlsync worker {worker}", daemon=True
     )

@@ -158,12 +158,6 @@ class ImpalaConfig(RecipeConfig):
                 "recipe.when_full",
                 "give recipe.when_full=block, or cluster=none",
             )
-        if self.evaluation.every_frames and config.cluster.kind != THIS_MACHINE:
-            yield ConfigError(
-                "the evaluating process reads a board of this machine; a run on a cluster has none",
-                "recipe.evaluation.every_frames",
-                "give recipe.evaluation.every_frames=0, and rlsync eval RUN after the run; or cluster=none",
-            )
         if self.model.hidden is not None:
             yield from width_errors("recipe.model.hidden", self.model.hidden)
         if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:

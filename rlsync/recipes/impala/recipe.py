@@ -185,7 +185,7 @@ def make_collector(
         return UnrollCollector(
             network, spec, num_workers=workers, policy_device=devices, when_full=when_full, **shared
         )
-    from rlsync.recipes.impala.on_cluster import cluster_collector  # which needs ray
+    from rlsync.recipes.on_cluster import cluster_collector  # which needs ray
 
     return cluster_collector(config, spec, network, shared)
 
@@ -202,23 +202,21 @@ def register_hooks(
         mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
-    if isinstance(collector, UnrollCollector):
-        if config.run_dir is not None and recipe.evaluation.every_frames:
-            make_evaluator(config, recipe, collector, Path(config.run_dir)).register(trainer)
-        return
-    from rlsync.recipes.impala.on_cluster import ClusterCollector, tell_nodes  # which needs ray
+    if config.run_dir is not None and recipe.evaluation.every_frames:
+        make_evaluator(config, recipe, collector, Path(config.run_dir)).register(trainer)
+    if config.cluster.kind != THIS_MACHINE:
+        from rlsync.recipes.on_cluster import tell_nodes  # which needs ray
 
-    assert isinstance(collector, ClusterCollector), "make_collector makes one of the two"
-    tell_nodes(trainer, config, collector)
+        tell_nodes(trainer, config, collector)
 
 
 def make_evaluator(
-    config: Config, recipe: ImpalaConfig, collector: UnrollCollector, run_dir: Path
+    config: Config, recipe: ImpalaConfig, collector: RolloutCollector, run_dir: Path
 ) -> Evaluator:
-    """The evaluating process, on the board that the workers read."""
+    """The evaluating process, on the board that the workers of this machine read, or one like it."""
     evaluation = recipe.evaluation
     job = EvaluationJob(
-        board=collector.board.handle,
+        board=collector.board_here(),
         player=collector.worker_player,
         env=env_spec(config.env),
         episodes=evaluation.episodes,

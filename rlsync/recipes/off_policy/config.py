@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, caught, fraction, kept, not_below_zero, one_of
+from rlsync.recipes.cluster_config import workers_on_a_node
 from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
 from rlsync.recipes.device_config import stock_device_errors
 from rlsync.recipes.evaluation_config import EvaluationConfig
@@ -79,6 +80,10 @@ class OffPolicyConfig(RecipeConfig):
         """See :meth:`RecipeConfig.prefill_frames`."""
         return self.pace.prefill
 
+    def acts_on_clusters(self) -> bool:
+        """See :meth:`RecipeConfig.acts_on_clusters`."""
+        return True
+
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
         yield from width_errors("recipe.hidden", self.hidden)
@@ -138,11 +143,11 @@ class DQNConfig(OffPolicyConfig):
                 "recipe.optim_steps_per_batch",
                 f"give recipe.pace.ratio={ratio:g}",
             )
-        if self.ladder_alpha and config.collector.num_workers < 2:
+        if self.ladder_alpha and workers_on_a_node(config) < 2:
             yield ConfigError(
                 "one worker makes no ladder of exploration rates",
                 "recipe.ladder_alpha",
-                "give collector.num_workers of 2 or more, or recipe.ladder_alpha=0",
+                "give 2 or more workers (on a cluster, on each node), or recipe.ladder_alpha=0",
             )
 
     @classmethod

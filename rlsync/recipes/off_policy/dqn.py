@@ -15,12 +15,13 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
+from rlsync.recipes.cluster_config import workers_on_a_node
 from rlsync.recipes.config import Config, check
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.hooks import EpsilonDecay
 from rlsync.recipes.off_policy.building import make_trainer, register_hooks, seeing
 from rlsync.recipes.off_policy.config import DQNConfig
-from rlsync.recipes.off_policy.ladder import GreedyOnLadder, env_makers
+from rlsync.recipes.off_policy.ladder import GreedyOnLadder
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import DISCRETE, Spaces
 from rlsync.workers.players.q import EpsilonLadder
@@ -52,10 +53,9 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
     loss.make_value_estimator(gamma=recipe.gamma)
     loss.to(device)
     acting = TensorDictSequential(actor, greedy)
-    workers, alpha = config.collector.num_workers, recipe.ladder_alpha
-    makers = env_makers(config.env, alpha, workers) if alpha else None
+    workers, alpha = workers_on_a_node(config), recipe.ladder_alpha
     with parts.started_collector(
-        config, acting, random_frames=recipe.pace.prefill, env_makers=makers
+        config, acting, random_frames=recipe.pace.prefill, ladder_alpha=alpha, spaces=spaces
     ) as collector:
         trainer = make_trainer(
             config,

@@ -42,7 +42,9 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
     parts.seed_everything(config.seed)
     loss = make_loss(recipe, spaces, learner_device(config))
     acting = loss.actor_network
-    with parts.started_collector(config, acting, random_frames=recipe.pace.prefill) as collector:
+    with parts.started_collector(
+        config, acting, random_frames=recipe.pace.prefill, spaces=spaces
+    ) as collector:
         trainer = make_trainer(
             config,
             recipe,

@@ -46,7 +46,9 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
     device = learner_device(config)
     loss = make_loss(recipe, spaces, device)
     acting = TensorDictSequential(loss.actor_network, make_noise(recipe, spaces).to(device))
-    with parts.started_collector(config, acting, random_frames=recipe.pace.prefill) as collector:
+    with parts.started_collector(
+        config, acting, random_frames=recipe.pace.prefill, spaces=spaces
+    ) as collector:
         trainer = make_trainer(
             config,
             recipe,

@@ -12,6 +12,7 @@ from torch import Tensor
 from rlsync.tensors.layout import Layout
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.transport.ring.watch import RingCounters
+from rlsync.workers import frames as keys
 from rlsync.workers.cluster.flat import Arrived, Flat, unpack
 from rlsync.workers.cluster.job import Orders
 from rlsync.workers.cluster.node import ANSWER_WITHIN_S, Node
@@ -57,10 +58,12 @@ class Arrivals:
         self._free: list[int] = []
         self._held: set[int] = set()
         self._turn: list[str] = []  # nodes whose rollouts were taken, the last one at the end
-        self._taken = 0
+        self._taken = self._dropped = 0
         self._waited_s = 0.0
         self._origins: list[Origin] = []
         self.closed = False
+        #: Rollouts of older versions are left out.
+        self.oldest_version = 0
 
     def attach(self, nodes: Nodes) -> None:
         """Take from these nodes."""
@@ -115,8 +118,9 @@ class Arrivals:
                 left_s = max(0.0, started + timeout_s - time.monotonic())
                 for node in self._answering(left_s):
                     flat: Flat | None = self._attached.read(node)
-                    if flat is not None:
-                        return self._unpacked(node, flat)
+                    taken = None if flat is None else self._unpacked(node, flat)
+                    if taken is not None:
+                        return taken
                 if left_s == 0.0:
                     return None
         finally:
@@ -133,7 +137,8 @@ class Arrivals:
             self._free.append(taken.slot)
 
     def counters(self) -> RingCounters:
-        """All nodes together, as they said with their last rollouts; the waiting is this learner's own."""
+        """All nodes together, as they said with their last rollouts; the learner's waiting and what was left
+        out are this learner's own."""
         nodes, gone = self._attached, self._attached.tally
         known = [node.counters for node in nodes if node.counters is not None]
         return RingCounters(
@@ -145,6 +150,7 @@ class Arrivals:
             taken=self._taken,
             worker_wait_s=gone.worker_wait_s + sum(c.worker_wait_s for c in known),
             learner_wait_s=self._waited_s,
+            dropped=self._dropped,
         )
 
     @property
@@ -170,7 +176,8 @@ class Arrivals:
         served = {node_id: turn for turn, node_id in enumerate(self._turn, 1)}
         return sorted((heads[ref] for ref in ready), key=lambda node: served.get(node.place.node_id, 0))
 
-    def _unpacked(self, node: Node, flat: Flat) -> TakenRollout:
+    def _unpacked(self, node: Node, flat: Flat) -> TakenRollout | None:
+        """It, in this process's memory; ``None`` if its version is too old."""
         slot = self._free.pop() if self._free else len(self._buffers)
         if slot == len(self._buffers):
             self._buffers.append(torch.empty(self._layout.image_bytes, dtype=torch.uint8))
@@ -179,6 +186,10 @@ class Arrivals:
         self._turn = [*(other for other in self._turn if other != node_id), node_id]
         node.arrived += 1
         node.told(arrived.counters)
+        if int(arrived.views[keys.POLICY_VERSION].min()) < self.oldest_version:
+            self._dropped += 1
+            self._free.append(slot)
+            return None
         self._taken += 1
         self._held.add(slot)
         self._origins.append(Origin(node_id, node.pid or 0, arrived.writer, arrived.number))

@@ -18,11 +18,13 @@ from rlsync.core.ledger import Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
+from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.ray.learner import RayTransport
 from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.cluster.agent import NodeAgent
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
 from rlsync.workers.cluster.crew import Crew, Left, newest_stamp, taken_over
+from rlsync.workers.cluster.here import BoardHere
 from rlsync.workers.cluster.job import NodeJob
 from rlsync.workers.cluster.node import Node, Place
 from rlsync.workers.cluster.nodes import Nodes, Placement, Tally
@@ -139,6 +141,7 @@ class ClusterCollector(RolloutCollector):
         left = [] if crew is None else crew.left()
         ledger = Ledger()
         ledger.follow(newest_stamp(left))
+        self._here: BoardHere | None = None
         self._transport = RayTransport()
         super().__init__(
             acting,
@@ -226,6 +229,16 @@ class ClusterCollector(RolloutCollector):
         lost, rollouts_lost = self.tally.lost, self.tally.rollouts_lost
         return ClusterStatus(os.getpid(), time.time(), self.policy_version, tuple(nodes), lost, rollouts_lost)
 
+    def board_here(self) -> BoardHandle:
+        """A board of this machine that gets every version as a node does; see :class:`BoardHere`.
+
+        Raises:
+            AdoptionTimeout: no version came to it.
+        """
+        if self._here is None:
+            self._here = BoardHere(self._transport.mailbox)
+        return self._here.handle
+
     def counters(self) -> RingCounters:
         """All rings together, as their nodes said with the last rollout; ``taken`` are those that arrived."""
         return self._arrivals.counters()
@@ -259,6 +272,8 @@ class ClusterCollector(RolloutCollector):
 
     def _end(self, timeout_s: float) -> None:
         self._arrivals.closed = True
+        if self._here is not None:
+            self._here.close()
         self._nodes.end(timeout_s)
 
     def _next_batch(self) -> Any:
