@@ -25,6 +25,7 @@ PUBLIC = [
     "LogPolicyLag",
     "LogReceipts",
     "NoBoard",
+    "NodeBoardScheme",
     "NotFinite",
     "NothingChanged",
     "NothingPublished",
