@@ -1,4 +1,4 @@
-"""RayCollector whose actors hold collectors with worker processes. test_ray_collectors.py runs these tests."""
+"""RayCollector whose actors hold collectors with worker processes; run by test_ray_collectors.py."""
 
 from __future__ import annotations
 
