@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
     from rlsync.torchrl_plugin.hooks.verify import VerifySync
     from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers
+    from rlsync.torchrl_plugin.node_board import NodeBoardScheme
     from rlsync.torchrl_plugin.ray_scheme import RayBoardScheme
     from rlsync.torchrl_plugin.resolve import resolve
     from rlsync.torchrl_plugin.scheme import BoardScheme
@@ -71,6 +72,7 @@ __all__ = [
     "WeightBoard",
     "BoardScheme",
     "RayBoardScheme",
+    "NodeBoardScheme",
     "Forkserver",
     "dreamer_map",
     "DreamerPlayer",
@@ -117,6 +119,7 @@ _HOMES = {
     "WeightBoard": "rlsync.torchrl_plugin.weight_board",
     "BoardScheme": "rlsync.torchrl_plugin.scheme",
     "RayBoardScheme": "rlsync.torchrl_plugin.ray_scheme",
+    "NodeBoardScheme": "rlsync.torchrl_plugin.node_board",
     "Forkserver": "rlsync.torchrl_plugin.forkserver",
     "dreamer_map": "rlsync.torchrl_plugin.dreamer.map",
     "DreamerPlayer": "rlsync.torchrl_plugin.dreamer.player",

@@ -15,6 +15,7 @@ from torchrl.collectors.distributed import RayCollector
 from torchrl.envs import TransformedEnv
 
 from rlsync import (
+    BoardScheme,
     BoundStaleness,
     ConfigError,
     Every,
@@ -129,6 +130,13 @@ def test_an_actor_that_was_killed_is_named_where_its_version_is_awaited() -> Non
         ({"stamped": {}}, "would not say which weights acted"),
         ({"update_after_each_batch": True}, "one at a time"),
         ({"collector_class": "sync"}, "MultiSyncCollector"),
+        (
+            {
+                "collector_class": "sync",
+                "stamped": {**STAMPED, "weight_sync_schemes": {"policy": BoardScheme()}},
+            },
+            r"NodeBoardScheme\(\)",
+        ),
     ],
 )
 def test_actors_that_could_not_keep_the_promises_are_refused(options: dict[str, Any], said: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,8 +79,8 @@ def _one_ray() -> Iterator[None]:
 
 
 def make_actors(
-    policy: nn.Module,
-    stamped: dict[str, bool],
+    policy: nn.Module | None,
+    stamped: Mapping[str, Any],
     *,
     actors: int = 1,
     env: Callable[[], EnvBase] = make_counting_env,

@@ -26,6 +26,7 @@ PUBLIC = [
     "LogPolicyLag",
     "LogReceipts",
     "NoBoard",
+    "NodeBoardScheme",
     "NotFinite",
     "NothingChanged",
     "NothingPublished",

@@ -15,7 +15,9 @@ from tests.parts.programs import ENDS_WITHIN_S
 @pytest.mark.processes
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra rlsync[ray]")
 @pytest.mark.parametrize(
-    ("cases", "tests"), [("tests/ray_cases.py", 4), ("tests/ray_board_cases.py", 8)], ids=["stock", "boards"]
+    ("cases", "tests"),
+    [("tests/ray_cases.py", 4), ("tests/ray_board_cases.py", 9), ("tests/ray_crowd_cases.py", 3)],
+    ids=["stock", "boards", "crowds"],
 )
 def test_collectors_on_ray_are_stamped_checked_or_refused_and_leave_no_process(
     cases: str, tests: int

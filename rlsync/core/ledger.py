@@ -62,6 +62,7 @@ class Ledger:
 
     Args:
         history: how many versions are remembered. The age of an older one is unknown.
+        generation: of the first versions. 0 is older than any learner's.
 
     Example:
         >>> ledger = Ledger()
@@ -71,9 +72,9 @@ class Ledger:
         (1, 10, None)
     """
 
-    def __init__(self, history: int = HISTORY) -> None:
+    def __init__(self, history: int = HISTORY, *, generation: int = 1) -> None:
         self._history = history
-        self._newest = Stamp(1, 0)
+        self._newest = Stamp(generation, 0)
         self._known: OrderedDict[int, Publication] = OrderedDict()
         self._optim_steps: Callable[[], int] | None = None
 

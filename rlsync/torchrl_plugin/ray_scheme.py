@@ -12,6 +12,7 @@ from torch import nn
 from rlsync.core.path import parse
 from rlsync.sync.adopter import Adopt
 from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.node_board import NodeBoardScheme
 from rlsync.torchrl_plugin.served import check_interface, refuse_different_moments
 from rlsync.torchrl_plugin.served_actors import check_actors
 from rlsync.torchrl_plugin.worker import AdoptAt
@@ -31,6 +32,9 @@ class RayBoardScheme(WorkerScheme):
     with :class:`rlsync.SyncWeights`; TorchRL's ``UpdateWeights`` and ``collector.update_policy_weights_()``
     work as well. The collector must be asked to stamp: ``collector_kwargs={"track_policy_version": True}``.
 
+    Actors that start worker processes (``collector_class="sync"`` or ``"async"``) have a board each, which
+    these read: pass ``collector_kwargs={"weight_sync_schemes": {"policy": NodeBoardScheme()}}``, too.
+
     Args:
         adopt: ``"alias"`` points the actor's parameters at its board (no copy); ``"copy"`` copies out.
         adopt_at: ``"rollout"`` adopts between two rollouts, ``"policy_call"`` before each call of the policy,
@@ -38,8 +42,8 @@ class RayBoardScheme(WorkerScheme):
 
     Raises:
         ConfigError: ``adopt`` or ``adopt_at`` is neither. From the collector's constructor: it is no
-            RayCollector, its frames are not stamped, its actors start processes that act, or it would send
-            weights to one actor at a time.
+            RayCollector, its frames are not stamped, its actors start processes and have no board for these,
+            or it would send weights to one actor at a time.
 
     Source: torchrl.weight_update.RayWeightSyncScheme, which it replaces.
 
@@ -86,7 +90,7 @@ class RayBoardScheme(WorkerScheme):
         )
         parse(model_id)
         schemes = compat.schemes_of(context)
-        check_actors(context, model_id, schemes, RayBoardScheme)
+        check_actors(context, model_id, schemes, RayBoardScheme, NodeBoardScheme)
         ours = [scheme for scheme in schemes.values() if isinstance(scheme, RayBoardScheme)]
         refuse_different_moments({n: s.adopt_at for n, s in schemes.items() if isinstance(s, RayBoardScheme)})
         self.model_id = model_id
@@ -117,6 +121,15 @@ class RayBoardScheme(WorkerScheme):
         model: nn.Module | None = None,
     ) -> None:
         self.model_id = model_id
+        if isinstance(
+            context, compat.MultiCollector
+        ):  # its worker processes adopt, from a board of this actor
+            inner = compat.schemes_of(context)[model_id]
+            assert isinstance(inner, NodeBoardScheme), "check_actors has looked"
+            assert self._link is not None
+            compat.set_context(self, context)
+            self._link.supply(inner.board, worker_idx, context.num_workers)
+            return
         self.begin_in_worker(model_id, worker_idx, model)
         if context is not None:
             self.context = context

@@ -9,7 +9,11 @@ from rlsync.torchrl_plugin import compat
 
 
 def check_actors(
-    collector: object, destination: str, schemes: Mapping[str, object], kind: type[object]
+    collector: object,
+    destination: str,
+    schemes: Mapping[str, object],
+    kind: type[object],
+    inner: type[object],
 ) -> None:
     """Refuse a collector whose actors boards cannot supply with exact stamps.
 
@@ -18,6 +22,7 @@ def check_actors(
         destination: of the scheme that asks, for errors.
         schemes: all schemes of the collector.
         kind: what all of them must be.
+        inner: what the schemes of the actors' own collectors must be, if these start worker processes.
 
     Raises:
         ConfigError: it is no RayCollector, or one whose frames would not say which weights acted.
@@ -43,11 +48,7 @@ def check_actors(
             "leave the scheme out, or give the collector the policy itself",
         )
     if not compat.single_collectors(collector):
-        raise ConfigError(
-            f"a board does not reach the workers of a {collector.collector_class.__name__} in each actor",
-            where,
-            "leave collector_class out, and give each environment an actor of its own",
-        )
+        _check_inner(collector, schemes, inner, where)
     if not compat.actors_are_stamped(collector):
         raise ConfigError(
             "the frames of these actors would not say which weights acted",
@@ -59,4 +60,24 @@ def check_actors(
             "a board publishes to all workers at once, and this collector would send to one at a time",
             f"{where}, with {argument}",
             "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches",
+        )
+
+
+def _check_inner(
+    collector: compat.RayCollector, schemes: Mapping[str, object], inner: type[object], where: str
+) -> None:
+    name = collector.collector_class.__name__
+    for given in compat.schemes_in_actors(collector):
+        if list(given) != ["policy"] or not isinstance(given["policy"], inner):
+            raise ConfigError(
+                f"a board does not reach the workers of a {name} in each actor",
+                where,
+                f"pass collector_kwargs={{'weight_sync_schemes': {{'policy': {inner.__name__}()}}, ...}}, or "
+                "leave collector_class out, and give each environment an actor of its own",
+            )
+    if list(schemes) != ["policy"]:
+        raise ConfigError(
+            f"the workers of a {name} in each actor have one destination, not {', '.join(schemes)}",
+            where,
+            "leave collector_class out, and give each environment an actor of its own",
         )

@@ -22,6 +22,7 @@ from rlsync.torchrl_plugin.compat.actors import (
     calls_a_policy_service,
     needs_no_connection,
     policy_of_actors,
+    schemes_in_actors,
     sends_to_one_actor,
 )
 from rlsync.torchrl_plugin.compat.bridges import bridge_for_trainer
@@ -189,6 +190,7 @@ __all__ = [
     "runs_free",
     "says_a_worker_died",
     "scheme_of_server",
+    "schemes_in_actors",
     "schemes_of",
     "schemes_of_evaluator",
     "send_by",

@@ -9,6 +9,8 @@ from typing import Any
 
 from tensordict import TensorDictBase
 from torch import nn
+from torchrl.collectors import MultiAsyncCollector
+from torchrl.collectors._multi_base import MultiCollector
 from torchrl.collectors.distributed import RayCollector
 
 from rlsync.torchrl_plugin.compat.distributed import waits_for_learner
@@ -23,8 +25,11 @@ class ActorWorkers:
 
     def __init__(self, collector: RayCollector) -> None:
         self._collector = weakref.ref(collector)
-        self.num_workers = int(collector.num_collectors)
-        self.in_flight = not waits_for_learner(collector)
+        self._workers_of_an_actor = _workers_of_an_actor(collector)
+        self.num_workers = int(collector.num_collectors) * self._workers_of_an_actor
+        self.in_flight = not waits_for_learner(collector) or issubclass(
+            collector.collector_class, MultiAsyncCollector
+        )
 
     @property
     def collector(self) -> RayCollector:
@@ -37,7 +42,8 @@ class ActorWorkers:
     @property
     def actors(self) -> dict[int, Any]:
         """The actor of each worker, by the worker's number."""
-        return dict(enumerate(self.collector.remote_collectors))
+        each, actors = self._workers_of_an_actor, self.collector.remote_collectors
+        return {worker: actors[worker // each] for worker in range(len(actors) * each)}
 
     @property
     def procs(self) -> list[BaseProcess]:
@@ -84,6 +90,18 @@ def policy_of_actors(collector: RayCollector) -> nn.Module | None:
     """The policy that the actors get from the learner; ``None`` if a policy_factory makes it there."""
     policy = collector.policy
     return policy if isinstance(policy, nn.Module) else None
+
+
+def schemes_in_actors(collector: RayCollector) -> list[dict[str, object]]:
+    """The schemes that each actor's own collector was given, by destination."""
+    return [dict(arguments.get("weight_sync_schemes") or {}) for arguments in collector.collector_kwargs]
+
+
+def _workers_of_an_actor(collector: RayCollector) -> int:
+    """How many processes act in each actor: its own, or those of the collector that it holds."""
+    if not issubclass(collector.collector_class, MultiCollector):
+        return 1
+    return int(collector.map_fn("num_workers")[0])
 
 
 def actors_are_stamped(collector: RayCollector) -> bool:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from rlsync.core.errors import AdoptionTimeout, BoardClosed
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.transport.board.reader import BoardReader
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Apply, Note
 from rlsync.transport.ray.receiver import NodeReceiver
-
-_LOOK_S = 0.01
 
 #: How long a worker waits for its first version when it attaches, seconds.
 FIRST_VERSION_WITHIN_S = 120.0
@@ -86,19 +82,7 @@ class RaySubscriber:
             BoardClosed: the learner has closed the transport or died.
             AdoptionTimeout: it has not come in time.
         """
-        until_s = time.monotonic() + timeout_s
-        where = f"worker {self._number}, process {os.getpid()}"
-        while self.receiver.stamp < stamp:
-            if self.closed_by_learner or self.receiver.failure is not None:
-                cure = "the learner must live while workers attach"
-                raise BoardClosed("the learner is gone", where, cure) from self.receiver.failure
-            if time.monotonic() >= until_s:
-                raise AdoptionTimeout(
-                    f"version {stamp.version} has not come within {timeout_s:g} s",
-                    where,
-                    "look whether the learner's node can be reached, and how full its object store is",
-                )
-            time.sleep(_LOOK_S)
+        self.receiver.await_stamp(stamp, timeout_s, f"worker {self._number}, process {os.getpid()}")
 
     @property
     def version(self) -> int:

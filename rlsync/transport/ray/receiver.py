@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 
+from rlsync.core.errors import AdoptionTimeout, BoardClosed
 from rlsync.core.ledger import Stamp
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.mailbox_actor import LONG_POLL_S, Reply
@@ -132,6 +133,31 @@ class NodeReceiver:
         except (GetTimeoutError, RayError):
             return False
         return True
+
+    def await_stamp(self, stamp: Stamp, timeout_s: float, where: str) -> None:
+        """Wait until a version, or a newer one, is on the board.
+
+        Args:
+            stamp: the version.
+            timeout_s: give up after this many seconds.
+            where: whose board it is, for errors.
+
+        Raises:
+            BoardClosed: the learner has closed the transport or died.
+            AdoptionTimeout: it has not come in time.
+        """
+        until_s = time.monotonic() + timeout_s
+        while self.stamp < stamp:
+            if self.closed_by_learner or self.learner_died or self.failure is not None:
+                cure = "the learner must live while workers attach"
+                raise BoardClosed("the learner is gone", where, cure) from self.failure
+            if time.monotonic() >= until_s:
+                raise AdoptionTimeout(
+                    f"version {stamp.version} has not come within {timeout_s:g} s",
+                    where,
+                    "look whether the learner's node can be reached, and how full its object store is",
+                )
+            time.sleep(_LOOK_S)
 
     # ------------------------------------------------------------------ the thread
 
