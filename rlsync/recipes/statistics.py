@@ -48,7 +48,7 @@ class RunStatistics:
         "seconds that all workers together waited for the learner; null if the collector cannot tell"
     )
     dropped_rollouts: int | None = _said(
-        "rollouts that were dropped in this life because the ring was full; null if there is no ring",
+        "rollouts dropped in this life: the ring was full, or they were too old; null if there is no ring",
         default=None,  # of runs before it was counted
     )
 

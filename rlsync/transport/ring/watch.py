@@ -21,7 +21,7 @@ class RingCounters:
         taken: rollouts that the learner ever took.
         worker_wait_s: seconds that all workers together have waited for a free slot.
         learner_wait_s: seconds that the learner has waited for a full one.
-        dropped: rollouts that were dropped because no slot was free.
+        dropped: rollouts that were dropped because no slot was free, or the learner found them too old.
     """
 
     free: int
