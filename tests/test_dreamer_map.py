@@ -14,7 +14,16 @@ from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.modules import DreamerV3SeededPolicy
 
-from rlsync import ConfigError, DreamerPlayer, LayoutMismatch, Source, SyncWeights, dreamer_map, resolve
+from rlsync import (
+    ConfigError,
+    DreamerPlayer,
+    LayoutMismatch,
+    PathSyntaxError,
+    Source,
+    SyncWeights,
+    dreamer_map,
+    resolve,
+)
 from rlsync.cli import explain
 from tests.dreamer_parts import (
     BELIEF,
@@ -194,6 +203,14 @@ def test_a_loss_or_a_player_of_another_kind_is_refused() -> None:
     refused(v3.loss_module, v1.player, "DreamerV3's and the player is DreamerV1's")
     refused({"a": v1.model_loss, "b": v3.actor_loss}, v1.player, "DreamerV1's and the actor is DreamerV3's")
     refused({"a": v3.loss_module, "b": make_v3().loss_module}, v3.player, "2 of DreamerModelLoss")
+
+
+def test_a_destination_that_is_no_path_is_refused() -> None:
+    dreamer = make_v3()
+    with pytest.raises(PathSyntaxError):
+        dreamer_map(dreamer.loss_module, dreamer.player, destination="my policy")
+    found = dreamer_map(dreamer.loss_module, dreamer.player, destination="env.policy")
+    assert all(path.startswith("env.policy.") for path in found)
 
 
 def test_a_player_with_parts_that_the_loss_does_not_train_is_refused() -> None:

@@ -46,6 +46,7 @@ def dreamer_map(
     Raises:
         ConfigError: the loss or the player is not made of TorchRL's parts of DreamerV1 or DreamerV3, or they
             do not fit together.
+        PathSyntaxError: the destination, or the name of a loss, is no path.
 
     Source: Hafner et al., https://arxiv.org/abs/1912.01603 and https://arxiv.org/abs/2301.04104.
 

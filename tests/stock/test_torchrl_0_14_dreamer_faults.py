@@ -1,0 +1,41 @@
+"""Faults of TorchRL 0.14 around Dreamer players: see test_torchrl_0_14_faults.py."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from torchrl.collectors import Collector
+
+from rlsync import DreamerPlayer
+from tests.dreamer_parts import BELIEF, STATE, make_dreamer_env, make_v3
+from tests.parts import ACTIONS, OBSERVATIONS
+from tests.stock.faults import still_happens
+
+
+def test_fault_33_a_primer_leaves_the_previous_action_of_dreamer_at_zero() -> None:
+    player = DreamerPlayer(make_v3().player)
+    stock = Collector(lambda: make_dreamer_env(player), player.player, frames_per_batch=20, total_frames=-1)
+    frames = next(iter(stock))
+    stock.shutdown()
+    still_happens(33, not frames["previous_action"].any(), "rlsync/torchrl_plugin/dreamer/player.py")
+
+
+def test_fault_34_the_first_action_of_an_episode_is_masked_in_frames_as_they_are_collected() -> None:
+    """Row 0 holds the first action and the observation that it leads to; ``is_init`` masks that action."""
+    world_model = make_v3().model_loss.world_model
+
+    def believed(first_action: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        rows = {
+            "state": torch.zeros(1, 3, STATE),
+            "belief": torch.zeros(1, 3, BELIEF),
+            "action": torch.eye(ACTIONS)[torch.tensor([[first_action, 0, 0]])],
+            "is_init": torch.tensor([[[True], [False], [False]]]),
+            "next": {"observation": torch.ones(1, 3, OBSERVATIONS)},
+        }
+        with torch.no_grad():
+            return world_model(TensorDict(rows, [1, 3]))["next", "belief"]
+
+    still_happens(
+        46, torch.equal(believed(0), believed(1)), "docs/how_to/dreamer_players.md, the replayed rows"
+    )
