@@ -27,7 +27,7 @@ from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StatisticsH
 from rlsync.recipes.loggers import make_logger
 from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
-from rlsync.recipes.spaces import Spaces, make_env, making, probe
+from rlsync.recipes.spaces import Spaces, make_env, making, naming_env, probe
 from rlsync.tensors.layout import dtype_named
 from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.devices import CPU
@@ -41,6 +41,7 @@ __all__ = [
     "make_env",
     "making",
     "mlp",
+    "naming_env",
     "policy_player",
     "probe",
     "register_hooks",
@@ -128,7 +129,9 @@ def started_collector(
         env_makers: one for each worker, where their environments differ.
     """
     settings = config.collector
-    with Forkserver(preload=[__name__]):
+    adopt: Any = settings.adopt
+    board = BoardScheme(adopt, start_timeout_s=settings.start_timeout_s)
+    with naming_env(config.env), Forkserver(preload=[__name__]):
         collector = _COLLECTORS[settings.kind](
             list(env_makers or [partial(make_env, config.env)] * settings.num_workers),
             workers_policy(config, policy),
@@ -137,7 +140,7 @@ def started_collector(
             **_devices(config),
             num_sub_threads=1,
             init_random_frames=random_frames,
-            weight_sync_schemes={"policy": BoardScheme(adopt=settings.adopt)},  # type: ignore[arg-type]
+            weight_sync_schemes={"policy": board},
         )
     try:
         yield collector
