@@ -92,7 +92,8 @@ class Life:
     def __init__(self, folder: Path, words: tuple[str, ...]) -> None:
         self.folder = folder
         self.run = folder / "it"
-        self.said = len(self.output(0))
+        self.said, self.published = len(self.output(0)), 0
+        self.published = len(self.receipts())
         self.process: BaseProcess = multiprocessing.get_context("fork").Process(
             target=_train, args=(folder, words)
         )
@@ -107,13 +108,14 @@ class Life:
         return text[self.said if since is None else since :]
 
     def receipts(self) -> list[dict]:
+        """Those of this life."""
         file = self.run / "receipts.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         found = []
         for line in lines:
             with suppress(json.JSONDecodeError):  # the last one may be half written
                 found.append(json.loads(line))
-        return found
+        return found[self.published :]
 
     def pid_of(self, role: str, chance: random.Random) -> int | None:
         """The process of a role, if it runs already: samplers are started first, then the evaluator."""
@@ -275,8 +277,7 @@ class Trial:
         events: list[str] = []
         self.counts["lives"] += 1
         if self.chance.random() < 0.7:  # else from the start of the process on
-            known = len(life.receipts())
-            until(lambda: life.over or len(life.receipts()) > known)
+            until(lambda: life.over or bool(life.receipts()))
         for _ in range(3):
             time.sleep(self.chance.uniform(0, LONGEST_DELAY_S))
             role, kill = self.chance.choice(ROLES), self.chance.random() < 0.6
@@ -301,7 +302,7 @@ class Trial:
         events.append("SIGTERM at the end")
         if not until(lambda: life.over):
             self._note("runs that hung", f"{events} {life.output()[-600:]}")
-        elif life.process.exitcode not in (0, 143):
+        elif life.process.exitcode not in (0, 143) and life.output():  # else it had not begun to listen
             self._note("runs that ended although nothing was killed", f"{events} {life.output()[-900:]}")
         return ", ".join(events)
 
@@ -358,9 +359,9 @@ class Trial:
                 self._note("runs that could not be resumed", f"{told}: {said[-900:]}")
             return
         self.counts["resumed"] += 1
-        mine = [r for r in life.receipts() if r["reason"] == "resume"]
-        if mine and mine[-1]["version"] <= before.version:
-            self._note("versions that did not rise", f"{told}: {mine[-1]['version']} after {before.version}")
+        versions = [before.version, *(receipt["version"] for receipt in life.receipts())]
+        if versions != sorted(set(versions)):
+            self._note("versions that did not rise", f"{told}: {versions}")
 
     def _look_at(self, found: Checkpoint, told: str) -> None:
         self.counts["checkpoints read"] += 1
