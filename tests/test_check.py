@@ -254,3 +254,29 @@ def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixtu
     (error,) = checked(capsys, f"run_dir={taken}")
     assert error["what"] == "the folder 'first' holds another run"
     assert f"resume={taken}" in error["cure"]
+
+
+@pytest.mark.parametrize("value", ["0", "-0.5", "nan", "inf"])
+def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (error,) = checked(capsys, "recipe=sac", f"recipe.pace.ratio={value}")
+    assert error["where"] == "recipe.pace.ratio"
+    assert error["what"].startswith("recipe.pace.ratio cannot be ")
+
+
+@pytest.mark.parametrize("recipe", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("recipe.pace.prefill=20000", "recipe.total_frames=10000"), "recipe.pace.prefill"),
+        (("recipe.pace.prefill=-1",), "recipe.pace.prefill"),
+        (("recipe.pace.burst=0",), "recipe.pace.burst"),
+        (("recipe.buffer_frames=63", "recipe.batch_size=64"), "recipe.buffer_frames"),
+        (("recipe.lr=inf",), "recipe.lr"),
+    ],
+)
+def test_a_replay_that_cannot_be_is_told_by_its_key(
+    recipe: str, words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert key in [error["where"] for error in checked(capsys, f"recipe={recipe}", *words)]

@@ -151,6 +151,9 @@ def checked_statistics(run_folder: Path) -> RunStatistics:
     assert 0 < found.learner_wait_s < found.seconds
     assert found.to_frames_ms_p50 is not None, "no publish was seen to arrive"
     assert found.to_frames_ms_p50 > 0
+    assert found.adoption_ms_p50 is not None, "no worker was seen to adopt"
+    assert found.adoption_ms_p95 is not None
+    assert 0 <= found.adoption_ms_p50 <= found.adoption_ms_p95 < found.seconds * 1e3
     return found
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync.cli.ended import Ended, ended
+from rlsync.cli.interrupt import Interrupts
 from rlsync.cli.main import main
+from rlsync.cli.train import shut_down
 from rlsync.core.errors import WorkerLost
 from rlsync.recipes import ppo
 from rlsync.recipes.off_policy import dqn
@@ -151,6 +155,33 @@ def test_an_error_in_a_hook_leaves_a_checkpoint(tmp_path: Path, capsys: pytest.C
     _, told, _ = status(tmp_path / "it", capsys)
     assert (told["ended"]["error"], told["ended"]["frames"]) == ("ZeroDivisionError: a user's hook", 768)
     goes_on(tmp_path, "it")
+
+
+@pytest.mark.processes
+def test_a_forked_process_that_lives_on_does_not_hold_the_end_of_a_run_up() -> None:
+    lives_on = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+    try:
+        with Interrupts():
+            lives_on.start()  # it has the pipe of the signals open, too
+        assert lives_on.is_alive()
+    finally:
+        lives_on.kill()
+        lives_on.join()
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_what_a_run_started_is_ended_when_it_fails() -> None:
+    trainer = ppo.build(small_ppo())
+    ended: list[str] = []
+    trainer.register_op("shutdown", lambda: ended.append("the evaluator"))
+    trainer.register_op("post_steps", fails)
+    with pytest.raises(Stop), shut_down(trainer):
+        trainer.train()
+    assert ended == ["the evaluator"]
+
+
+def fails() -> None:
+    raise Stop
 
 
 # ------------------------------------------------------------------------ the last checkpoint

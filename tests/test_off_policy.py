@@ -14,6 +14,7 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
 from rlsync.cli.ended import begin
+from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RouteConfig, SyncConfig
@@ -202,6 +203,18 @@ def test_a_resumed_run_goes_on_at_the_same_pace_with_what_it_had(name: str, tmp_
     assert (pace_of(again).updates, len(again.replay_buffer)) == (48, 256)
     trained(again)
     assert (again.collected_frames, pace_of(again).updates) == (384, 80)
+
+
+@every_recipe
+@pytest.mark.usefixtures("fork_workers")
+def test_a_resumed_run_does_not_play_the_episodes_of_the_run_before_again(name: str, tmp_path: Path) -> None:
+    trained(built(small(name, run_dir=tmp_path)))
+    again = built(small(name, total_frames=384))
+    load(again, tmp_path / CHECKPOINT)
+    trained(again)
+    seen = again.replay_buffer[:]["observation"]
+    assert len(seen) == 384
+    assert len(seen.unique(dim=0)) == 384, "an observation of a CartPole or a Pendulum never comes twice"
 
 
 @pytest.mark.usefixtures("fork_workers")

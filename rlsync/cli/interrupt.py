@@ -18,6 +18,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _WHY = "interrupted"
 
+#: In the pipe of signal numbers: there come no more.
+_END = 0
+
 
 def status_after(number: int) -> int:
     """The exit status of a program that a signal has ended.
@@ -71,9 +74,10 @@ class Interrupts:
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._fd_before)
-        os.close(self._write_fd)  # ends the thread
+        os.write(self._write_fd, bytes([_END]))  # not the pipe's end: a forked process may hold it open
         if self._thread is not None:
             self._thread.join()
+        os.close(self._write_fd)
         os.close(self._read_fd)
 
     @contextmanager
@@ -106,6 +110,8 @@ class Interrupts:
         """Read signals from the pipe. Python's C handler writes the number of every signal to it."""
         while numbers := os.read(self._read_fd, 64):
             for number in numbers:
+                if number == _END:
+                    return
                 if number in SIGNALS:
                     self._on_signal(signal.Signals(number))
 

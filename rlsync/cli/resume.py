@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
@@ -181,3 +182,19 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
     finally:
         trainer.logger = logger
     settings.put_back(None if changed is None else [(change.before, change.now) for change in changed])
+    if trainer.seed is not None:
+        trainer.collector.set_seed(seed_after(trainer.seed, trainer.collected_frames))
+
+
+def seed_after(seed: int, frames: int) -> int:
+    """The seed of a resumed run's workers. With that of the run before, they would play its frames again.
+
+    Args:
+        seed: of the run.
+        frames: collected when the checkpoint was written.
+
+    Example:
+        >>> seed_after(0, 640) == seed_after(0, 640), seed_after(0, 640) == seed_after(0, 1280)
+        (True, False)
+    """
+    return int(np.random.SeedSequence([seed, frames]).generate_state(1)[0]) % 2**30

@@ -175,9 +175,13 @@ def prepare_process() -> None:
 
 @contextlib.contextmanager
 def shut_down(trainer: Trainer) -> Iterator[Trainer]:
-    """Whatever happens inside, the workers are gone afterwards, and what was logged is written."""
+    """Whatever happens inside, workers and evaluator are gone afterwards, and what was logged is written."""
     try:
         yield trainer
+    except BaseException:
+        with contextlib.suppress(Exception):  # another error is on its way, which must not be lost
+            compat.run_shutdown_operations(trainer)
+        raise
     finally:
         trainer.shutdown()
         if trainer.logger is not None:

@@ -6,6 +6,7 @@ A check is a generator of errors: ``rlsync check`` lists all of them, and a buil
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
@@ -30,13 +31,16 @@ class Bound:
     low_excluded: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Whether ``value`` lies within the bound; None, where the type allows it, always does."""
+        """Whether ``value`` lies within the bound; None, where the type allows it, always does.
+
+        Infinity lies within none, and neither does what is not a number.
+        """
         if value is None:
             return True
         if self.choices:
             return value in self.choices
         above = value > self.low if self.low_excluded else value >= self.low
-        return bool(above and value <= self.high)
+        return bool(above and value <= self.high and value != math.inf)
 
     def __str__(self) -> str:
         if self.choices:

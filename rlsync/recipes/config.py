@@ -67,6 +67,7 @@ class CollectorConfig:
     num_workers: int = above_zero(2)
     frames_per_batch: int = kept(above_zero(2048), "schedules and triggers count batches of that size")
     adopt: str = one_of("alias", "copy")
+    start_timeout_s: float = above_zero(300.0)
     silent_timeout_s: float | None = above_zero(300.0)
     device: DeviceOrList = "cpu"
 

@@ -34,7 +34,7 @@ from rlsync.recipes.loggers import make_logger
 from rlsync.recipes.off_policy.ladder import env_makers
 from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
-from rlsync.recipes.spaces import Spaces, make_env, making, probe
+from rlsync.recipes.spaces import Spaces, make_env, making, naming_env, probe
 from rlsync.tensors.layout import dtype_named
 from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.devices import CPU
@@ -49,6 +49,7 @@ __all__ = [
     "make_env",
     "making",
     "mlp",
+    "naming_env",
     "policy_player",
     "probe",
     "register_hooks",
@@ -161,8 +162,10 @@ def _stock_collector(
     config: Config, policy: TensorDictModuleBase, random_frames: int, ladder_alpha: float
 ) -> BaseCollector:
     settings = config.collector
+    adopt: Any = settings.adopt
+    board = BoardScheme(adopt, start_timeout_s=settings.start_timeout_s)
     makers = [partial(make_env, config.env)] * settings.num_workers
-    with Forkserver(preload=[__name__]):
+    with naming_env(config.env), Forkserver(preload=[__name__]):
         collector: BaseCollector = _COLLECTORS[settings.kind](
             env_makers(config.env, ladder_alpha, settings.num_workers) if ladder_alpha else makers,
             workers_policy(config, policy),
@@ -171,7 +174,7 @@ def _stock_collector(
             **_devices(config),
             num_sub_threads=1,
             init_random_frames=random_frames,
-            weight_sync_schemes={"policy": BoardScheme(adopt=settings.adopt)},  # type: ignore[arg-type]
+            weight_sync_schemes={"policy": board},
         )
     return collector
 

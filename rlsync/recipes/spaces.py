@@ -12,7 +12,7 @@ import torch
 from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
 
-from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
 from rlsync.recipes.env_config import AtariConfig, EnvConfig
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
 
@@ -146,9 +146,25 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
-        what = f"cannot make the environment {config.id!r}: {first_line(error)}"
+    except Exception as error:  # it is foreign code, which may raise anything
+        known = isinstance(error, (gymnasium.error.Error, TypeError, ValueError, ImportError))
+        told = first_line(error) if known else f"{type(error).__name__}: {first_line(error)}"
+        what = f"cannot make the environment {config.id!r}: {told}"
         cure = "give an installed gymnasium id, for example env.id=CartPole-v1" + more
         if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
             cure = "install the package that the first line names, or give another env.id"
         raise ConfigError(what, "env.id and env.kwargs", cure) from error
+
+
+@contextmanager
+def naming_env(config: EnvConfig) -> Iterator[None]:
+    """Add the environment to the errors of workers that do not start inside; they know only what makes it.
+
+    Raises:
+        WorkerLost, AdoptionTimeout: as inside.
+    """
+    try:
+        yield
+    except (WorkerLost, AdoptionTimeout) as error:
+        cure = error.cure.replace("start_timeout_s", "collector.start_timeout_s")
+        raise type(error)(error.what, f"{error.where}; env.id={config.id}", cure) from error

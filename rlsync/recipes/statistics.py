@@ -41,6 +41,12 @@ class RunStatistics:
         "median of the milliseconds from a publish until frames of that version, or of a newer one, arrived"
     )
     to_frames_ms_p95: float | None = _said("95th percentile of the same")
+    adoption_ms_p50: float | None = _said(
+        "median of the milliseconds from a publish until a worker began its first rollout with that version; "
+        "of the versions that workers had when a batch arrived, null if the transport cannot tell",
+        default=None,  # of runs before it was measured
+    )
+    adoption_ms_p95: float | None = _said("95th percentile of the same", default=None)
     lag_versions: int = _said("versions that the slowest worker was behind when the newest batch arrived")
     staleness_versions: float | None = _said("mean age of the steps that were learned from, in versions")
     learner_wait_s: float = _said("seconds that the learner waited for frames, in this life")
@@ -69,11 +75,12 @@ class RunStatistics:
         if self.dropped_rollouts:
             waited += f", rollouts dropped {self.dropped_rollouts:,}"
         held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
+        adopted = f"{_shown(self.adoption_ms_p50)}, {_shown(self.adoption_ms_p95)}"
         arrive = f"{_shown(self.to_frames_ms_p50, '.0f')}, {_shown(self.to_frames_ms_p95, '.0f')}"
         return (
             f"frames {self.frames:,} ({self.frames_per_s:,.0f}/s)  updates {self.updates:,} "
             f"({self.updates_per_s:,.0f}/s)  updates/frame {ratio}\n"
-            f"publish ms: {held}; until its frames arrive: {arrive}\n"
+            f"publish ms: {held}; until workers adopt: {adopted}; until its frames arrive: {arrive}\n"
             f"{waited}"
         )
 

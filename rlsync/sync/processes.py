@@ -13,6 +13,9 @@ from rlsync.core.errors import AdoptionTimeout, RlsyncError, WorkerLost
 
 _LOOK_EVERY_S = 0.1
 
+#: What the learner does, in errors, until its workers are ready.
+STARTING = "starting the workers of a collector"
+
 
 @runtime_checkable
 class StopsWaiting(Protocol):
@@ -43,35 +46,57 @@ def await_ready(
     ready: Callable[[int, float], bool],
     timeout_s: float | None,
     last_words: Callable[[int], str] = lambda _: "",
+    doing: Callable[[int], str] = lambda _: "",
 ) -> None:
     """Wait until every worker process has said that it is ready.
+
+    If one ends, that is told at once, whatever the others do.
 
     Args:
         processes: the started processes, in the order of their worker numbers.
         ready: ``ready(worker, seconds)`` waits at most that long, and returns whether the worker is ready.
         timeout_s: seconds for all of them together; ``None`` waits without a limit for those that live.
         last_words: returns why a worker has ended, in its own words; empty if it left none.
+        doing: returns what a worker does that is not ready in time; empty if that is not known.
 
     Raises:
         WorkerLost: a worker ended before it was ready.
         AdoptionTimeout: a worker is not ready in time.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    for worker, process in enumerate(processes):
-        while not ready(worker, _LOOK_EVERY_S):
+    waiting = dict(enumerate(processes))
+    while waiting:
+        for worker, process in list(waiting.items()):
             # Asked once more after the exit is known: its last message may have arrived in between.
-            if process.exitcode is not None and not ready(worker, 0.0):
-                words = last_words(worker)
-                raise WorkerLost(
-                    f"worker {worker} (pid {process.pid}, {ending(process.exitcode)}) ended before it was "
-                    "ready" + (f": {words}" if words else ""),
-                    "starting the workers of a collector",
-                    "look for the worker's own error above: its environment or its policy ended the process",
-                )
-            if time.monotonic() >= deadline:
-                raise AdoptionTimeout(
-                    f"worker {worker} (pid {process.pid}) is not ready after {timeout_s:g} s",
-                    "starting the workers of a collector",
-                    "look where its environment or its policy hangs while it is made (py-spy dump --pid "
-                    f"{process.pid}), or give a longer start_timeout_s",
-                )
+            if ready(worker, _LOOK_EVERY_S / len(waiting)):
+                del waiting[worker]
+            elif process.exitcode is not None and not ready(worker, 0.0):
+                raise ended_before_ready(worker, process, ending(process.exitcode), last_words(worker))
+        if waiting and time.monotonic() >= deadline:
+            worker, process = next(iter(waiting.items()))
+            what, told = doing(worker), ", ".join(map(str, waiting))
+            raise AdoptionTimeout(
+                f"worker {worker} (pid {process.pid}) is not ready after {timeout_s:g} s"
+                + (f": {what}" if what else "")
+                + (f"; not ready are the workers {told}" if len(waiting) > 1 else ""),
+                STARTING,
+                "look where its environment or its policy hangs while it is made (py-spy dump --pid "
+                f"{process.pid}), or give a longer start_timeout_s",
+            )
+
+
+def ended_before_ready(worker: int, process: BaseProcess, how: str, words: str) -> WorkerLost:
+    """The error to raise when a worker ends before it is ready.
+
+    Args:
+        worker: its number.
+        process: its process.
+        how: how it ended, or will end.
+        words: why, in its own words; empty if it left none.
+    """
+    return WorkerLost(
+        f"worker {worker} (pid {process.pid}, {how}) ended before it was ready"
+        + (f": {words}" if words else ""),
+        STARTING,
+        "look for the worker's own error above: its environment or its policy ended the process",
+    )

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
+from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.served_server import ServedServer
@@ -58,6 +59,7 @@ class BoardLink(Link):
         self.board: NumberedBoard | None = board
         self.server: ServerSync | None = None
         self.served: ServedServer | None = None
+        self.starting: StartLogs | None = None  #: of the workers, until they stand
         self._pid = os.getpid()
 
     def in_worker(self, worker_idx: int) -> WorkerSync:

@@ -15,6 +15,7 @@ from rlsync.core.path import parse
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.program_end import end_with_program
+from rlsync.sync.starting import StartLogs
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.link import BoardLink
 from rlsync.torchrl_plugin.served import (
@@ -158,7 +159,8 @@ class BoardScheme(WorkerScheme):
         self._first_worker = collector.first_worker
         publisher = self.publisher
         if publisher.serve(collector.workers, model_id):
-            collector.prepare(publisher)
+            self._link.starting = StartLogs(collector.workers.num_workers, self.start_timeout_s)
+            collector.prepare(publisher, self._link.starting)
             compat.around_updates(context, publisher.one_publish)
             publisher.announce = partial(announce, weakref.ref(context))
         policy = collector.policy() if model_id == "policy" else None
@@ -185,9 +187,14 @@ class BoardScheme(WorkerScheme):
         # Workers of other schemes stand only when those are connected, too; TorchRL waits for them itself.
         schemes = compat.schemes_of(self.context).values()
         if schemes and all(isinstance(scheme, BoardScheme) for scheme in schemes):
-            served(self.context, str(self.model_id)).await_start(
-                self.publisher.has_told, self.start_timeout_s
-            )
+            logs = self._link.starting
+            assert logs is not None, "made before the workers were started"
+            try:
+                served(self.context, str(self.model_id)).await_start(
+                    self.publisher.has_told, self.start_timeout_s, logs
+                )
+            finally:
+                logs.close()
 
     def _init_on_receiver_impl(
         self,

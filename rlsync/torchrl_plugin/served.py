@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from torchrl.collectors import MultiAsyncCollector
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.sync.processes import await_ready
+from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
 from rlsync.torchrl_plugin.kept_rollouts import keep_rollouts
@@ -32,20 +34,39 @@ class Served(Protocol):
     def policy(self) -> object:
         """What holds the weights that the workers act with first; ``None`` if they make it themselves."""
 
-    def prepare(self, publisher: WorkersPublisher) -> None:
-        """Make the workers stamp frames. Called once, before they start."""
+    def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
+        """Make the workers stamp frames, and log what they print at their start. Called before they start."""
 
-    def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
+    def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
         """Wait until the workers stand.
 
         Args:
             told: whether a worker has left its note on the board.
             timeout_s: how long they may take, seconds.
+            logs: as :meth:`prepare` got them.
 
         Raises:
             WorkerLost: a worker ended before it stood.
             AdoptionTimeout: a worker does not stand in time.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedMaker:
+    """What makes a worker's environments, and logs what the worker prints meanwhile.
+
+    Args:
+        make: makes them.
+        log: of that worker.
+    """
+
+    make: Callable[..., Any]
+    log: StartLog
+
+    def __call__(self, **kwargs: Any) -> Any:
+        """Make the environments."""
+        with self.log.making():
+            return self.make(**kwargs)
 
 
 class ServedProcesses:
@@ -63,16 +84,17 @@ class ServedProcesses:
         compat.send_whole_if_no_module(self.workers)
         return compat.weights_of(self.workers.policy)
 
-    def prepare(self, publisher: WorkersPublisher) -> None:
+    def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
         """See :class:`Served`."""
         compat.turn_on_stamps(self.workers)
+        compat.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
         if isinstance(self.workers, MultiAsyncCollector):
             keep_rollouts(self.workers)
         compat.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
-    def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
+    def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
         """See :class:`Served`. These workers say on a pipe that they stand, or why not."""
-        waits.await_start(self.workers, timeout_s)
+        waits.await_start(self.workers, timeout_s, logs)
 
 
 class ServedNodes:
@@ -88,13 +110,13 @@ class ServedNodes:
         """See :class:`Served`."""
         return self._policy
 
-    def prepare(self, publisher: WorkersPublisher) -> None:
-        """See :class:`Served`."""
+    def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
+        """See :class:`Served`. What these workers print is not logged."""
         compat.stamp_nodes(self.workers.collector)
         if self._policy is not None:
             compat.send_policy_by_value(self.workers.collector, self._policy)
 
-    def await_start(self, told: Callable[[int], bool], timeout_s: float | None) -> None:
+    def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
         """See :class:`Served`. If a worker does not stand, all are ended: TorchRL would leave them."""
 
         def ready(worker: int, seconds: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
@@ -10,9 +11,12 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-from rlsync.sync.processes import await_ready, ending
+from rlsync.sync.processes import await_ready, ended_before_ready, ending
+from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkerProcesses
 from rlsync.torchrl_plugin import compat
+
+_log = logging.getLogger(__name__)
 
 #: ``wait(step, timeout_s)`` calls ``step(seconds)``, which waits so long, until it is true or time is up.
 Wait = Callable[[Callable[[float], bool], float | None], bool]
@@ -42,20 +46,54 @@ def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[
     return found
 
 
-def await_start(collector: compat.MultiCollector, timeout_s: float | None) -> None:
-    """Wait until every worker process has said that it is ready, or why it is not; TorchRL reads that.
+def await_start(collector: compat.MultiCollector, timeout_s: float | None, logs: StartLogs) -> None:
+    """Wait until every worker process has said that it is ready, or why it is not.
 
-    TorchRL 0.14 waits for each of them 20 s, does not look whether that helped, and reads for ever.
+    TorchRL 0.14 waits for each of them 20 s, does not look whether that helped, and reads for ever. Its
+    error names no worker. What it reads afterwards is what was read here.
 
     Args:
         collector: a collector under construction, its processes started.
         timeout_s: see :func:`await_ready`.
+        logs: what workers print while they make their environments.
 
     Raises:
-        WorkerLost: a worker ended without a word.
+        WorkerLost: a worker ended, or said that it will, with an error that is not one of rlsync's: those
+            TorchRL raises.
         AdoptionTimeout: a worker says nothing.
     """
-    await_ready(collector.procs, lambda worker, seconds: collector.pipes[worker].poll(seconds), timeout_s)
+
+    def ready(worker: int, seconds: float) -> bool:
+        pipe, process = collector.pipes[worker], collector.procs[worker]
+        if not pipe.poll(seconds):
+            return False
+        try:
+            message = pipe.recv()
+        except EOFError:  # the process is about to end
+            process.join(seconds)
+            return False
+        failure = compat.why_not_ready(message)
+        if failure is not None:
+            _log.error("the error of worker %d:\n%s", worker, failure[1].rstrip())
+            raise ended_before_ready(worker, process, "its collector could not be made", failure[0])
+        _hand_back(pipe, message)
+        return True
+
+    def last_words(worker: int) -> str:
+        logs.show(worker)
+        return ""
+
+    await_ready(collector.procs, ready, timeout_s, last_words, logs.doing)
+
+
+def _hand_back(pipe: Any, message: object) -> None:
+    """Let the next ``recv`` of this pipe return a message that was taken from it."""
+
+    def recv() -> object:
+        del pipe.recv, pipe.poll
+        return message
+
+    pipe.recv, pipe.poll = recv, lambda timeout=0.0: True
 
 
 def around_requests(collector: compat.MultiCollector, enter: Enter) -> None:

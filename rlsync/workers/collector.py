@@ -11,6 +11,7 @@ import torch
 from rlsync.core.errors import ConfigError
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
+from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.ring.format import WhenFull
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
@@ -141,10 +142,19 @@ class UnrollCollector(RolloutCollector):
         shape = RolloutShape(steps, envs_per_worker)
         self._ring = RolloutRing(shape.layout(acting), slots, num_workers, when_full)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
-        worker_player = self.worker_player
-        board = self.board.handle
+        logs = StartLogs(num_workers, start_timeout_s)
         job = WorkerJob(
-            self._ring.handle, board, worker_player, env, shape, num_workers, adopt, overlap, seed, devices
+            self._ring.handle,
+            self.board.handle,
+            self.worker_player,
+            env,
+            shape,
+            num_workers,
+            adopt,
+            overlap,
+            seed,
+            devices,
+            tuple(logs),
         )
         start = partial(start_worker, start_method, job)
         self._workers = Supervisor(start, num_workers, self._ring, restarts or Restarts(), silent_timeout_s)
@@ -153,7 +163,7 @@ class UnrollCollector(RolloutCollector):
             self._ring, self._workers, rollouts_per_batch, records, silent_timeout_s, stored_on
         )
         try:
-            self._workers.await_start(start_timeout_s)
+            self._workers.await_start(start_timeout_s, logs)
         except BaseException:
             self.shutdown()
             raise

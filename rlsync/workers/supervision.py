@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.sync.processes import await_ready, ending
 from rlsync.sync.silence import Silence
+from rlsync.sync.starting import StartLogs
 from rlsync.transport.ring.reader import RolloutRing
 
 _log = logging.getLogger(__name__)
@@ -106,19 +107,28 @@ class Supervisor:
         """How many restarts there were."""
         return sum(self._lives)
 
-    def await_start(self, timeout_s: float) -> None:
+    def await_start(self, timeout_s: float, logs: StartLogs) -> None:
         """Wait until all workers are ready; see :func:`await_ready`.
 
         A worker that ends here is not started again: its job has never worked yet.
 
         Args:
             timeout_s: for all of them together, seconds.
+            logs: what the workers print while they make their environments; it is closed afterwards.
 
         Raises:
             WorkerLost: one has ended.
             AdoptionTimeout: one is not ready in time.
         """
-        await_ready(self.procs, self._ready, timeout_s, self._headline)
+
+        def last_words(worker: int) -> str:
+            logs.show(worker)
+            return self._headline(worker)
+
+        try:
+            await_ready(self.procs, self._ready, timeout_s, last_words, logs.doing)
+        finally:
+            logs.close()
 
     def _ready(self, worker: int, seconds: float) -> bool:
         if not self._ring.writer(worker).ready:

@@ -13,6 +13,7 @@ import torch
 
 from rlsync.core.errors import BoardClosed, RlsyncError
 from rlsync.sync.adopter import Adopt, Adopter, Place
+from rlsync.sync.starting import StartLog
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.ring.format import RingHandle
 from rlsync.transport.ring.writer import RingWriter
@@ -42,6 +43,7 @@ class WorkerJob:
         overlap: whether the environments are two groups: one steps while the player acts in the other.
         seed: of the first environment of the first worker.
         devices: where the player acts, of each worker.
+        logs: where each worker leaves what it prints while it makes its environments.
     """
 
     ring: RingHandle
@@ -54,6 +56,7 @@ class WorkerJob:
     overlap: bool
     seed: int
     devices: tuple[torch.device, ...]
+    logs: tuple[StartLog, ...]
 
 
 def start_worker(method: str, job: WorkerJob, worker: int, life: int) -> BaseProcess:
@@ -138,8 +141,9 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     seed = writer.new_seed()
     first = (job.seed if seed is None else seed) + offset + life * _SEEDS_APART
     seat = Seat.taken(job.player, first, device, worker, job.num_workers)
-    roller = _roller(job, seat)
-    roller.reset(first)
+    with job.logs[worker].making():
+        roller = _roller(job, seat)
+        roller.reset(first)
     writer.announce_ready()
     try:
         while (views := writer.take()) is not None and writer.slot is not None:

@@ -66,6 +66,9 @@ class StatisticsHook:
         self._seen = 0  # the newest version whose receipt was counted
         self._publish_ms: deque[float] = deque(maxlen=_NEWEST)
         self._to_frames_ms: deque[float] = deque(maxlen=_NEWEST)
+        self._adoption_ms: deque[float] = deque(maxlen=_NEWEST)
+        self._published_s: dict[int, float] = {}  # of the newest versions
+        self._adopted: dict[int, int] = {}  # by each worker, when the last batch arrived
         self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)  # no frames have been made with these yet
 
     def register(self, trainer: Trainer) -> None:
@@ -97,6 +100,7 @@ class StatisticsHook:
         since = max(waits.seconds, 1e-9)
         steps = self._staleness.steps_by_age
         publish, to_frames = _percentiles(self._publish_ms), _percentiles(self._to_frames_ms)
+        adoption = _percentiles(self._adoption_ms)
         return RunStatistics(
             frames=counted.frames,
             updates=counted.optim_steps,
@@ -110,6 +114,8 @@ class StatisticsHook:
             publish_ms_p95=publish[1],
             to_frames_ms_p50=to_frames[0],
             to_frames_ms_p95=to_frames[1],
+            adoption_ms_p50=adoption[0],
+            adoption_ms_p95=adoption[1],
             lag_versions=self._lag_versions,
             staleness_versions=(
                 sum(age * count for age, count in steps.items()) / steps.total() if steps else None
@@ -136,6 +142,7 @@ class StatisticsHook:
         self._learner_wait_s += time.monotonic() - self._idle_since_s
         self._lag_versions = self._sync.lag_versions()
         self._count_receipts()
+        self._look_at_adoptions()
         age = self._sync.staleness(batch).versions
         known = age[age != UNKNOWN]
         if known.numel():
@@ -143,6 +150,16 @@ class StatisticsHook:
             while self._awaited and self._awaited[0].version <= newest:
                 self._to_frames_ms.append((time.time() - self._awaited.popleft().time_s) * 1e3)
         return batch
+
+    def _look_at_adoptions(self) -> None:
+        """Note how long after its publish each worker began a rollout with a version that is new to it."""
+        now_s = time.time()
+        for worker in self._sync.acting_workers():
+            version, published_s = worker.adopted_version, self._published_s.get(worker.adopted_version)
+            if published_s is not None and self._adopted.get(worker.reader) != version:
+                began_s = now_s - worker.heartbeat_age_s
+                self._adoption_ms.append(max(0.0, began_s - published_s) * 1e3)
+            self._adopted[worker.reader] = version
 
     def _done(self, batch: TensorDictBase | None = None) -> None:
         if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
@@ -156,7 +173,10 @@ class StatisticsHook:
             self._seen = receipt.version
             self._published_bytes += receipt.copied_bytes
             self._publish_ms.append(receipt.duration_s * 1e3)
+            self._published_s[receipt.version] = receipt.time_s
             self._awaited.append(receipt)
+        for version in list(self._published_s)[:-_NEWEST]:
+            del self._published_s[version]
 
 
 def _percentiles(values: deque[float]) -> tuple[float | None, float | None]:

@@ -182,9 +182,16 @@ def make_collector(
     if config.cluster.kind == THIS_MACHINE:
         devices, workers = worker_devices(config), config.collector.num_workers
         when_full: Any = ImpalaConfig.of(config).when_full
-        return UnrollCollector(
-            network, spec, num_workers=workers, policy_device=devices, when_full=when_full, **shared
-        )
+        with parts.naming_env(config.env):
+            return UnrollCollector(
+                network,
+                spec,
+                num_workers=workers,
+                policy_device=devices,
+                when_full=when_full,
+                start_timeout_s=config.collector.start_timeout_s,
+                **shared,
+            )
     from rlsync.recipes.on_cluster import cluster_collector  # which needs ray
 
     return cluster_collector(config, spec, network, shared)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, caught, fraction, kept, not_below_zero, one_of
+from rlsync.recipes.bounds import above_zero, bound_errors, caught, fraction, kept, not_below_zero, one_of
 from rlsync.recipes.cluster_config import workers_on_a_node
 from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
 from rlsync.recipes.device_config import stock_device_errors
@@ -88,7 +88,8 @@ class OffPolicyConfig(RecipeConfig):
         """See :meth:`RecipeConfig.errors`."""
         yield from width_errors("recipe.hidden", self.hidden)
         yield from stock_device_errors(config)
-        yield from caught(self.pace.pace, "recipe.pace")
+        if not list(bound_errors(self.pace)):  # those are told with their keys
+            yield from caught(self.pace.pace, "recipe.pace")
         if self.pace.prefill >= self.total_frames:
             yield ConfigError(
                 f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from",

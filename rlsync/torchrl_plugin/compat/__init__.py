@@ -35,6 +35,7 @@ from rlsync.torchrl_plugin.compat.checkpoints import (
 from rlsync.torchrl_plugin.compat.collectors import (
     acts_ahead,
     after_load_state_dict,
+    around_env_makers,
     around_policy_calls,
     around_rollouts,
     before_state_dict,
@@ -45,6 +46,7 @@ from rlsync.torchrl_plugin.compat.collectors import (
     runs_compiled,
     runs_free,
     says_a_worker_died,
+    why_not_ready,
     wrap_write_lock,
 )
 from rlsync.torchrl_plugin.compat.devices import takes_policies_on
@@ -144,6 +146,7 @@ __all__ = [
     "announce_version",
     "applies_between_rollouts",
     "around_batches",
+    "around_env_makers",
     "around_evaluations",
     "around_iterations",
     "around_partial_updates",
@@ -211,5 +214,6 @@ __all__ = [
     "updates_by_itself",
     "waits_for_learner",
     "weights_of",
+    "why_not_ready",
     "wrap_write_lock",
 ]

@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
+from torchrl.envs import EnvBase, EnvCreator
 
 from rlsync.torchrl_plugin.compat.actors import ActorWorkers
 from rlsync.torchrl_plugin.compat.distributed import (
@@ -166,3 +167,31 @@ def wrap_write_lock(collector: MultiCollector, wrap: Callable[[Any], object]) ->
 def says_a_worker_died(error: RuntimeError) -> bool:
     """Whether TorchRL raised ``error`` because it found a worker process dead."""
     return str(error).startswith("At least one process failed")
+
+
+def around_env_makers(
+    collector: MultiCollector, wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Let workers make their environments by ``wrap(worker, make)`` in place of ``make``.
+
+    Call this while the collector is being constructed, before its workers start. An ``EnvCreator`` and an
+    environment stay as they are: TorchRL looks into them.
+    """
+    collector.create_env_fn = [
+        make if isinstance(make, (EnvBase, EnvCreator)) else wrap(worker, make)
+        for worker, make in enumerate(collector.create_env_fn)
+    ]
+
+
+def why_not_ready(message: object) -> tuple[str, str] | None:
+    """The error of a worker that says that its collector could not be made, in one line, and its traceback.
+
+    None if the worker is ready, and for errors of rlsync, which TorchRL raises again with their class.
+
+    Args:
+        message: the first one of a worker. Written against torchrl 0.14.1.
+    """
+    if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
+        return None
+    first, _, _ = str(message["exception_msg"]).strip().partition("\n")
+    return f"{message['exception_type']}: {first}", str(message["traceback"])

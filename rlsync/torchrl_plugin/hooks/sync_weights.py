@@ -28,6 +28,7 @@ from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_background, refuse_shards_in_background
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.training import training_of
+from rlsync.transport.contract import ReaderStatus
 
 
 class SyncWeights(PublishHook):
@@ -200,9 +201,13 @@ class SyncWeights(PublishHook):
 
     def acting_versions(self) -> list[int]:
         """The version that each living worker acts with, where the transport can tell."""
+        return [worker.adopted_version for worker in self.acting_workers()]
+
+    def acting_workers(self) -> list[ReaderStatus]:
+        """What the transport knows of each living worker; nothing where it cannot tell."""
         endpoint = self._bound.endpoint
         readers = endpoint.publisher.transport.status()  # others may read along: an evaluator
-        return [r.adopted_version for r in readers if r.alive and r.reader < endpoint.num_workers]
+        return [r for r in readers if r.alive and r.reader < endpoint.num_workers]
 
     @property
     def in_flight(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from rlsync.core.errors import AdoptionTimeout, PublishError, RlsyncError
 from rlsync.core.ledger import NOTHING
+from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
@@ -85,6 +86,8 @@ class NodeAgent:
                 ) from self._receiver.failure
             time.sleep(LOOK_EVERY_S)
         job = self._job
+        left_s = max(0.0, deadline - time.monotonic())
+        logs = StartLogs(len(job.numbers), left_s)
         worker_job = WorkerJob(
             self._ring.handle,
             self._board.handle,
@@ -96,10 +99,11 @@ class NodeAgent:
             job.overlap,
             job.seed,
             job.devices,
+            tuple(logs),
         )
         start = partial(start_worker, job.start_method, worker_job)
         self._workers = Supervisor(start, len(job.numbers), self._ring, job.restarts, job.silent_timeout_s)
-        self._workers.await_start(max(0.0, deadline - time.monotonic()))
+        self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
         self._started = True
         return os.getpid()
 

@@ -1,0 +1,411 @@
+"""Kill and stop the processes of off-policy runs at random moments, resume them, and look at what is left.
+
+    python benchmarks/kills.py [--kills 200] [--seconds 540] [--seed 0] [--out kills.json]
+
+Short runs of ``dqn`` and ``sac`` with ``collector=async``, two workers and an evaluating process. At a
+random moment, from the start of the process on, one signal goes to a sampler, the evaluator or the learner:
+SIGKILL, or SIGSTOP and later SIGCONT. Afterwards a run must go on, or end with an error in three lines.
+Whenever one has ended, no process and no file of shared memory may be left, its checkpoint must be whole, and
+the run that resumes it in the same folder must go on from there: with higher versions, at its pace, no frame
+counted twice.
+
+The seed decides what happens, and after how long. The exit status is 1 if a count under ``bad`` is not zero.
+Files of shared memory are counted on the whole machine. Where other programs make some, give this one a
+/dev/shm of its own: ``unshare -m sh -c 'mount -t tmpfs none /dev/shm; exec python benchmarks/kills.py'``.
+
+All processes are forked from this one, which has the imports loaded: many runs fit into a few minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from fractions import Fraction
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+
+import rlsync.recipes.off_policy.dqn
+import rlsync.recipes.off_policy.sac
+import rlsync.workers.evaluator
+from rlsync.cli import train  # noqa: F401  # loaded once, for all runs
+from rlsync.cli.main import main as rlsync_main
+
+WITHIN_S = 120.0  # no wait is longer, also on a loaded machine
+WORKERS, PREFILL, RATIO = 2, 128, "0.5"
+COMMON = (
+    "collector=async",
+    f"collector.num_workers={WORKERS}",
+    "collector.frames_per_batch=64",
+    "checkpoint_every_frames=256",
+    "recipe.total_frames=10000000",
+    "recipe.target_return=null",
+    "recipe.hidden=[16]",
+    "recipe.batch_size=16",
+    "recipe.buffer_frames=20000",
+    f"recipe.pace.prefill={PREFILL}",
+    f"recipe.pace.ratio={RATIO}",
+    "recipe.evaluation.every_frames=256",
+    "recipe.evaluation.episodes=1",
+    "logger=none",
+    "stop_within_s=20",
+    "run_dir=it",
+)
+RECIPES = {"dqn": ("recipe=dqn",), "sac": ("recipe=sac", "env=pendulum")}
+ROLES = ("sampler", "evaluator", "learner")
+LIVES = 5  # of one run, at most; then another one begins
+LONGEST_DELAY_S, LONGEST_STOP_S = 2.0, 1.5
+
+
+# -------------------------------------------------------------------------------- one life of a run
+
+
+def _train(folder: Path, words: tuple[str, ...]) -> None:
+    os.setsid()
+    os.chdir(folder)
+    with (folder / "output").open("a") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    context = multiprocessing.get_context("fork")
+    multiprocessing.set_start_method("fork", force=True)
+    rlsync.workers.evaluator.get_context = lambda _: context  # a server would import torch anew in each life
+    sys.exit(rlsync_main(["train", *words]))
+
+
+class Life:
+    """One process of ``rlsync train`` in a folder, and its children."""
+
+    def __init__(self, folder: Path, words: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.run = folder / "it"
+        self.said, self.published = len(self.output(0)), 0
+        self.published = len(self.receipts())
+        self.process: BaseProcess = multiprocessing.get_context("fork").Process(
+            target=_train, args=(folder, words)
+        )
+        self.process.start()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
+
+    def output(self, since: int | None = None) -> str:
+        """What it has printed; the file has that of the lives before, too."""
+        file = self.folder / "output"
+        text = file.read_text(errors="replace") if file.exists() else ""
+        return text[self.said if since is None else since :]
+
+    def receipts(self) -> list[dict]:
+        """Those of this life."""
+        file = self.run / "receipts.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        found = []
+        for line in lines:
+            with suppress(json.JSONDecodeError):  # the last one may be half written
+                found.append(json.loads(line))
+        return found[self.published :]
+
+    def pid_of(self, role: str, chance: random.Random) -> int | None:
+        """The process of a role, if it runs already: samplers are started first, then the evaluator."""
+        if role == "learner":
+            return self.pid
+        children = sorted(child for child in _children(self.pid) if not _is_helper(child))
+        samplers, rest = children[:WORKERS], children[WORKERS:]
+        choices = samplers if role == "sampler" else rest
+        return chance.choice(choices) if choices else None
+
+    @property
+    def over(self) -> bool:
+        return self.process.exitcode is not None
+
+    def left(self) -> list[int]:
+        """The living processes of this life's session."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):
+                pid = int(entry.name)
+                if os.getsid(pid) == self.pid and _state(pid) not in ("Z", ""):
+                    found.append(pid)
+        return found
+
+    def destroy(self) -> None:
+        for pid in self.left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.join()
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return [child for child in found if _state(child) not in ("Z", "")]
+
+
+def _is_helper(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return True
+    return b"resource_tracker" in command or b"torch_shm_manager" in command
+
+
+def until(true: Callable[[], bool], within_s: float = WITHIN_S) -> bool:
+    """Whether it came true in time."""
+    deadline = time.monotonic() + within_s
+    while not true():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+# ------------------------------------------------------------------------------- what must be true
+
+
+class Checkpoint:
+    """What a run's checkpoint says, read from its files."""
+
+    def __init__(self, folder: Path) -> None:
+        parts = json.loads((folder / "manifest.json").read_text())["components"]
+        at = {name: folder / part["path"] for name, part in parts.items()}
+        pace = _mapping(at["trainer_module.keep_pace"])
+        self.frames, self.updates = int(pace["frames"]), int(pace["updates"])
+        self.version = int(_mapping(at["trainer_module.sync_weights"])["version"])
+        storage = at["replay_buffer"] / "storage"
+        self.stored = int(json.loads((storage / "storage_metadata.json").read_text())["len"])
+        self.written = int(
+            json.loads((at["replay_buffer"] / "writer" / "metadata.json").read_text())["write_count"]
+        )
+        rows = [np.fromfile(storage / name, np.float32) for name in _MOVES]
+        capacity = len(np.fromfile(storage / "done.memmap", np.uint8))
+        frames = np.concatenate([row.reshape(capacity, -1)[: self.stored] for row in rows], axis=1)
+        self.twice = self.stored - len(np.unique(frames, axis=0))
+
+
+_MOVES = ("observation.memmap", "next/observation.memmap")
+
+
+def _mapping(component: Path) -> dict[str, object]:
+    items = json.loads((component / "state.json").read_text())["items"]
+    return {key["value"]: value.get("value") for key, value in items}
+
+
+def checkpoint_of(life: Life) -> Checkpoint | None:
+    """The checkpoint of a run; None if it has written none. A killed writer may leave the one before."""
+    interrupted = sorted(life.run.glob(".checkpoint.backup-*"))
+    for folder in (life.run / "checkpoint", *interrupted):
+        if (folder / "manifest.json").exists():
+            return Checkpoint(folder)
+    return None
+
+
+BAD = (
+    "runs that hung",
+    "runs that ended without a clear error",
+    "runs that ended although nothing was killed",
+    "processes left",
+    "files of shared memory left",
+    "checkpoints that are lost or damaged",
+    "runs that could not be resumed",
+    "updates off the pace",
+    "frames counted twice",
+    "versions that did not rise",
+)
+
+
+class Trial:
+    """Runs one after the other, and counts what happens to them."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.folder = folder
+        self.counts: Counter[str] = Counter()
+        self.bad: Counter[str] = Counter(dict.fromkeys(BAD, 0))
+        self.notes: list[str] = []
+        self.shm = {path.name for path in Path("/dev/shm").iterdir()}
+        self._runs = 0
+
+    def kills(self) -> int:
+        return sum(n for name, n in self.counts.items() if name.startswith("SIG"))
+
+    def run(self, deadline: float, kills: int) -> None:
+        """One run and those that resume it."""
+        recipe = list(RECIPES)[self._runs % len(RECIPES)]
+        folder = self.folder / f"{self._runs}-{recipe}"
+        folder.mkdir()
+        self._runs += 1
+        self.counts[f"runs of {recipe}"] += 1
+        before: Checkpoint | None = None
+        for number in range(LIVES):
+            if time.monotonic() > deadline or self.kills() >= kills:
+                return
+            resume = ("resume=it",) if before is not None else ()
+            if before is None and number:  # nothing to go on from: the folder holds another run
+                return
+            words = (*resume, "run_dir=it") if resume else (*RECIPES[recipe], *COMMON)
+            life = Life(folder, words)
+            try:
+                events = self._torment(life, before)
+                told = f"{folder.name}, life {number}: {events}"
+                before = self._look(life, before, told)
+            finally:
+                life.destroy()
+
+    def _torment(self, life: Life, before: Checkpoint | None) -> str:
+        """Signals at random moments, until the run ends; what was sent."""
+        events: list[str] = []
+        self.counts["lives"] += 1
+        if self.chance.random() < 0.7:  # else from the start of the process on
+            until(lambda: life.over or bool(life.receipts()))
+        for _ in range(3):
+            time.sleep(self.chance.uniform(0, LONGEST_DELAY_S))
+            role, kill = self.chance.choice(ROLES), self.chance.random() < 0.6
+            pause_s = self.chance.uniform(0.05, LONGEST_STOP_S)
+            pid = life.pid_of(role, self.chance)
+            if life.over or pid is None:
+                continue
+            name = "SIGKILL" if kill else "SIGSTOP and SIGCONT"
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if kill else signal.SIGSTOP)
+                events.append(f"{name} of the {role}")
+                self.counts[f"{name}: {role}"] += 1
+                if not kill:
+                    time.sleep(pause_s)
+                    os.kill(pid, signal.SIGCONT)
+            fatal = kill and role != "evaluator"
+            if not self._settled(life, fatal, events):
+                return ", ".join(events)
+            if life.over:
+                return ", ".join(events)
+        os.kill(life.pid, signal.SIGTERM)
+        events.append("SIGTERM at the end")
+        if not until(lambda: life.over):
+            self._note("runs that hung", f"{events} {life.output()[-600:]}")
+        elif life.process.exitcode not in (0, 143) and life.output():  # else it had not begun to listen
+            self._note("runs that ended although nothing was killed", f"{events} {life.output()[-900:]}")
+        return ", ".join(events)
+
+    def _settled(self, life: Life, fatal: bool, events: list[str]) -> bool:
+        """The run has ended, or goes on."""
+        known = len(life.receipts())
+        if fatal:
+            ended = until(lambda: life.over)
+            if not ended:
+                self._note("runs that hung", f"{events} {life.output()[-600:]}")
+            elif "learner" not in events[-1]:
+                self._look_at_error(life, events)
+            return ended
+        went_on = until(lambda: life.over or len(life.receipts()) > known + 1)
+        if life.over:
+            self._note("runs that ended although nothing was killed", f"{events} {life.output()[-900:]}")
+        elif not went_on:
+            self._note("runs that hung", f"{events} {life.output()[-600:]}")
+        return went_on
+
+    def _look_at_error(self, life: Life, events: list[str]) -> None:
+        said = life.output()
+        clear = re.search(r"worker \d .*(killed by SIGKILL|SIGKILL).*\n  where  .+\n  cure   ", said)
+        if life.process.exitcode != 1 or clear is None:
+            self._note(
+                "runs that ended without a clear error",
+                f"{events}, status {life.process.exitcode}: {said[-900:]}",
+            )
+
+    def _look(self, life: Life, before: Checkpoint | None, told: str) -> Checkpoint | None:
+        if not until(lambda: not life.left(), 30):
+            self._note("processes left", f"{told}: {life.left()}")
+        new = {path.name for path in Path("/dev/shm").iterdir()} - self.shm
+        if new:
+            self._note("files of shared memory left", f"{told}: {sorted(new)}")
+            self.shm |= new
+        try:
+            found = checkpoint_of(life)
+        except Exception as error:  # noqa: BLE001
+            self._note("checkpoints that are lost or damaged", f"{told}: {type(error).__name__}: {error}")
+            return None
+        if before is not None and found is None:
+            self._note("checkpoints that are lost or damaged", f"{told}: it is gone")
+        if before is not None:
+            self._look_at_resume(life, before, told)
+        if found is not None:
+            self._look_at(found, told)
+        return found
+
+    def _look_at_resume(self, life: Life, before: Checkpoint, told: str) -> None:
+        said = life.output()
+        if f"frames {before.frames:,}" not in said:
+            if "SIGKILL of the" not in told:  # it was not killed before it could say so
+                self._note("runs that could not be resumed", f"{told}: {said[-900:]}")
+            return
+        self.counts["resumed"] += 1
+        versions = [before.version, *(receipt["version"] for receipt in life.receipts())]
+        if versions != sorted(set(versions)):
+            self._note("versions that did not rise", f"{told}: {versions}")
+
+    def _look_at(self, found: Checkpoint, told: str) -> None:
+        self.counts["checkpoints read"] += 1
+        allowed = math.floor(Fraction(RATIO) * max(0, found.frames - PREFILL))
+        if abs(allowed - found.updates) > 1:
+            self._note("updates off the pace", f"{told}: {found.updates} of {allowed}, {found.frames} frames")
+        if found.twice or found.written != found.frames:
+            self._note(
+                "frames counted twice",
+                f"{told}: {found.frames} counted, {found.written} written, {found.twice} rows are equal",
+            )
+
+    def _note(self, what: str, told: str) -> None:
+        self.bad[what] += 1
+        self.notes.append(f"{what}: {told}")
+        print(self.notes[-1], file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=540.0, help="no new run begins after this")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(arguments)
+    print(f"seed {given.seed}", flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
+        trial = Trial(Path(folder), given.seed)
+        while trial.kills() < given.kills and time.monotonic() - began < given.seconds:
+            trial.run(began + given.seconds, given.kills)
+    found = {
+        "seed": given.seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "kills": trial.kills(),
+        "counts": dict(sorted(trial.counts.items())),
+        "bad": dict(trial.bad),
+        "notes": trial.notes,
+    }
+    if given.out is not None:
+        given.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(json.dumps({name: found[name] for name in ("seconds", "kills", "counts", "bad")}, indent=2))
+    return 1 if sum(trial.bad.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
