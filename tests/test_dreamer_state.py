@@ -13,11 +13,10 @@ from torchrl.collectors import Collector
 from torchrl.envs import SerialEnv
 
 from rlsync import ConfigError, DreamerPlayer, SyncWeights, dreamer_map
+from tests.dreamer_canary import fill, make_canary
 from tests.dreamer_parts import (
     BELIEF,
     Dreamer,
-    fill,
-    make_canary,
     make_dreamer_collector,
     make_dreamer_env,
     make_env,

@@ -23,11 +23,9 @@ from rlsync import (
     WorkerLost,
     dreamer_map,
 )
+from tests.dreamer_canary import ShowingPlayer, fill, make_canary
 from tests.dreamer_parts import (
     Dreamer,
-    ShowingPlayer,
-    fill,
-    make_canary,
     make_dreamer_env,
     make_stock_trainer,
     make_trainer,
