@@ -355,7 +355,7 @@ class Trial:
     def _look_at_resume(self, life: Life, before: Checkpoint, told: str) -> None:
         said = life.output()
         if f"frames {before.frames:,}" not in said:
-            if "SIGKILL of the" not in told:  # it was not killed before it could say so
+            if said and "SIGKILL of the" not in told:  # it was not ended before it could say so
                 self._note("runs that could not be resumed", f"{told}: {said[-900:]}")
             return
         self.counts["resumed"] += 1

@@ -118,6 +118,24 @@ def test_a_worker_killed_while_the_learner_learns_is_named_at_the_next_batch(kin
     assert in_three_lines(lost.value)
 
 
+@both_kinds
+def test_a_worker_killed_before_it_answers_a_question_is_named(kind: type) -> None:
+    policy = make_small_canary()
+    with on_a_board(policy, kind) as collector:
+        trainer, pids = _watched(collector, policy), _pids(collector)
+
+        def ask() -> None:
+            _stop(pids[1])
+            threading.Timer(0.5, kill, [pids[1]]).start()
+            collector.state_dict()
+
+        _at_batch(trainer, 3, ask)
+        with _ends_soon(pids), pytest.raises(WorkerLost) as lost:
+            trainer.train()
+    assert f"worker 1 (pid {pids[1]}, killed by SIGKILL, acted with version" in str(lost.value)
+    assert in_three_lines(lost.value)
+
+
 def test_workers_that_were_ended_because_another_one_died_are_not_named() -> None:
     with on_a_board(make_small_canary()) as collector:
         pids, publisher = _pids(collector), endpoint_of(collector).publisher
@@ -274,7 +292,7 @@ LEARNER_PID = os.getpid()
 
 
 def test_a_worker_whose_environment_cannot_be_made_says_so_at_construction() -> None:
-    with pytest.raises(ValueError, match="no such level"):
+    with pytest.raises(WorkerLost, match=r"worker [01] .*ValueError: no such level"):
         make_workers(
             MultiSyncCollector,
             make_small_canary(),

@@ -50,6 +50,8 @@ def save_before_the_end(trainer: Trainer) -> LastCheckpoint:
     """
     if trainer.save_trainer_file is None:
         return LastCheckpoint(None, "the run has no folder")
+    if not trainer.collected_frames:
+        return LastCheckpoint(None, "no batch had arrived, so there is nothing to go on from")
     if not finite_weights(trainer):
         return LastCheckpoint(None, "the weights are not finite")
     collector = CollectorState.of(trainer)

@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 Wait = Callable[[Callable[[float], bool], float | None], bool]
 Enter = Callable[[], AbstractContextManager[object]]
 
-#: How long the exit of a dead process may take to be collected.
-_REAPED_WITHIN_S = 1.0
+#: How long the exit of a dead process may take to be collected: a fork server may tell it late.
+_REAPED_WITHIN_S = 10.0
 
 
 def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[int, str | None]:
@@ -97,7 +97,7 @@ def _hand_back(pipe: Any, message: object) -> None:
 
 
 def around_requests(collector: compat.MultiCollector, enter: Enter) -> None:
-    """Run each iteration over the batches of ``collector``, and each send to a worker, inside ``enter()``."""
+    """Run each iteration over the batches of ``collector``, and all talk to a worker, inside ``enter()``."""
     ref = weakref.ref(collector)
 
     def iterator() -> Iterator[TensorDictBase]:
@@ -107,17 +107,21 @@ def around_requests(collector: compat.MultiCollector, enter: Enter) -> None:
 
     collector.iterator = iterator
     for pipe in collector.pipes:
-        _send_in(enter, pipe)
+        _talk_in(enter, pipe)
 
 
-def _send_in(enter: Enter, pipe: Any) -> None:
-    inner = _present_method(pipe, "send")
+def _talk_in(enter: Enter, pipe: Any) -> None:
+    inner_send, inner_recv = _present_method(pipe, "send"), _present_method(pipe, "recv")
 
     def send(message: object) -> None:
         with enter():
-            inner(message)
+            inner_send(message)
 
-    pipe.send = send
+    def recv() -> object:
+        with enter():  # a worker that dies before it answers closes the pipe
+            return inner_recv()
+
+    pipe.send, pipe.recv = send, recv
 
 
 def around_waits(collector: compat.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
