@@ -68,6 +68,12 @@ def agents() -> list[str]:
     return [it["name"] for it in list_named_actors(all_namespaces=True) if it["namespace"] == "rlsync"]
 
 
+def heard() -> int:
+    """The newest version that an agent has heard of."""
+    cards = [ray.get_actor(name, "rlsync").card.remote() for name in agents()]
+    return max(card.stamp.version for card in ray.get(cards, timeout=WAIT_S))
+
+
 def pids_of(collector: ClusterCollector) -> set[int]:
     """The agents and their workers."""
     found = {node.pid for node in collector._nodes if node.pid is not None}
@@ -91,6 +97,7 @@ def killed(cluster: Cluster) -> int:
         if newest >= 20:
             break
     assert newest >= 20, "it ended by itself"
+    assert wait_until(lambda: heard() >= newest, WAIT_S, 0.1)
     with pytest.raises(ConfigError, match="belong to a learner that lives"):
         Crew("crew a", keep_s=600.0).left(alone_within_s=0.0)
     started.kill()
@@ -142,6 +149,7 @@ def test_agents_that_do_other_work_are_replaced_and_those_that_nobody_takes_over
     cluster: Cluster, follower: ClusterCollector, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, version = pids_of(follower), follower.policy_version
+    assert wait_until(lambda: heard() >= version, WAIT_S, 0.1)
     vanish(follower)
     connect(cluster)
     with caplog.at_level(logging.WARNING):

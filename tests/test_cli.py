@@ -191,7 +191,7 @@ def test_no_verb_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> 
         ("train recipe=dqn recipe.num_epochs=2", "unknown key 'recipe.num_epochs'", "recipe has:"),
         ("train env.kwargs.x=1", "unknown key 'env.kwargs.x'", "write +env.kwargs.x="),
         ("train recipe.lr=fast", "'fast'", "--cfg job"),
-        ("train recipe.lr=-1", "recipe.lr cannot be -1.0", "give a number > 0"),
+        ("train recipe.lr=-1", "recipe.lr cannot be -1.0", "give a finite number > 0"),
         ("train seed=-1", "seed cannot be -1", "give a number >= 0"),
         ("train collector.adopt=alais", "cannot be 'alais'", "did you mean 'alias'?"),
         ("train sync.when.unit=batchs", "no unit 'batchs'", "did you mean 'batches'?"),

@@ -88,7 +88,7 @@ def trained(trainer: Trainer, look: Callable[[TensorDict], None] | None = None) 
 @pytest.mark.parametrize(
     ("section", "key", "value", "cure"),
     [
-        ("recipe", "lr", 0.0, "give a number > 0"),
+        ("recipe", "lr", 0.0, "give a finite number > 0"),
         ("recipe", "gamma", 1.5, "give a number >= 0 and <= 1"),
         ("recipe", "entropy_coeff", -0.1, "give a number >= 0"),
         ("collector", "num_workers", 0, "give a number > 0"),

@@ -6,7 +6,6 @@ A check is a generator of errors: ``rlsync check`` lists all of them, and a buil
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
@@ -29,31 +28,31 @@ class Bound:
     low: float = float("-inf")
     high: float = float("inf")
     low_excluded: bool = False
+    high_excluded: bool = False
 
     def accepts(self, value: Any) -> bool:
         """Whether ``value`` lies within the bound; None, where the type allows it, always does.
 
-        Infinity lies within none, and neither does what is not a number.
+        What is not a number lies within none.
         """
         if value is None:
             return True
         if self.choices:
             return value in self.choices
         above = value > self.low if self.low_excluded else value >= self.low
-        return bool(above and value <= self.high and value != math.inf)
+        return bool(above and (value < self.high if self.high_excluded else value <= self.high))
 
     def __str__(self) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         sign = ">" if self.low_excluded else ">="
-        return f"a number {sign} {self.low:g}" + (
-            f" and <= {self.high:g}" if self.high < float("inf") else ""
-        )
+        kind = "a finite number" if self.high_excluded and self.high == float("inf") else "a number"
+        return f"{kind} {sign} {self.low:g}" + (f" and <= {self.high:g}" if self.high < float("inf") else "")
 
 
-def above_zero(default: Any) -> Any:
-    """A field that accepts numbers above zero."""
-    return field(default=default, metadata={"bound": Bound(low=0, low_excluded=True)})
+def above_zero(default: Any, *, finite: bool = False) -> Any:
+    """A field that accepts numbers above zero; with ``finite``, not infinity."""
+    return field(default=default, metadata={"bound": Bound(low=0, low_excluded=True, high_excluded=finite)})
 
 
 def not_below_zero(default: Any) -> Any:

@@ -102,7 +102,7 @@ class RecipeConfig:
     total_frames: int = above_zero(150_000)
     target_return: float | None = None
     target_episodes: int = above_zero(20)
-    lr: float = above_zero(2e-3)
+    lr: float = above_zero(2e-3, finite=True)
     anneal_lr: bool = kept(True, SCHEDULE)
     gamma: float = fraction(0.99)
     batch_size: int = above_zero(128)

@@ -93,7 +93,7 @@ def companions(config: Shipped) -> list[list[str]]:
         >>> companions(find("tuned/impala_pong"))
         [['recipe=impala', 'env=pong']]
         >>> companions(find("cluster/ray"))
-        [['recipe=impala']]
+        [['recipe=ppo'], ['recipe=dqn'], ['recipe=sac'], ['recipe=td3'], ['recipe=impala']]
         >>> companions(find("env/gymnasium"))
         [[]]
     """

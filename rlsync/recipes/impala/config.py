@@ -86,7 +86,7 @@ class ImpalaConfig(RecipeConfig):
 
     name: str = "impala"
     total_frames: int = above_zero(400_000)
-    lr: float = above_zero(2e-3)
+    lr: float = above_zero(2e-3, finite=True)
     anneal_lr: bool = kept(False, SCHEDULE)
     batch_size: int = above_zero(8)
     clip_norm: float = above_zero(40.0)

@@ -26,7 +26,7 @@ PRIORITIES = "the checkpoint has priorities of that kind, or has none"
 class PaceConfig:
     """How many optimizer steps go with how many frames; see :class:`rlsync.workers.replay.pacing.Pace`."""
 
-    ratio: float = above_zero(1.0)
+    ratio: float = above_zero(1.0, finite=True)
     burst: int | None = above_zero(None)
     prefill: int = kept(not_below_zero(1_000), "the pace is counted from the end of the prefill")
 
@@ -119,7 +119,7 @@ class DQNConfig(OffPolicyConfig):
 
     name: str = "dqn"
     total_frames: int = above_zero(50_000)
-    lr: float = above_zero(1e-3)
+    lr: float = above_zero(1e-3, finite=True)
     batch_size: int = above_zero(64)
     clip_norm: float = above_zero(10.0)
     activation: str = one_of("relu", "tanh")
@@ -173,7 +173,7 @@ class ActorCriticConfig(OffPolicyConfig):
     """What SAC and TD3 share: two critics, and targets that follow them slowly."""
 
     total_frames: int = above_zero(100_000)
-    lr: float = above_zero(1e-3)
+    lr: float = above_zero(1e-3, finite=True)
     anneal_lr: bool = kept(False, SCHEDULE)
     clip_norm: float = above_zero(1_000.0)
     tau: float = fraction(0.005)
