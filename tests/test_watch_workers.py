@@ -50,6 +50,7 @@ from tests.parts import (
 
 pytestmark = pytest.mark.usefixtures("fork_workers", "_little_time_to_leave")
 
+IDLE_S = 1.0  # so long after a batch all workers wait for the learner
 SILENT_S = 8.0  # longer than a loaded machine keeps a process waiting
 NEVER_S = 600.0
 SOON_S = 30.0
@@ -184,7 +185,12 @@ def test_an_asynchronous_training_goes_on_with_the_others_and_ends_when_all_are_
         trainer, pids = _watched(collector, policy, timeout_s=SILENT_S), _pids(collector)
         batches = []
         trainer.register_op("post_steps", lambda: batches.append(time.monotonic()))
-        _at_batch(trainer, 3, lambda: _signal(signal.SIGSTOP, pids[1]))
+
+        def stop_one_that_waits() -> None:
+            time.sleep(IDLE_S)  # stopped while it sends a batch, it would hold the lock of all workers
+            _signal(signal.SIGSTOP, pids[1])
+
+        _at_batch(trainer, 3, stop_one_that_waits)
         _at_batch(trainer, 6, lambda: _signal(signal.SIGSTOP, pids[0]))
         with _ends_soon(pids), pytest.raises(AdoptionTimeout) as late:
             trainer.train()
