@@ -245,17 +245,22 @@ def test_a_run_on_an_address_where_nothing_listens_is_refused(tmp_path: Path) ->
 # -------------------------------------------------------------------------- nodes
 
 
+def cases_pass(file: str, count: int) -> None:
+    """Run a file of cases in a session of its own: so many pass, and no process is left."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", file]
+    ran, left = in_a_session(command, alone=True, timeout_s=570, grace_s=90)
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 0, said
+    assert f"{count} passed" in said
+    assert left == set(), said
+
+
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_nodes_send_exact_frames_fail_join_and_are_lost_and_leave_no_process() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    ran, left = in_a_session([*command, "tests/cluster_cases.py"], alone=True, timeout_s=570, grace_s=90)
-    said = ran.stdout + ran.stderr
-    assert ran.returncode == 0, said
-    assert "11 passed" in said
-    assert left == set(), said
+    cases_pass("tests/cluster_cases.py", 11)
 
 
 @needs_ray
@@ -263,12 +268,7 @@ def test_nodes_send_exact_frames_fail_join_and_are_lost_and_leave_no_process() -
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_agents_outlive_a_killed_learner_by_choice_and_leave_no_process() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    ran, left = in_a_session([*command, "tests/crew_cases.py"], alone=True, timeout_s=570, grace_s=90)
-    said = ran.stdout + ran.stderr
-    assert ran.returncode == 0, said
-    assert "3 passed" in said
-    assert left == set(), said
+    cases_pass("tests/crew_cases.py", 3)
 
 
 @needs_ray
@@ -276,13 +276,7 @@ def test_agents_outlive_a_killed_learner_by_choice_and_leave_no_process() -> Non
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_recipes_with_torchrls_losses_learn_from_a_node_with_exact_stamps_and_leave_no_process() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    cases = "tests/cluster_recipe_cases.py"
-    ran, left = in_a_session([*command, cases], alone=True, timeout_s=570, grace_s=90)
-    said = ran.stdout + ran.stderr
-    assert ran.returncode == 0, said
-    assert "4 passed" in said
-    assert left == set(), said
+    cases_pass("tests/cluster_recipe_cases.py", 4)
 
 
 # -------------------------------------------------------------------------- whole runs

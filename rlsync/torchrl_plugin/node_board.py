@@ -36,9 +36,8 @@ class NodeBoardScheme(BoardScheme):
         start_timeout_s: float | None = 300.0,
     ) -> None:
         board = WeightBoard()
-        board.ledger = Ledger(
-            generation=0
-        )  # what the actor's collector publishes is older than any learner's
+        # What the actor's own collector publishes is older than any learner's.
+        board.ledger = Ledger(generation=0)
         link = BoardLink(board)
         super().__init__(adopt, adopt_at=adopt_at, start_timeout_s=start_timeout_s, _link=link)
         self._board = board

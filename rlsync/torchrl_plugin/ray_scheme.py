@@ -121,9 +121,8 @@ class RayBoardScheme(WorkerScheme):
         model: nn.Module | None = None,
     ) -> None:
         self.model_id = model_id
-        if isinstance(
-            context, compat.MultiCollector
-        ):  # its worker processes adopt, from a board of this actor
+        if isinstance(context, compat.MultiCollector):
+            # Its worker processes adopt, from a board of this actor.
             inner = compat.schemes_of(context)[model_id]
             assert isinstance(inner, NodeBoardScheme), "check_actors has looked"
             assert self._link is not None

@@ -20,6 +20,7 @@ from rlsync.recipes.hooks.staleness import StalenessHistogram
 from rlsync.recipes.statistics import RunStatistics
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.ring.watch import RingCounters
 
 #: Publishes from which the percentiles are taken: the newest.
@@ -140,9 +141,10 @@ class StatisticsHook:
         if not self._registered:
             raise no_trainer(self)
         self._learner_wait_s += time.monotonic() - self._idle_since_s
-        self._lag_versions = self._sync.lag_versions()
+        workers = self._sync.acting_workers()
+        self._lag_versions = self._sync.lag_versions(workers)
         self._count_receipts()
-        self._look_at_adoptions()
+        self._look_at_adoptions(workers)
         age = self._sync.staleness(batch).versions
         known = age[age != UNKNOWN]
         if known.numel():
@@ -151,10 +153,10 @@ class StatisticsHook:
                 self._to_frames_ms.append((time.time() - self._awaited.popleft().time_s) * 1e3)
         return batch
 
-    def _look_at_adoptions(self) -> None:
+    def _look_at_adoptions(self, workers: list[ReaderStatus]) -> None:
         """Note how long after its publish each worker began a rollout with a version that is new to it."""
         now_s = time.time()
-        for worker in self._sync.acting_workers():
+        for worker in workers:
             version, published_s = worker.adopted_version, self._published_s.get(worker.adopted_version)
             if published_s is not None and self._adopted.get(worker.reader) != version:
                 began_s = now_s - worker.heartbeat_age_s
@@ -175,8 +177,8 @@ class StatisticsHook:
             self._publish_ms.append(receipt.duration_s * 1e3)
             self._published_s[receipt.version] = receipt.time_s
             self._awaited.append(receipt)
-        for version in list(self._published_s)[:-_NEWEST]:
-            del self._published_s[version]
+        while len(self._published_s) > _NEWEST:
+            del self._published_s[next(iter(self._published_s))]
 
 
 def _percentiles(values: deque[float]) -> tuple[float | None, float | None]:

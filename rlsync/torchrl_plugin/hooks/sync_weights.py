@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -195,9 +195,14 @@ class SyncWeights(PublishHook):
         if self._bound_map is not None:
             self._bound_map.endpoint.publisher.join()
 
-    def lag_versions(self) -> int:
-        """Newest published version minus the oldest one that a living worker acts with."""
-        return self.version - min(self.acting_versions(), default=self.version)
+    def lag_versions(self, workers: Sequence[ReaderStatus] | None = None) -> int:
+        """Newest published version minus the oldest one that a living worker acts with.
+
+        Args:
+            workers: what :meth:`acting_workers` returned just now; ``None`` asks again.
+        """
+        acting = self.acting_workers() if workers is None else workers
+        return self.version - min((worker.adopted_version for worker in acting), default=self.version)
 
     def acting_versions(self) -> list[int]:
         """The version that each living worker acts with, where the transport can tell."""
