@@ -37,6 +37,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import rlsync.recipes.off_policy.dqn
 import rlsync.recipes.off_policy.sac
@@ -192,18 +193,23 @@ class Checkpoint:
         pace = _mapping(at["trainer_module.keep_pace"])
         self.frames, self.updates = int(pace["frames"]), int(pace["updates"])
         self.version = int(_mapping(at["trainer_module.sync_weights"])["version"])
-        storage = at["replay_buffer"] / "storage"
-        self.stored = int(json.loads((storage / "storage_metadata.json").read_text())["len"])
         self.written = int(
             json.loads((at["replay_buffer"] / "writer" / "metadata.json").read_text())["write_count"]
         )
-        rows = [np.fromfile(storage / name, np.float32) for name in _MOVES]
-        capacity = len(np.fromfile(storage / "done.memmap", np.uint8))
-        frames = np.concatenate([row.reshape(capacity, -1)[: self.stored] for row in rows], axis=1)
+        frames = _frames(at["replay_buffer"] / "storage")
+        self.stored = len(frames)
         self.twice = self.stored - len(np.unique(frames, axis=0))
 
 
-_MOVES = ("observation.memmap", "next/observation.memmap")
+def _frames(storage: Path) -> np.ndarray:
+    """The observations of all stored rows, each beside the one after it."""
+    index = json.loads((storage / "rows.json").read_text())
+    parts = []
+    for segment in index["segments"]:
+        rows = torch.load(storage / segment["file"], mmap=True, weights_only=True)
+        pairs = torch.cat([rows["observation"], rows["next"]["observation"]], -1)
+        parts.append(pairs[max(0, index["first"] - segment["first"]) :])
+    return torch.cat(parts).numpy()
 
 
 def _mapping(component: Path) -> dict[str, object]:

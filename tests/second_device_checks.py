@@ -35,6 +35,8 @@ from tests.second_device_program import lend
 from tests.test_impala_recipe import small
 from tests.test_players import CARTPOLE, PairPlayer, collecting, make_impala
 from tests.test_recipes import small_dqn, small_ppo
+from tests.test_row_segments import give, loaded, save, stored
+from tests.test_row_segments import make as make_buffer
 
 WAIT_S = 100.0
 
@@ -172,6 +174,20 @@ def a_recipe_that_stays_on_the_cpu_is_refused() -> None:
     assert refused.value.what == "the recipe 'ppo' trains on cpu, not on second:0"
     assert refused.value.where == "learner.device"
     assert multiprocessing.active_children() == []
+
+
+def a_replay_buffer_there_is_saved_and_loaded() -> None:
+    buffer = make_buffer(7, device="second")
+    for count in (5, 4, 3):
+        give(buffer, count)
+        checkpoint = save(buffer, Path())
+    for device in ("second", "cpu"):
+        again = loaded(checkpoint, 7, device=device)
+        rows = stored(again)
+        assert {leaf.device.type for leaf in rows.values(True, True)} == {device}
+        assert rows["number"].cpu().tolist() == [7, 8, 9, 10, 11, 5, 6]
+        give(again, 1)
+        assert stored(again)["number"].cpu().tolist() == [7, 8, 9, 10, 11, 12, 6]
 
 
 def policy_of(trainer: Trainer) -> nn.Module:

@@ -73,6 +73,13 @@ def test_a_recipe_learns_on_the_learners_device_and_its_checkpoint_plays_on_the_
 
 
 @pytest.mark.seconds
+def test_a_replay_buffer_on_the_learners_device_is_saved_and_loaded_there_or_elsewhere(
+    tmp_path: Path,
+) -> None:
+    held(tmp_path, "a_replay_buffer_there_is_saved_and_loaded")
+
+
+@pytest.mark.seconds
 def test_a_recipe_that_does_not_train_where_it_is_told_is_refused(tmp_path: Path) -> None:
     held(tmp_path, "a_recipe_that_stays_on_the_cpu_is_refused")
 

@@ -62,6 +62,10 @@ def begin(run: Path) -> None:
     # What TorchRL was writing when its process was killed. It never becomes a checkpoint.
     for half in run.glob(f".{CHECKPOINT}.stage-*"):
         shutil.rmtree(half, ignore_errors=True)
+    # A checkpoint that was replaced, by a process that was killed before it had removed it.
+    if (run / CHECKPOINT / "manifest.json").is_file():
+        for replaced in run.glob(f".{CHECKPOINT}.backup-*"):
+            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def ended(run: Path) -> Ended | None:

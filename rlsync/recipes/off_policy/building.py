@@ -21,6 +21,7 @@ from rlsync.recipes.off_policy.config import OffPolicyConfig
 from rlsync.recipes.off_policy.memory import Memory, NotKept
 from rlsync.recipes.off_policy.normalize import Normalize, Standardized
 from rlsync.recipes.off_policy.prioritized import PrioritizedRows
+from rlsync.recipes.off_policy.row_segments import RowSegments
 from rlsync.recipes.spaces import Spaces
 from rlsync.torchrl_plugin import compat
 
@@ -84,7 +85,9 @@ def make_trainer(
     )
     memory = Memory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
     memory.register(trainer)
-    if not recipe.buffer_checkpointed and trainer.checkpoint is not None:
+    if recipe.buffer_checkpointed:
+        buffer.storage.checkpointer = RowSegments(buffer)
+    elif trainer.checkpoint is not None:
         compat.replace_component(trainer.checkpoint, "replay_buffer", NotKept())
     if recipe.prioritized:
         memory.prioritize(trainer)

@@ -48,7 +48,9 @@ class OffPolicyConfig(RecipeConfig):
     """What these recipes share. ``target_return`` is that of greedy evaluations, where there are some.
 
     With ``buffer_checkpointed`` a checkpoint has the replay buffer, and a resumed run draws from it at once.
-    Without, checkpoints are small, and a resumed run collects ``pace.prefill`` frames before its next update.
+    It writes only the frames that are new since the checkpoint before; see
+    :class:`~rlsync.recipes.off_policy.row_segments.RowSegments`. Without, checkpoints have no frames, and a
+    resumed run collects ``pace.prefill`` frames before its next update.
     """
 
     batch_size: int = above_zero(256)

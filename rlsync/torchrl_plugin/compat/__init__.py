@@ -106,6 +106,7 @@ from rlsync.torchrl_plugin.compat.servers import (
     stamp_both_ends,
 )
 from rlsync.torchrl_plugin.compat.stamps import STAMP, announce_version, is_stamped, stamp, turn_on_stamps
+from rlsync.torchrl_plugin.compat.storages import forget_rows, rows_given
 from rlsync.torchrl_plugin.compat.trainers import (
     StockHook,
     all_or_nothing,
@@ -164,6 +165,7 @@ __all__ = [
     "evaluated_policy",
     "evaluates_here",
     "fail_free_run",
+    "forget_rows",
     "forget_sender",
     "free_name",
     "give_own_policy",
@@ -188,6 +190,7 @@ __all__ = [
     "registered_modules",
     "remove_stock_update_weights",
     "replace_component",
+    "rows_given",
     "run_shutdown_operations",
     "runs_compiled",
     "runs_free",

@@ -1,0 +1,204 @@
+"""A replay buffer in checkpoints: every row is written to disk once.
+
+TorchRL's own checkpointer writes the whole storage each time, rows that were never filled included. Here a
+checkpoint writes the rows that are new since the one before, as a file: a segment. Of the older segments it
+gets hard links, which are new names of the same files and cost no room. So each checkpoint is complete by
+itself: it can be moved, copied and deleted, and the file system frees a segment with its last name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from torchrl.data import TensorDictReplayBuffer, TensorStorageCheckpointer
+from torchrl.data.replay_buffers import TensorStorage
+
+from rlsync.core.errors import ConfigError, RlsyncWarning, first_line, warn
+from rlsync.recipes.off_policy.segment_files import Folder, Segment, read, unread, unwritten, write
+from rlsync.torchrl_plugin import compat
+
+#: Says which rows a checkpoint has, and in which segments they are.
+INDEX = "rows.json"
+#: A segment has at most so many bytes of rows. A segment stays until its last row leaves the buffer, so this
+#: also bounds how much of a checkpoint is rows that nobody needs any more.
+SEGMENT_BYTES = 64 * 2**20
+#: With so many segments of single checkpoints, these are written once more, as one.
+MOST_SEGMENTS = 1_000
+
+
+class RowSegments(TensorStorageCheckpointer):
+    """Writes only the new rows of a round-robin replay buffer into a checkpoint, and links the others.
+
+    TorchRL's storages ask their checkpointer what to write. Sampler, writer and transforms stay with TorchRL.
+
+    A segment is on disk before ``dumps`` returns. Whatever fails later, or if the process is killed, the
+    checkpoint before is untouched. Segments that cannot be linked are written again: those of a checkpoint on
+    another file system, and all of them where files cannot have a second name.
+
+    The rows of a buffer must not change once they are stored. ``TensorDictReplayBuffer.extend`` is the only
+    way in.
+
+    Args:
+        buffer: whose storage this belongs to.
+        most_segments: see :data:`MOST_SEGMENTS`. Each row is written twice at most, whatever the number.
+        segment_bytes: see :data:`SEGMENT_BYTES`.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage
+        >>> def make():
+        ...     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+        ...     buffer.storage.checkpointer = RowSegments(buffer)
+        ...     return buffer
+        >>> first, second = make(), make()
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = first.extend(TensorDict({"a": torch.arange(3)}, [3]))
+        ...     first.dumps(Path(folder) / "one")
+        ...     _ = first.extend(TensorDict({"a": torch.arange(3, 6)}, [3]))
+        ...     first.dumps(Path(folder) / "two")
+        ...     second.loads(Path(folder) / "two")
+        ...     second.storage.get(slice(0, 4))["a"]
+        tensor([4, 5, 2, 3])
+    """
+
+    def __init__(
+        self,
+        buffer: TensorDictReplayBuffer,
+        *,
+        most_segments: int = MOST_SEGMENTS,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        super().__init__()
+        self._buffer = buffer
+        self._most_segments = most_segments
+        self._segment_bytes = segment_bytes
+        self._segments: list[Segment] = []
+        self._folders: list[Folder] = []
+        self._has_warned = False
+
+    def dumps(self, storage: TensorStorage, path: str | Path) -> None:
+        """Write the rows that no segment of the checkpoints before has, and link those segments.
+
+        Raises:
+            RlsyncError: they could not be written, for example because the disk is full.
+        """
+        folder = Path(path)
+        folder.mkdir(exist_ok=True)
+        given = compat.rows_given(self._buffer)
+        end = len(storage) if given is None else given
+        first = end - len(storage)
+        known = self._segments
+        if given is None or (known and known[-1].end > end):
+            known = []  # the rows are numbered anew, so nothing on disk is of use
+        alive = [segment for segment in known if segment.end > first]
+        merging = sum(not segment.merged for segment in alive) >= self._most_segments
+        kept = [s for s in alive if (s.merged or not merging) and self._link(s, folder)]
+        rows = max(1, self._segment_bytes // _row_bytes(storage))
+        new = [
+            write(storage.get(place), folder, number, merged=merging)
+            for gap in _gaps(first, end, kept)
+            for number, place in _pieces(*gap, rows, storage.max_size)
+        ]
+        segments = sorted(kept + new, key=lambda segment: segment.first)
+        index = {"capacity": storage.max_size, "first": first, "end": end}
+        (folder / INDEX).write_text(json.dumps(index | {"segments": [asdict(s) for s in segments]}))
+        self._segments = segments
+        self._remember(folder)
+
+    def loads(self, storage: TensorStorage, path: str | Path) -> None:
+        """Put the rows of a checkpoint at their places; also of one that TorchRL's checkpointer wrote.
+
+        Raises:
+            ConfigError: a segment is missing or damaged, or the buffer has another capacity.
+        """
+        folder = Path(path)
+        self._segments = []
+        if not (folder / INDEX).exists() and (folder / "storage_metadata.json").exists():
+            super().loads(storage, folder)
+            return
+        first, segments = _read_index(folder / INDEX, storage.max_size)
+        compat.forget_rows(storage)
+        for segment in segments:
+            rows = read(folder, segment)[max(0, first - segment.first) :]
+            at = max(first, segment.first) % storage.max_size
+            storage.set(slice(at, at + len(rows)), rows.to(storage.device))
+        self._segments = segments
+        self._remember(folder)
+
+    def _remember(self, folder: Path) -> None:
+        """Look for segments in this folder from now on, and no more in folders that were deleted."""
+        still = [other for other in self._folders if not other.is_gone()]
+        self._folders = [*still[-3:], Folder(folder)]
+
+    def _link(self, segment: Segment, into: Path) -> bool:
+        """Give a segment a second name, in a checkpoint that is being written. False if that cannot be."""
+        for folder in reversed(self._folders):
+            try:
+                if folder.link(segment, into):
+                    return True
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise unwritten(into, error) from error
+                if error.errno != errno.EXDEV and not self._has_warned:
+                    self._has_warned = True
+                    warn(
+                        RlsyncWarning(
+                            "the replay buffer's rows are written to disk again, in full: files cannot be "
+                            f"linked ({error.strerror})",
+                            str(into.parent),
+                            "give a run_dir on a file system with hard links, "
+                            "or recipe.buffer_checkpointed=false",
+                        )
+                    )
+        return False
+
+
+def _row_bytes(storage: TensorStorage) -> int:
+    if not len(storage):
+        return 1
+    return max(1, sum(leaf.nbytes for leaf in storage.get(slice(0, 1)).values(True, True)))
+
+
+def _gaps(first: int, end: int, segments: Iterable[Segment]) -> Iterator[tuple[int, int]]:
+    """The rows from ``first`` to before ``end`` that are in no segment; segments in their order."""
+    for segment in segments:
+        if first < segment.first:
+            yield first, segment.first
+        first = max(first, segment.end)
+    if first < end:
+        yield first, end
+
+
+def _pieces(first: int, end: int, rows: int, capacity: int) -> Iterator[tuple[int, slice]]:
+    """Parts of at most ``rows`` rows that lie in one piece: the number of the first row, and the places."""
+    while first < end:
+        at = first % capacity
+        count = min(end - first, rows, capacity - at)
+        yield first, slice(at, at + count)
+        first += count
+
+
+def _read_index(file: Path, capacity: int) -> tuple[int, list[Segment]]:
+    """The first row, and the segments that have it and all after it."""
+    try:
+        index = json.loads(file.read_text())
+        held, first, end = index["capacity"], index["first"], index["end"]
+        segments = [Segment(**segment) for segment in index["segments"]]
+    except FileNotFoundError as error:
+        raise unread("is missing", file) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise unread(f"is damaged: {first_line(error)}", file) from error
+    if held != capacity:
+        raise ConfigError(
+            f"the checkpoint has a replay buffer of {held:,} rows, and this one holds {capacity:,}",
+            str(file.parent),
+            f"give recipe.buffer_frames={held}",
+        )
+    if list(_gaps(first, end, segments)):
+        raise unread("is damaged: some rows are in no segment", file)
+    return first, segments
