@@ -279,6 +279,14 @@ def test_recipes_with_torchrls_losses_learn_from_a_node_with_exact_stamps_and_le
     cases_pass("tests/cluster_recipe_cases.py", 4)
 
 
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_stop_ends_runs_on_a_cluster_whatever_state_their_agents_are_in() -> None:
+    cases_pass("tests/stop_cluster_cases.py", 7)
+
+
 # -------------------------------------------------------------------------- whole runs
 
 TRAIN = ["-m", "rlsync", "train", "recipe=impala", "env=cartpole", "cluster=ray", "logger=none"]

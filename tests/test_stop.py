@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,22 @@ from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, Stop, SyncWeights, WatchWorkers, WorkerLost
-from rlsync.recipes.config import Config, check
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, check
+from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.impala.recipe import build
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.faults.running import running
 from tests.parts import (
     FRAMES_PER_BATCH,
     CountingEnv,
     child_pids,
+    hanging,
+    is_alive,
     make_dqn_trainer,
     make_small_canary,
     wait_until,
 )
+from tests.parts.stopping import stopped_run
 from tests.test_cli import ENDLESS, Run
 from tests.test_off_policy import built, small
 from tests.test_unroll_collector import CARTPOLE, Restarts, cartpole_net, collecting
@@ -211,6 +217,56 @@ def test_workers_that_are_started_again_when_they_die_do_not_hold_the_learner_ei
             while True:
                 next(batches)
     assert isinstance(stop.lost, WorkerLost)
+
+
+@pytest.mark.parametrize("fault", ["stopped", "hanging"])
+def test_the_actor_learner_ends_although_no_worker_answers(fault: str, tmp_path: Path) -> None:
+    flag = tmp_path / "hang"
+    config = Config(
+        run_dir=str(tmp_path),
+        env=EnvConfig(hanging.ID, 2, {"flag": str(flag)}),
+        collector=CollectorConfig("async", frames_per_batch=20),
+        recipe=ImpalaConfig(total_frames=FOR_EVER, target_return=None, unroll_length=5, batch_size=4),
+    )
+    trainer = build(config)
+    pids = {process.pid for process in trainer.collector.procs}
+    ended = stopped_run(trainer, AT_ONCE_S, fault, flag, lambda: pids)
+    assert isinstance(ended.stop.lost, WorkerLost)
+    assert ended.seconds < 30.0
+    assert trainer.collected_frames == saved_frames(tmp_path) >= 3 * 20
+    assert not any(map(is_alive, pids))
+    assert child_pids() == set()
+
+
+def test_the_actor_learner_ends_although_its_workers_die_again_and_again(tmp_path: Path) -> None:
+    config = Config(
+        run_dir=str(tmp_path),
+        env=EnvConfig("CartPole-v1", 2),
+        collector=CollectorConfig("async", frames_per_batch=20),
+        recipe=ImpalaConfig(total_frames=FOR_EVER, target_return=None, unroll_length=5, batch_size=4),
+    )
+    trainer = build(config)
+    collector, killing = trainer.collector, threading.Event()
+
+    def kill_all() -> None:
+        while killing.wait(0.01) and not collector.closed:
+            for process in list(collector.procs):
+                with suppress(ValueError, TypeError, ProcessLookupError):  # closed meanwhile
+                    os.kill(process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_all, daemon=True)
+    killer.start()
+    with Stop(trainer, AT_ONCE_S) as stop:
+
+        def stop_in_the_storm() -> None:
+            killing.set()
+            stop()
+
+        at_batch(trainer, 3, stop_in_the_storm)
+        trainer.train()
+    killing.clear()
+    assert trainer.collected_frames == saved_frames(tmp_path) >= 3 * 20
+    assert child_pids() == set()
 
 
 def test_an_error_that_nobody_asked_for_passes_and_the_workers_are_gone(tmp_path: Path) -> None:

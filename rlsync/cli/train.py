@@ -143,7 +143,7 @@ def train_job(job: Job) -> int:
                 live_line = LiveLine(trainer, sync, returns, Console())
                 with stop, live_line as live, ending.saving(unless=stop.covers), told_as_lost(sync):
                     trainer.train()
-                if stop.saved is not None:
+                if stop.lost is not None and stop.saved is not None:
                     print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)
                     ending.tell(stop.saved)
                 print(summary(trainer, sync, returns, interrupts, live.seconds()), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -15,6 +16,7 @@ from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collector_state import CollectorState
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.frames_made_here import FramesMadeHere
 from rlsync.torchrl_plugin.last_checkpoint import ANSWER_WITHIN_S, LastCheckpoint, save_before_the_end
 
 _log = logging.getLogger(__name__)
@@ -42,9 +44,14 @@ class Stop:
     exception passes through.
 
     A learner that works on a batch for longer than ``within_s`` finishes it: it is not interrupted. Register
-    :class:`WatchWorkers` as well, so that workers are named if they fail before a stop. A collector in the
-    learner's own process cannot be ended from outside while an environment hangs in it. To resume, make the
+    :class:`WatchWorkers` as well, so that workers are named if they fail before a stop. To resume, make the
     Stop before ``trainer.load_from_file``: it loads checkpoints that lack the state of workers.
+
+    A thread cannot be killed. If an environment hangs in the learner's own thread (``Collector``), the
+    training does not end. At the deadline the checkpoint is written nevertheless, and :attr:`hangs`, which is
+    logged too, has the stack: end the program then, with ``os._exit`` or a signal. If it hangs in another
+    thread (``AsyncBatchedCollector`` with threads, ``Collector.start``), the block ends as described, but
+    Python waits for that thread when the program exits.
 
     Args:
         trainer: whose workers run.
@@ -77,12 +84,15 @@ class Stop:
         self.why = ""  #: what the first call said
         self.lost: BaseException | None = None  #: the error of the workers that held the learner up
         self.saved: LastCheckpoint | None = None  #: the checkpoint that was written because of it
+        self.hangs = ""  #: where the learner's own thread was at the deadline, if it made frames
         self._trainer = trainer
         self._state = CollectorState.of(trainer)
         self._lock = threading.RLock()  # a signal handler may interrupt a call
         self._asked = threading.Event()
         self._ended = threading.Event()
         self._deadline: threading.Thread | None = None
+        self._made_here: FramesMadeHere | None = None
+        self._learner = 0
 
     @property
     def asked(self) -> bool:
@@ -127,6 +137,8 @@ class Stop:
         return self._ended.wait(timeout_s)
 
     def __enter__(self) -> Stop:
+        self._learner = threading.get_ident()
+        self._made_here = FramesMadeHere.of(self._trainer.collector, LEAVE_WITHIN_S, lambda: self.asked)
         return self
 
     def __exit__(
@@ -152,8 +164,25 @@ class Stop:
         return ends_well
 
     def _watch(self) -> None:
-        if not self._ended.wait(self.within_s):
-            _end_waits(self._trainer.collector, f"{self.within_s:g} s after a stop was asked for")
+        if self._ended.wait(self.within_s):
+            return
+        when = f"{self.within_s:g} s after a stop was asked for"
+        if self._made_here is None:
+            _end_waits(self._trainer.collector, when)
+        elif not self._made_here.fail(_no_frames("what made them was killed", when)):
+            self._made_here.while_waiting(self._learner, lambda: self._save_and_tell(when))
+
+    def _save_and_tell(self, when: str) -> None:
+        """The learner's thread hangs in an environment, or its batch takes long; the trainer rests."""
+        assert self._made_here is not None, "it waits there"
+        self.hangs = self._made_here.stacks(self._learner)
+        self.saved = save_before_the_end(self._trainer)
+        told = WorkerLost(
+            "an environment of the learner's own process has not come back",
+            f"{when}; checkpoint: {self.saved}",
+            f"a thread cannot be ended: end the program (kill -9 {os.getpid()}), then resume the run",
+        )
+        _log.error("%s\n%s", told, self.hangs)
 
 
 def _lost_workers(error: BaseException) -> bool:
@@ -173,7 +202,7 @@ def _end(collector: BaseCollector) -> None:
 
 def _end_waits(collector: BaseCollector, when: str) -> None:
     """Kill the workers that the learner may wait for, so that its wait ends with an error."""
-    error = WorkerLost("no frames came, so the workers were killed", when, "resume the run")
+    error = _no_frames("the workers were killed", when)
     if isinstance(collector, StopsWaiting):
         collector.stop_waiting(error)
     elif isinstance(collector, compat.MultiCollector):
@@ -184,6 +213,10 @@ def _end_waits(collector: BaseCollector, when: str) -> None:
             process.kill()
         except ValueError:  # closed already: the training has ended meanwhile
             continue
+
+
+def _no_frames(so: str, when: str) -> WorkerLost:
+    return WorkerLost(f"no frames came, so {so}", when, "resume the run")
 
 
 def _processes(collector: BaseCollector) -> list[BaseProcess]:

@@ -135,6 +135,7 @@ class UnrollCollector(RolloutCollector):
         acting = player_of(network, store_params=store_params, store_value=store_value)
         frames = steps * envs_per_worker * rollouts_per_batch
         self.board = NumberedBoard()
+        self._counted: RingCounters | None = None
         super().__init__(
             acting, num_workers, dtype, adopt, self.board, frames_per_batch=frames, total_frames=total_frames
         )
@@ -188,8 +189,11 @@ class UnrollCollector(RolloutCollector):
         return self.board.handle
 
     def counters(self) -> RingCounters:
-        """Slots by state, rollouts written and taken, seconds that workers and learner have waited."""
-        return self._ring.counters()
+        """Slots by state, rollouts written and taken, seconds that workers and learner have waited.
+
+        After the end they are those of the end: a run writes its statistics then.
+        """
+        return self._ring.counters() if self._counted is None else self._counted
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
@@ -205,6 +209,7 @@ class UnrollCollector(RolloutCollector):
         return seed if static_seed else seed + self._envs
 
     def _end(self, timeout_s: float) -> None:
+        self._counted = self._ring.counters()
         self._ring.close()
         self._workers.end(timeout_s)
 

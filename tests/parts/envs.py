@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from pathlib import Path
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -48,6 +51,30 @@ class SlowEnv(CountingEnv):
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
         time.sleep(0.05)
         return super()._step(tensordict)
+
+
+class HangsWhile(CountingEnv):
+    """A step in it does not come back while a file is there; a file beside it says that it hangs.
+
+    Args:
+        flag: the file.
+    """
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self._flag = flag
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        if self._flag.exists():
+            self._flag.with_name(f"hangs-{os.getpid()}-{threading.get_ident()}").touch()
+        while self._flag.exists():
+            time.sleep(0.01)
+        return super()._step(tensordict)
+
+
+def hanging(flag: Path) -> int:
+    """How many of the environments of a flag hang."""
+    return len(list(flag.parent.glob("hangs-*")))
 
 
 def make_cartpole() -> EnvBase:

@@ -164,9 +164,19 @@ def wrap_write_lock(collector: MultiCollector, wrap: Callable[[Any], object]) ->
         buffer._write_lock = wrap(buffer._write_lock)
 
 
+#: How TorchRL's errors about dead processes begin: those of process collectors, then AsyncBatchedCollector's.
+_DEATHS = (
+    "At least one process failed",
+    "The inference server died",
+    "An environment worker process exited",
+    "Environment worker process exited",
+    "All collector workers exited",
+)
+
+
 def says_a_worker_died(error: RuntimeError) -> bool:
     """Whether TorchRL raised ``error`` because it found a worker process dead."""
-    return str(error).startswith("At least one process failed")
+    return str(error).startswith(_DEATHS)
 
 
 def around_env_makers(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -236,6 +237,15 @@ class RayTransport:
             return
         self._closed = True
         self._courier.close()
+
+    def end_mailbox(self) -> None:
+        """End the mailbox, after :meth:`close`. Without this it lives while anybody has its handle.
+
+        A node that has not heard of the close by then takes it for the death of the learner.
+        """
+        if ray.is_initialized():
+            with suppress(RayError):  # it is dead
+                ray.kill(self.mailbox, no_restart=True)
 
     def _status_now(self) -> list[ReaderStatus]:
         """The workers on all nodes, for who waits for them."""

@@ -266,7 +266,10 @@ class ClusterCollector(RolloutCollector):
             close_env: not used.
             raise_on_error: not used.
         """
+        closes = not self._closed
         super().shutdown(timeout)
+        if closes and self.closed:
+            self._transport.end_mailbox()  # no agent is left that it could tell anything
         if self._session is not None and self.closed:
             self._session.close()
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -16,6 +20,9 @@ from rlsync.workers.cluster.card import Card
 
 #: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
 ANSWER_WITHIN_S = 2.0
+
+#: How long killed processes may take to be gone.
+_GONE_WITHIN_S = 5.0
 
 #: What a ring says before anything happened.
 NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)
@@ -149,9 +156,49 @@ class Node:
             self._calls.append(self.agent.take.remote(self._next_call, ANSWER_WITHIN_S))
             self._next_call += 1
 
-    def kill(self) -> None:
-        """End the agent, whatever it does. Its workers end when they see that."""
+    def kill(self, *, on_this_machine: bool = False) -> None:
+        """End the agent, whatever it does. Its workers end when they see that.
+
+        Args:
+            on_this_machine: end its processes as well, at once. Ray takes seconds to end one that is stopped,
+                and workers that are stopped see nothing before that.
+        """
         ray.kill(self.agent, no_restart=True)
+        if on_this_machine and self.pid is not None:
+            kill_family(self.pid)
+
+
+def kill_family(pid: int) -> None:
+    """SIGKILL an agent and what it started, down to the last child, and wait until they are gone.
+
+    Does nothing if the process is no agent.
+
+    Args:
+        pid: of the agent, on this machine.
+    """
+    try:
+        if b"NodeAgent" not in Path(f"/proc/{pid}/cmdline").read_bytes():  # it is gone, and its number reused
+            return
+    except OSError:
+        return
+    family = [pid]
+    for member in family:  # which grows meanwhile
+        with suppress(OSError):
+            for task in Path(f"/proc/{member}/task").iterdir():
+                family += map(int, (task / "children").read_text().split())
+    for member in family:
+        with suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
+    until_s = time.monotonic() + _GONE_WITHIN_S
+    while any(map(_lives, family)) and time.monotonic() < until_s:
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def why(error: RayError) -> str:

@@ -233,7 +233,7 @@ class Nodes:
                 ray.wait(ended, num_returns=len(ended), timeout=timeout_s + _END_TIMEOUT_S)
             for node in self:
                 with suppress(RayError):  # it is dead
-                    node.kill()
+                    node.kill(on_this_machine=node.place.node_id == self._here)
         self._by_id = {}
 
     def _find_new(self) -> None:

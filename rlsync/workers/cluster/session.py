@@ -56,9 +56,9 @@ class Session:
 
     def close(self) -> None:
         """Disconnect, and end the Ray that was started here. A second call does nothing."""
-        import ray
+        if self._connected_here:  # asked first: at the end of the program nothing can be imported
+            import ray
 
-        if self._connected_here:
             self._connected_here = False
             ray.shutdown()
 
