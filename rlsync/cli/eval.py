@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from rlsync.workers.envs.filmed import FilmedEnvs, filmed
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.envs.video import Film, check_file, film
 from rlsync.workers.evaluation import Score, at_once, play
+from rlsync.workers.evaluation_films import draw_into_memory
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
 
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     """
     given = _parser().parse_args(arguments)
     prepare_process()
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws into memory: no display is looked for
+    draw_into_memory()
     config = config_of(given.run)
     device = None if given.device is None else device_named(given.device, "--device")
     if given.best:

@@ -16,6 +16,7 @@ from rlsync.recipes import config as recipe_config
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
+from rlsync.recipes.evaluation_video import require_screen
 from rlsync.recipes.registry import Recipe, recipe_of
 from rlsync.recipes.run_files import RECEIPTS
 
@@ -91,6 +92,8 @@ def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
     spaces, checkpoint, before = None, None, None
     if recipe is not None and config.env.id:
         spaces = tried(lambda: recipe.probe(config.env))
+        if spaces is not None and not errors:
+            tried(lambda: require_screen(config))
     if config.resume is not None:
         checkpoint = tried(lambda: checkpoint_in(str(config.resume)))
         before = tried(lambda: config_before(Path(str(config.resume))))

@@ -19,6 +19,7 @@ from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
 from rlsync.recipes.device_config import DeviceConfig, DeviceOrList, device_errors, stock_device_errors
 from rlsync.recipes.env_config import AtariConfig, EnvConfig
 from rlsync.recipes.evaluation_config import EvaluationConfig
+from rlsync.recipes.evaluation_video import video_errors
 from rlsync.recipes.sync_config import (
     RouteConfig,
     SyncConfig,
@@ -269,6 +270,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from config.env.errors()
     yield from device_errors(config)
     yield from cluster_errors(config)
+    yield from video_errors(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")

@@ -13,6 +13,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import evaluation_device
+from rlsync.recipes.evaluation_video import filming
 from rlsync.recipes.hooks import StopOnEvaluation
 from rlsync.recipes.run_files import BEST, EVALUATIONS
 from rlsync.recipes.spaces import Spaces
@@ -82,6 +83,7 @@ def make_evaluator(
         device=evaluation_device(config),
         best=Path(config.run_dir) / BEST,
         kept=f"{POLICY}.{learned}",
+        filming=filming(config),
     )
     return Evaluator(job)
 

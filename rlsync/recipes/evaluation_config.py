@@ -12,8 +12,10 @@ class EvaluationConfig:
     """A separate process of low priority that evaluates one version after the other.
 
     ``every_frames`` is the least number of training frames between two evaluations; 0 turns evaluation off.
-    Each evaluation plays ``episodes`` episodes, up to eight at once.
+    Each evaluation plays ``episodes`` episodes, up to eight at once. Every ``video_every`` evaluations, and
+    whenever a version is the best so far, the first episode is filmed; None films none.
     """
 
     every_frames: int = not_below_zero(0)
     episodes: int = above_zero(8)
+    video_every: int | None = above_zero(None)

@@ -14,6 +14,10 @@ STATISTICS = "statistics.json"
 EVALUATIONS = "evaluations.csv"
 #: The weights of the version with the best evaluation.
 BEST = "best.pt"
+#: Videos of evaluated versions, a folder.
+VIDEOS = "videos"
+#: The video of that version.
+BEST_VIDEO = "best.gif"
 #: The trainer's state, a folder.
 CHECKPOINT = "checkpoint"
 #: What the logger writes, a folder: CSV files under SCALARS, or TensorBoard's event files.

@@ -21,6 +21,7 @@ from rlsync.workers.best import Best, best_in, rank
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.evaluation import Episode, Score, at_once, play
+from rlsync.workers.evaluation_films import EvaluationFilms, Filming
 from rlsync.workers.player import POLICY, Player, check_fits
 from rlsync.workers.worker import adopting, prepare_process
 
@@ -61,6 +62,7 @@ class EvaluationJob:
         best: a file in which the best version is kept, by :func:`rlsync.workers.best.rank`; of two equal ones
             the older stays. None keeps none.
         kept: the names of the leaves that are kept, destination first, begin with this, which is taken off.
+        filming: which evaluations are filmed; None films none.
     """
 
     board: BoardHandle
@@ -74,6 +76,7 @@ class EvaluationJob:
     device: torch.device = CPU
     best: Path | None = None
     kept: str = f"{POLICY}."
+    filming: Filming | None = None
 
 
 def run_evaluator(job: EvaluationJob) -> None:
@@ -92,6 +95,9 @@ def run_evaluator(job: EvaluationJob) -> None:
     envs = make_venv(job.env, at_once(job.episodes))
     check_fits(job.player, envs, str(job.env))
     evaluated, keep = -job.every_versions, _KeepBest(job)
+    films = None
+    if job.filming is not None:
+        films = EvaluationFilms(job.filming, job.player, job.env, job.seed, job.device)
     while not adopter.learner_gone:
         if adopter.newest - evaluated < job.every_versions:
             time.sleep(_LOOK_EVERY_S)
@@ -104,8 +110,10 @@ def run_evaluator(job: EvaluationJob) -> None:
                 return
         seconds = round(time.monotonic() - started, 3)
         found = Evaluated(**asdict(Score.of(played)), version=evaluated, seconds=seconds)
-        keep.look(found)  # before the learner sees the result, which may end the run
+        best = keep.look(found)  # before the learner sees the result, which may end the run
         _write(job.file, found)
+        if films is not None:
+            films.evaluated(evaluated, best=best)
 
 
 class _KeepBest:
@@ -116,10 +124,10 @@ class _KeepBest:
         before = None if job.best is None else best_in(job.best)
         self._rank = -math.inf if before is None else before.rank
 
-    def look(self, found: Evaluated) -> None:
-        """Keep the version that acts now if its score is better than any before."""
+    def look(self, found: Evaluated) -> bool:
+        """Keep the version that acts now if its score is better than any before; whether it is."""
         if self._job.best is None or rank(found) <= self._rank:
-            return
+            return False
         self._rank, prefix = rank(found), self._job.kept
         held = {
             f"{destination}.{name}": tensor
@@ -132,6 +140,7 @@ class _KeepBest:
             if name.startswith(prefix)
         }
         Best(found.version, found.return_mean, self._rank, weights).write(self._job.best)
+        return True
 
 
 def _write(file: Path, evaluated: Evaluated) -> None:

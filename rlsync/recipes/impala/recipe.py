@@ -20,6 +20,7 @@ from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import Config, EnvConfig, check
 from rlsync.recipes.device_config import evaluation_device, learner_device, worker_devices
 from rlsync.recipes.env_config import refuse_unsaid_protocol
+from rlsync.recipes.evaluation_video import filming
 from rlsync.recipes.hooks import MixReplayed, UnrollReturns
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
 from rlsync.recipes.impala.heads import PolicyHead, head_for
@@ -233,6 +234,7 @@ def make_evaluator(
         adopt=collector.adopt,
         device=evaluation_device(config),
         best=run_dir / BEST,
+        filming=filming(config),
     )
     return Evaluator(job)
 

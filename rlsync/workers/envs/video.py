@@ -67,6 +67,23 @@ def check_file(file: Path) -> None:
           where  pong.avi
           cure   name a .gif or an .mp4
     """
+    check_packages(file)
+    if not os.access(file.parent, os.W_OK):
+        raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
+
+
+def check_packages(file: Path) -> None:
+    """Refuse a file of another kind, or one whose package is missing. Its folder need not be there.
+
+    Args:
+        file: as of :func:`check_file`.
+
+    Raises:
+        ConfigError: its kind is wrong, or a package is missing.
+
+    Example:
+        >>> check_packages(Path("nowhere/pong.gif"))
+    """
     suffix = file.suffix.lower()
     if suffix not in _PACKAGES:
         raise ConfigError(f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4")
@@ -78,8 +95,6 @@ def check_file(file: Path) -> None:
                 str(file),
                 f"pip install '{package}'{other}",
             )
-    if not os.access(file.parent, os.W_OK):
-        raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
 
 
 def film(player: Player, envs: FilmedEnvs, file: Path, seed: int, device: torch.device = CPU) -> Film:
