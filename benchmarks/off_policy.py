@@ -21,58 +21,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from peers.rounds import compare, median, shown
+from peers.rates import rates, table
+from peers.rounds import compare
 from peers.venvs import STABLE_BASELINES
-from peers.watch import Sample, figures
 
 PEERS = Path(__file__).parent / "peers"
 PACKAGES = ("torch", "stable-baselines3", "torchrl", "tensordict", "gymnasium", "numpy")
 PEER = "sb3"
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What one run did, without its first third.
-
-    Args:
-        frames_per_s: environment frames per second.
-        updates_per_s: optimizer steps per second.
-        updates_per_frame: the ratio of the two.
-        updates_per_cpu_s: optimizer steps per second of processor time.
-        cpu_per_s: processor seconds per second, of the contender's process tree.
-        others_cpu_per_s: processor seconds per second of everything else on the machine.
-    """
-
-    frames_per_s: float
-    updates_per_s: float
-    updates_per_frame: float
-    updates_per_cpu_s: float
-    cpu_per_s: float
-    others_cpu_per_s: float
-
-
-def rates(samples: Sequence[Sample]) -> Rates:
-    """The rates of the part of a run that learns.
-
-    Raises:
-        RuntimeError: there are too few reports.
-    """
-    learning = [sample for sample in samples if sample.said.get("updates")]
-    steady = figures(learning)
-    window = [sample for sample in learning if sample.at_s >= learning[-1].at_s - steady.window_s]
-    updates = window[-1].said["updates"] - window[0].said["updates"]
-    return Rates(
-        frames_per_s=steady.steps_per_s,
-        updates_per_s=updates / steady.window_s,
-        updates_per_frame=updates / steady.steps,
-        updates_per_cpu_s=updates / steady.window_s / steady.cpu_per_s,
-        cpu_per_s=steady.cpu_per_s,
-        others_cpu_per_s=steady.others_cpu_per_s,
-    )
 
 
 def run_rlsync(options: argparse.Namespace, collector: str) -> list[str]:
@@ -109,25 +68,6 @@ def _like(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def table(measured: dict[str, list[Rates]]) -> str:
-    """The medians over the rounds, as a Markdown table."""
-    names = [field.name for field in fields(Rates)]
-
-    def medians(contender: str) -> dict[str, float | None]:
-        runs = [asdict(one) for one in measured.get(contender, [])]
-        return {name: median(one[name] for one in runs) for name in names}
-
-    peer = medians(PEER)["updates_per_s"]
-    heads = [name.replace("_per_", "/").replace("_", " ") for name in names]
-    rows = [("contender", *heads, "updates/s x sb3"), ("---", *("---:" for _ in range(len(names) + 1)))]
-    for contender in measured:
-        found = medians(contender)
-        own = found["updates_per_s"]
-        beside = own / peer if own and peer else None
-        rows.append((contender, *(shown(found[name], 2) for name in names), shown(beside, 2)))
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithm", choices=["sac", "td3"], default="sac")
@@ -140,7 +80,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("off_policy.json"))
     parser.add_argument("--table", type=Path)
     options = parser.parse_args()
-    return compare(options, CONTENDERS, PACKAGES, rates, table)
+    return compare(options, CONTENDERS, PACKAGES, rates, partial(table, peer=PEER))
 
 
 if __name__ == "__main__":

@@ -58,3 +58,22 @@ RLLIB = PeerVenv(
     "rllib",
     ("torch==2.13.0", "ray[rllib]==2.60.0", "gymnasium==1.2.2", "ale-py==0.12.1", "opencv-python-headless"),
 )
+#: It needs an older opencv, which needs numpy 1. Its lightning-utilities imports pkg_resources, which later
+#: setuptools lack.
+SHEEPRL = PeerVenv(
+    "sheeprl",
+    (
+        "torch==2.13.0",
+        "sheeprl==0.5.7",
+        "lightning==2.2.5",
+        "lightning-utilities==0.9.0",
+        "torchmetrics==1.8.2",
+        "gymnasium==0.29.1",
+        "numpy==1.26.4",
+        "hydra-core==1.3.0",
+        "tensorboard==2.21.0",
+        "moviepy==1.0.3",
+        "opencv-python==4.8.0.76",
+        "setuptools<81",
+    ),
+)

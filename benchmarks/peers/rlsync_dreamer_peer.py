@@ -1,0 +1,75 @@
+"""rlsync's recipe ``dreamer_v3`` on one environment. It reports its frames and updates.
+
+    python benchmarks/peers/rlsync_dreamer_peer.py --env CartPole-v1 --collector async --seconds 60
+
+This is the training of ``rlsync train recipe=dreamer_v3``, with one worker or none, built in Python so that
+it can end after a given time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+
+import torch
+from dreamer_sizes import add_sizes
+from rlsync_peer import NEVER, Report
+
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig
+from rlsync.recipes.dreamer import v3
+from rlsync.recipes.dreamer.config import DreamerV3Config
+from rlsync.recipes.hooks import KeepPace
+from rlsync.recipes.off_policy.config import PaceConfig
+from rlsync.torchrl_plugin import compat
+
+#: The recipe's key for each size; the pace has keys of its own.
+KEYS = {
+    "belief": "belief",
+    "categoricals": "categoricals",
+    "classes": "classes",
+    "width": "cells",
+    "layers": "depth",
+    "batch_size": "batch_size",
+    "sequence_length": "sequence_length",
+    "horizon": "horizon",
+    "buffer_frames": "buffer_frames",
+}
+COLLECTORS = ("in_process", "sync", "async")
+
+
+def recipe_of(options: argparse.Namespace) -> DreamerV3Config:
+    """The recipe's settings, with these sizes and no end."""
+    sizes = {key: vars(options)[name] for name, key in KEYS.items()}
+    pace = PaceConfig(ratio=options.replay_ratio, prefill=options.prefill)
+    return DreamerV3Config(total_frames=NEVER, pace=pace, **sizes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="CartPole-v1")
+    add_sizes(parser)
+    parser.add_argument("--collector", choices=COLLECTORS, default="async")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as run_dir:
+        trainer = v3.build(
+            Config(
+                run_dir=run_dir,
+                checkpoint_every_frames=NEVER,
+                env=EnvConfig(options.env),
+                collector=CollectorConfig(options.collector, 1, 16),
+                logger=LoggerConfig(kind="none"),
+                recipe=recipe_of(options),
+            )
+        )
+        (pace,) = (m for m in compat.registered_modules(trainer) if isinstance(m, KeepPace))
+        trainer.register_op("post_steps", Report(trainer, options.seconds, lambda: {"updates": pace.updates}))
+        try:
+            trainer.train()
+        finally:
+            trainer.collector.shutdown()
+
+
+if __name__ == "__main__":
+    main()
