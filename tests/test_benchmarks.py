@@ -166,6 +166,17 @@ def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(tmp_p
     assert found["rounds"]["rlsync-async"][0]["updates_per_frame"] == 1  # the pace holds it
 
 
+def test_training_a_world_model_is_measured_at_a_held_pace(tmp_path: Path) -> None:
+    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
+    small = ["--belief", 16, "--width", 16, "--sequence-length", 8, "--batch-size", 4, "--horizon", 3]
+    contenders = ["--only", "rlsync-coupled", "--seconds", 6, "--prefill", 64, *small]
+    ended = _run(BENCHMARKS / "dreamer.py", *contenders, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (rates,) = json.loads(out.read_text())["rounds"]["rlsync-coupled"]
+    assert rates["updates_per_frame"] == pytest.approx(0.5, rel=0.1)
+    assert "| rlsync-coupled |" in table.read_text()
+
+
 @pytest.mark.seconds
 def test_the_canary_of_inference_servers_finds_nothing_torn_or_misnamed(tmp_path: Path) -> None:
     out = tmp_path / "servers.json"

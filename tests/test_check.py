@@ -108,7 +108,7 @@ def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
         "plays CartPole-v1",
         "ends at a mean return of 475 over 20 episodes, or after 150,000 frames",
     ]
-    for sweep, count in ((["recipe=glob(*)"], 6), (["recipe=ppo,dqn", "collector=sync,async"], 4)):
+    for sweep, count in ((["recipe=glob(*)"], 8), (["recipe=ppo,dqn", "collector=sync,async"], 4)):
         assert main(["check", "-m", *sweep]) == 0
         assert capsys.readouterr().out.splitlines()[0] == f"nothing is wrong with these {count} configs"
 

@@ -135,12 +135,15 @@ def test_the_defaults_of_the_files_are_those_of_the_dataclasses() -> None:
 DIFFERENT = {
     "cluster/ray.yaml": {"kind"},
     "collector/async.yaml": {"kind"},
+    "collector/in_process.yaml": {"kind", "num_workers"},
     "env/gymnasium.yaml": {"id"},
     "env/pendulum.yaml": {"id"},
     "logger/none.yaml": {"kind"},
     "logger/tensorboard.yaml": {"kind"},
     "logger/wandb.yaml": {"kind", "kwargs"},
     "sync/actor_behind_noise.yaml": {"map"},
+    "sync/dreamer_v1.yaml": {"map"},
+    "sync/dreamer_v3.yaml": {"map"},
     "sync/value_greedy.yaml": {"map", "when"},
 }
 

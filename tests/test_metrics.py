@@ -13,6 +13,7 @@ from rlsync.recipes.config import Config
 from rlsync.recipes.off_policy.normalize import NormalizeConfig
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import METRICS, SCALARS
+from tests.test_dreamer_recipes import small as small_dreamer
 from tests.test_impala_recipe import LASER
 from tests.test_impala_recipe import small as small_impala
 from tests.test_off_policy import small
@@ -26,6 +27,8 @@ CONFIGS: dict[str, Callable[[], Config]] = {
     "dqn": lambda: small("dqn", normalize=NORMALIZED, prioritized=True, ladder_alpha=7.0),
     "sac": lambda: small("sac", normalize=NORMALIZED, prioritized=True),
     "td3": lambda: small("td3", normalize=NORMALIZED, prioritized=True),
+    "dreamer_v1": lambda: small_dreamer("dreamer_v1"),
+    "dreamer_v3": lambda: small_dreamer("dreamer_v3"),
     "impala": small_impala,
     "laser": lambda: small_impala(replay=LASER),
 }

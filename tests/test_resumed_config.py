@@ -101,7 +101,9 @@ def test_every_recipe_is_resumed_without_being_named(
     words: tuple[str, ...], more: tuple[str, ...], tmp_path: Path
 ) -> None:
     finished(tmp_path, "train", *FIRST, *words, "run_dir=first")
-    finished(tmp_path, "train", "resume=first", *more, "run_dir=second")
+    told = finished(tmp_path, "train", "resume=first", *more, "run_dir=second").output
+    (recipe,) = (word for word in words if word.startswith("recipe="))
+    assert f"settings those of the run that is resumed, {recipe.replace('=', ' ')}" in told
     before = OmegaConf.to_container(config_of(tmp_path / "first"))
     after = OmegaConf.to_container(config_of(tmp_path / "second"))
     expected = OmegaConf.create(before)

@@ -29,7 +29,7 @@ from rlsync.cli.ended import begin
 from rlsync.cli.resume import checkpoint_at, load
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.recipes.off_policy.prioritized import PrioritizedRows
-from rlsync.recipes.off_policy.row_segments import INDEX, RowSegments
+from rlsync.recipes.replay.row_segments import INDEX, RowSegments
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.parts import wait_until
 from tests.test_off_policy import built, every_recipe, small

@@ -19,7 +19,7 @@ from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConf
 from rlsync.recipes.dreamer import v3
 from rlsync.recipes.dreamer.config import DreamerV3Config
 from rlsync.recipes.hooks import KeepPace
-from rlsync.recipes.off_policy.config import PaceConfig
+from rlsync.recipes.replay.config import PaceConfig
 from rlsync.torchrl_plugin import compat
 
 #: The recipe's key for each size; the pace has keys of its own.

@@ -31,8 +31,10 @@ GLOSSARY = {
     "frame": "one step of one environment; what other libraries call an environment step or a policy step",
     "batch": "the frames that the learner takes from the workers at a time (collector.frames_per_batch)",
     "round": "the learner takes one batch and updates as often as the recipe says; also called an iteration",
-    "update": "one step of the optimizer, on recipe.batch_size frames (unrolls in impala and laser)",
-    "ratio": "updates for each frame, those of the prefill not counted; pace/ratio in logs of dqn, sac, td3",
+    "update": "one step of the optimizer, on recipe.batch_size frames (unrolls in impala and laser, "
+    "sequences in dreamer_v1 and dreamer_v3)",
+    "ratio": "updates for each frame, those of the prefill not counted; pace/ratio in logs of recipes that "
+    "have recipe.pace",
     "publish": "a new version of the weights becomes visible to all workers",
 }
 
@@ -119,6 +121,8 @@ def as_text(config: Config, plan: Timeline) -> str:
             f"{plan.evaluation_every_versions:,} versions"
         )
     rows = [_phase(phase, config.collector.frames_per_batch) for phase in plan.phases]
+    if plan.update:
+        rows.append(("update", plan.update))
     rows += [
         ("publish", f"{plan.publish_every}{published}"),
         ("evaluation", evaluation),

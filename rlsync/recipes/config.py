@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, bound_errors, fraction, kept, not_below_zero, one_of, refuse
 from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
-from rlsync.recipes.device_config import DeviceConfig, DeviceOrList, device_errors, stock_device_errors
+from rlsync.recipes.collector_config import CollectorConfig, in_process_errors
+from rlsync.recipes.device_config import DeviceConfig, device_errors, stock_device_errors
 from rlsync.recipes.env_config import AtariConfig, EnvConfig
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.evaluation_video import video_errors
@@ -55,22 +56,6 @@ __all__ = [
 
 #: Why a resumed run cannot change the fields that decide about a schedule.
 SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"
-
-
-@dataclass
-class CollectorConfig:
-    """The worker processes, the devices on which they act, and how they adopt weights from the board.
-
-    ``device`` is one device for all workers, or a list with one for each.
-    """
-
-    kind: str = one_of("sync", "async")
-    num_workers: int = above_zero(2)
-    frames_per_batch: int = kept(above_zero(2048), "schedules and triggers count batches of that size")
-    adopt: str = one_of("alias", "copy")
-    start_timeout_s: float = above_zero(300.0)
-    silent_timeout_s: float | None = above_zero(300.0)
-    device: DeviceOrList = "cpu"
 
 
 #: Loggers that need a package of the same name, which the extra of the same name installs.
@@ -165,6 +150,10 @@ class RecipeConfig:
     def prefill_frames(self) -> int:
         """How many frames come before the first optimizer step, and are not counted in the ratio."""
         return 0
+
+    def update_facts(self) -> str:
+        """What one optimizer step trains, and on what, in words; empty where that is plain."""
+        return ""
 
     def goal(self) -> str:
         """What ends the run before all frames are collected, in words; empty if nothing does."""
@@ -270,6 +259,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from config.env.errors()
     yield from device_errors(config)
     yield from cluster_errors(config)
+    yield from in_process_errors(config)
     yield from video_errors(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:

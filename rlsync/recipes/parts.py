@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,15 +14,17 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn, optim
 from torchrl.checkpoint import Checkpoint
-from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.envs import EnvBase
 from torchrl.modules import MLP
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, Forkserver, LogReceipts, SyncWeights, WatchWorkers
+from rlsync import BoardScheme, DreamerPlayer, Forkserver, LogReceipts, SyncWeights, WatchWorkers
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.cluster_config import THIS_MACHINE
-from rlsync.recipes.config import Config, sync_map, trigger
-from rlsync.recipes.device_config import worker_devices
+from rlsync.recipes.collector_config import IN_PROCESS
+from rlsync.recipes.config import Config, EnvConfig, sync_map, trigger
+from rlsync.recipes.device_config import learner_device, worker_devices
 from rlsync.recipes.hooks import (
     Bottleneck,
     EpisodeReturns,
@@ -124,8 +126,12 @@ def started_collector(
     random_frames: int = 0,
     ladder_alpha: float = 0.0,
     spaces: Spaces | None = None,
+    maker: Callable[[EnvConfig], EnvBase] = make_env,
 ) -> Iterator[BaseCollector]:
     """Worker processes, here or on a cluster, that act with ``policy`` and adopt its weights from a board.
+
+    With ``collector.kind=in_process`` there is no other process and no board: the learner's process acts with
+    ``policy`` itself.
 
     Policies act on the devices that the config names. Environments step on the CPU, and frames arrive in
     host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
@@ -138,9 +144,14 @@ def started_collector(
         ladder_alpha: above 0, the environments of each worker have an ``exploration_exponent``; see
             :class:`~rlsync.workers.players.q.EpsilonLadder`.
         spaces: of the environment; a cluster needs them.
+        maker: makes the environments of a worker on this machine.
     """
     if config.cluster.kind == THIS_MACHINE:
-        collector = _stock_collector(config, policy, random_frames, ladder_alpha)
+        workers = config.collector.num_workers
+        makers = env_makers(config.env, ladder_alpha, workers) if ladder_alpha else None
+        collector = _stock_collector(
+            config, policy, random_frames, makers or [partial(maker, config.env)] * workers
+        )
     else:
         from rlsync.recipes.on_cluster import transition_collector  # which needs ray
 
@@ -159,29 +170,39 @@ def started_collector(
 
 
 def _stock_collector(
-    config: Config, policy: TensorDictModuleBase, random_frames: int, ladder_alpha: float
+    config: Config,
+    policy: TensorDictModuleBase,
+    random_frames: int,
+    makers: Sequence[Callable[[], EnvBase]],
 ) -> BaseCollector:
     settings = config.collector
+    common: dict[str, Any] = {
+        "frames_per_batch": settings.frames_per_batch,
+        "total_frames": -1,  # the trainer counts
+        "init_random_frames": random_frames,
+    }
+    acting = workers_policy(config, policy)
+    if settings.kind == IN_PROCESS:
+        devices = {name: each[0] for name, each in _devices([learner_device(config)]).items()}
+        with making(config.env):
+            return Collector(makers[0], acting, **common, **devices, track_policy_version=True)
     adopt: Any = settings.adopt
     board = BoardScheme(adopt, start_timeout_s=settings.start_timeout_s)
-    makers = [partial(make_env, config.env)] * settings.num_workers
     with naming_env(config.env), Forkserver(preload=[__name__]):
         collector: BaseCollector = _COLLECTORS[settings.kind](
-            env_makers(config.env, ladder_alpha, settings.num_workers) if ladder_alpha else makers,
-            workers_policy(config, policy),
-            frames_per_batch=settings.frames_per_batch,
-            total_frames=-1,  # the trainer counts
-            **_devices(config),
+            makers,
+            acting,
+            **common,
+            **_devices(worker_devices(config)),
             num_sub_threads=1,
-            init_random_frames=random_frames,
             weight_sync_schemes={"policy": board},
         )
     return collector
 
 
-def _devices(config: Config) -> dict[str, list[torch.device | None]]:
+def _devices(of_workers: Sequence[torch.device]) -> dict[str, list[torch.device | None]]:
     """TorchRL's arguments. With a CPU named it would move the learner's own weights to shared memory."""
-    acting = [None if device == CPU else device for device in worker_devices(config)]
+    acting = [None if device == CPU else device for device in of_workers]
     beside = [None if device is None else CPU for device in acting]
     return {"policy_device": acting, "env_device": beside, "storing_device": beside}
 
@@ -232,7 +253,8 @@ def register_hooks(trainer: Trainer, config: Config, *, stop_at_return: bool = T
     returns = EpisodeReturns(target, config.recipe.target_episodes)
     returns.register(trainer)
     if config.cluster.kind == THIS_MACHINE:
-        WatchWorkers(config.collector.silent_timeout_s).register(trainer)
+        if config.collector.kind != IN_PROCESS:
+            WatchWorkers(config.collector.silent_timeout_s).register(trainer)
     else:
         from rlsync.recipes.on_cluster import tell_nodes  # which needs ray
 
@@ -274,8 +296,9 @@ def register_sync(
     staleness.register(trainer)
     statistics = StatisticsHook(sync, staleness, run_dir, counters)
     statistics.register(trainer)
-    turns = config.collector.kind == "sync"
-    Bottleneck(statistics.waits, trainer.collector.num_workers, turns=turns).register(trainer)
+    turns = config.collector.kind in ("sync", IN_PROCESS)
+    num_workers = getattr(trainer.collector, "num_workers", 1)  # the learner itself, in its process
+    Bottleneck(statistics.waits, num_workers, turns=turns).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)
     return sync
@@ -295,5 +318,11 @@ def policy_player(
     acts = workers_policy(config, policy)
     # The same single environment that GymEnv makes in the workers.
     envs = GymnasiumEnvs(config.env.id, config.env.kwargs)
-    acting = PolicyPlayer(acts, spaces.player_actions(), (spaces.features,), deterministic=deterministic)
+    acting = PolicyPlayer(
+        acts,
+        spaces.player_actions(),
+        (spaces.features,),
+        deterministic=deterministic,
+        begins=acts.begins() if isinstance(acts, DreamerPlayer) else None,
+    )
     return CheckpointPlayer(acts, acting, envs)

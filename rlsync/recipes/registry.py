@@ -31,6 +31,8 @@ SHIPPED: Mapping[str, str] = {
     "sac": "rlsync.recipes.off_policy.sac:RECIPE",
     "td3": "rlsync.recipes.off_policy.td3:RECIPE",
     "impala": "rlsync.recipes.impala.recipe:RECIPE",
+    "dreamer_v1": "rlsync.recipes.dreamer.v1:RECIPE",
+    "dreamer_v3": "rlsync.recipes.dreamer.v3:RECIPE",
 }
 
 
@@ -95,7 +97,7 @@ def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -
         ...
         rlsync.core.errors.ConfigError: no recipe is named 'pppo'
           where  recipe.name
-          cure   did you mean 'ppo'? recipes: ppo, dqn, sac, td3, impala
+          cure   did you mean 'ppo'? recipes: ppo, dqn, sac, td3, impala, dreamer_v1, dreamer_v3
     """
     if at is not None:
         if name in SHIPPED:

@@ -12,6 +12,8 @@ STALENESS = "staleness_versions.csv"
 STATISTICS = "statistics.json"
 #: Returns of the evaluated versions.
 EVALUATIONS = "evaluations.csv"
+#: What a world model imagined, beside what was real.
+IMAGINATION = "imagination.csv"
 #: The weights of the version with the best evaluation.
 BEST = "best.pt"
 #: Videos of evaluated versions, a folder.

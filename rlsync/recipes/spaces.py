@@ -50,13 +50,19 @@ class Spaces:
         space = self.action_spec.space
         return space.low.to(torch.float32), space.high.to(torch.float32)
 
+    def half_range(self) -> float:
+        """Half of the widest range of a number in an action: the unit in which noise is given."""
+        low, high = self.bounds()
+        return float(torch.max(high - low)) / 2
+
 
 @dataclass(frozen=True, slots=True)
 class Takes:
     """The environments that a recipe can learn: flat observations, and one kind of actions.
 
     Args:
-        actions: ``"discrete"``: a choice of n; ``"box"``: a vector of numbers with finite bounds.
+        actions: ``"discrete"``: a choice of n; ``"box"``: a vector of numbers with finite bounds; ``"any"``:
+            one of the two.
         examples: ids of some of them, for the cure of an error.
 
     Example:
@@ -71,12 +77,13 @@ class Takes:
           cure   this recipe serves environments like Pendulum-v1
     """
 
-    actions: Literal["discrete", "box"]
+    actions: Literal["discrete", "box", "any"]
     examples: str
 
     def __str__(self) -> str:
-        kind = {"discrete": "discrete actions", "box": "continuous actions"}[self.actions]
-        return f"a flat observation and {kind}"
+        kinds = {"discrete": "discrete actions", "box": "continuous actions"}
+        kinds["any"] = "discrete or bounded continuous actions"
+        return f"a flat observation and {kinds[self.actions]}"
 
     def probe(self, config: EnvConfig) -> Spaces:
         """Make one environment in this process, look at it, and close it.
@@ -103,12 +110,12 @@ class Takes:
     def _fits(self, action: TensorSpec) -> bool:
         match action:
             case OneHot():
-                return self.actions == "discrete"
+                return self.actions in ("discrete", "any")
             case Bounded():
                 finite = bool(
                     torch.isfinite(action.space.low).all() and torch.isfinite(action.space.high).all()
                 )
-                return self.actions == "box" and action.ndim == 1 and finite
+                return self.actions in ("box", "any") and action.ndim == 1 and finite
         return False
 
     def _refused(self, name: str, why: str) -> ConfigError:
@@ -124,6 +131,9 @@ DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
 
 #: What SAC and TD3 take.
 BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")
+
+#: What the Dreamer recipes take.
+FLAT = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1")
 
 
 def probe(config: EnvConfig) -> Spaces:

@@ -18,11 +18,15 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass
 class RouteConfig:
-    """One entry of the sync map. With a ``dtype`` weights travel in it, and workers compute in it."""
+    """One entry of the sync map. With a ``dtype`` weights travel in it, and workers compute in it.
+
+    Leaves whose name matches a pattern of ``exclude`` are not sent; see :class:`rlsync.Source`.
+    """
 
     destination: str = ""
     source: str = ""
     dtype: str | None = None
+    exclude: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -110,7 +114,9 @@ def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
     """
     refuse(map_errors(sync))
     return {
-        route.destination: Source(route.source, dtype=route.dtype) if route.dtype else route.source
+        route.destination: Source(route.source, dtype=route.dtype, exclude=tuple(route.exclude))
+        if route.dtype or route.exclude
+        else route.source
         for route in sync.map
     }
 

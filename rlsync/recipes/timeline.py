@@ -105,6 +105,7 @@ class Timeline:
         evaluation_every_frames: at least; 0: never.
         evaluation_every_versions: the same in versions; 0: never.
         checkpoint_every_frames: one more is written at the end.
+        update: what one update trains, and on what, where that is not plain.
     """
 
     phases: list[Phase]
@@ -116,6 +117,7 @@ class Timeline:
     evaluation_every_frames: int
     evaluation_every_versions: int
     checkpoint_every_frames: int
+    update: str = ""
 
 
 def timeline(config: Config) -> Timeline:
@@ -150,6 +152,7 @@ def timeline(config: Config) -> Timeline:
         evaluation_every_frames=every_frames,
         evaluation_every_versions=versions_between_evaluations(config) if every_frames else 0,
         checkpoint_every_frames=config.checkpoint_every_frames,
+        update=config.recipe.update_facts(),
     )
 
 

@@ -63,7 +63,7 @@ def frozen(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]
 
 
 def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Covered) -> tuple[str, ...]:
-    """The parameters of some networks that an optimizer holds and that are not sent.
+    """The parameters of some networks that an optimizer holds and that are not sent, each once.
 
     Args:
         networks: by path.
@@ -71,9 +71,9 @@ def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Cove
         held: what the optimizers hold.
     """
     covered = Covered(sent)
-    return tuple(
-        uncompiled(f"{path}.{name}")
-        for path, network in networks.items()
-        for name, parameter in network.named_parameters()
-        if parameter in held and parameter not in covered
-    )
+    names: dict[int, str] = {}  # networks may share parameters: the first one's name stands
+    for path, network in networks.items():
+        for name, parameter in network.named_parameters():
+            if parameter in held and parameter not in covered:
+                names.setdefault(id(parameter), uncompiled(f"{path}.{name}"))
+    return tuple(names.values())

@@ -65,7 +65,9 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
     files = {file.name: file for file in shipped.groups(own).get(TUNED, [])}
     tuned = files.get(str(choices.get(TUNED)))
     origin = f"{RECIPE}/{choices.get(RECIPE)}"
-    if tuned is None:
+    if config.resume is not None:
+        origin = f"those of the run that is resumed, recipe {recipe.variant()}"
+    elif tuned is None:
         origin += f" alone: general settings, not tuned for {config.env.id}"
     else:
         about = tuned.description()

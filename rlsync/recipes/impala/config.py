@@ -138,7 +138,7 @@ class ImpalaConfig(RecipeConfig):
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
-        if config.collector.kind == "sync":
+        if config.collector.kind != "async":
             yield ConfigError(
                 f"the workers of {self.name} never wait for the learner: its collector cannot be sync",
                 "collector.kind",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import nn, optim
 from torchrl.collectors import BaseCollector
@@ -10,20 +9,18 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import TargetNetUpdater
-from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
+from torchrl.trainers import OptimizationStepper, TargetNetUpdaterHook, Trainer
 
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations
-from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.off_policy.config import OffPolicyConfig
-from rlsync.recipes.off_policy.memory import Memory, NotKept
+from rlsync.recipes.off_policy.memory import Memory
 from rlsync.recipes.off_policy.normalize import Normalize, Standardized
 from rlsync.recipes.off_policy.prioritized import PrioritizedRows
-from rlsync.recipes.off_policy.row_segments import RowSegments
+from rlsync.recipes.replay import building
 from rlsync.recipes.spaces import Spaces
-from rlsync.torchrl_plugin import compat
 
 
 def relu_mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float = 1.0) -> nn.Module:
@@ -73,33 +70,15 @@ def make_trainer(
         sampler=_sampler(recipe),
         batch_size=recipe.batch_size,
     )
-    trainer = Trainer(
-        **parts.trainer_settings(config),
-        collector=collector,
-        loss_module=loss,
-        optimizer=optimizer,
-        optimization_stepper=stepper,
-        replay_buffer=buffer,
-        target_net_updater=target,
-        optim_steps_per_batch=0,  # the pace sets it
-    )
+    trainer = building.make_trainer(config, recipe, buffer, collector, loss, optimizer, stepper, target)
     memory = Memory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
     memory.register(trainer)
-    if recipe.buffer_checkpointed:
-        buffer.storage.checkpointer = RowSegments(buffer)
-    elif trainer.checkpoint is not None:
-        compat.replace_component(trainer.checkpoint, "replay_buffer", NotKept())
     if recipe.prioritized:
         memory.prioritize(trainer)
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, spaces.features).register(trainer)
-    pace = KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed)
-    pace.register(trainer)
-    compat.let_it_be_absent(trainer, pace)
+    building.hold_pace(trainer, config, recipe, optimizer)
     trainer.register_op("post_optim", TargetNetUpdaterHook(target))
-    scheduler = None if optimizer is None else parts.annealing(config, optimizer)
-    if scheduler is not None:
-        LRSchedulerHook(scheduler).register(trainer)
     return trainer
 
 
@@ -128,9 +107,3 @@ def register_hooks(
         learned: the names of the learned leaves of ``acting`` begin with this.
     """
     register_with_evaluations(trainer, config, acting, spaces, learned)
-
-
-def half_range(spaces: Spaces) -> float:
-    """Half of the widest range of a number in an action: the unit in which noise is given."""
-    low, high = spaces.bounds()
-    return float(torch.max(high - low)) / 2

@@ -1,86 +1,34 @@
-"""The settings of the recipes that learn from a replay buffer: ``dqn``, ``sac`` and ``td3``."""
+"""The settings of the recipes that learn values from a replay buffer: ``dqn``, ``sac`` and ``td3``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, bound_errors, caught, fraction, kept, not_below_zero, one_of
+from rlsync.recipes.bounds import above_zero, fraction, kept, not_below_zero, one_of
 from rlsync.recipes.cluster_config import workers_on_a_node
-from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
-from rlsync.recipes.device_config import stock_device_errors
-from rlsync.recipes.evaluation_config import EvaluationConfig
+from rlsync.recipes.config import SCHEDULE, Config, width_errors
 from rlsync.recipes.off_policy.normalize import NormalizeConfig
-from rlsync.workers.replay.pacing import Pace
+from rlsync.recipes.replay.config import BUFFER, PaceConfig, ReplayConfig
+
+__all__ = ["DQNConfig", "OffPolicyConfig", "PaceConfig", "SACConfig", "TD3Config"]
 
 #: Why a resumed run cannot change a field.
 EXPLORATION = "the checkpoint has the exploration rate and its schedule"
-BUFFER = "the checkpoint has a replay buffer of that kind"
-BUFFER_KEPT = "the checkpoint has the replay buffer, or has none"
 PRIORITIES = "the checkpoint has priorities of that kind, or has none"
 
 
 @dataclass
-class PaceConfig:
-    """How many optimizer steps go with how many frames; see :class:`rlsync.workers.replay.pacing.Pace`."""
-
-    ratio: float = above_zero(1.0, finite=True)
-    burst: int | None = above_zero(None)
-    prefill: int = kept(not_below_zero(1_000), "the pace is counted from the end of the prefill")
-
-    def pace(self) -> Pace:
-        """The pace that these settings describe.
-
-        Raises:
-            ConfigError: a number cannot be.
-
-        Example:
-            >>> PaceConfig(ratio=0.5).pace().due(frames=1_100, updates=0)
-            50
-        """
-        return Pace(self.ratio, self.burst, self.prefill)
-
-
-@dataclass
-class OffPolicyConfig(RecipeConfig):
-    """What these recipes share. ``target_return`` is that of greedy evaluations, where there are some.
-
-    With ``buffer_checkpointed`` a checkpoint has the replay buffer, and a resumed run draws from it at once.
-    It writes only the frames that are new since the checkpoint before; see
-    :class:`~rlsync.recipes.off_policy.row_segments.RowSegments`. Without, checkpoints have no frames, and a
-    resumed run collects ``pace.prefill`` frames before its next update.
-    """
+class OffPolicyConfig(ReplayConfig):
+    """What these recipes share besides."""
 
     batch_size: int = above_zero(256)
     hidden: list[int] = field(default_factory=lambda: [256, 256])
-    buffer_frames: int = kept(above_zero(100_000), BUFFER)
-    buffer_checkpointed: bool = kept(True, BUFFER_KEPT)
     prioritized: bool = kept(False, PRIORITIES)
     priority_alpha: float = kept(fraction(0.6), PRIORITIES)
     priority_beta: float = fraction(0.4)
-    pace: PaceConfig = field(default_factory=PaceConfig)
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
-    stops_by_evaluation: ClassVar[bool] = True
-
-    def evaluations(self) -> EvaluationConfig:
-        """See :meth:`RecipeConfig.evaluations`."""
-        return self.evaluation
-
-    def updates_after(self, config: Config, frames: int, updates: int) -> int:
-        """See :meth:`RecipeConfig.updates_after`: as many as the pace allows."""
-        return self.pace.pace().due(frames, updates)
-
-    def updates_per_frame(self, config: Config) -> float:
-        """See :meth:`RecipeConfig.updates_per_frame`: the replay ratio."""
-        return self.pace.ratio
-
-    def prefill_frames(self) -> int:
-        """See :meth:`RecipeConfig.prefill_frames`."""
-        return self.pace.prefill
 
     def acts_on_clusters(self) -> bool:
         """See :meth:`RecipeConfig.acts_on_clusters`."""
@@ -89,21 +37,7 @@ class OffPolicyConfig(RecipeConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
         yield from width_errors("recipe.hidden", self.hidden)
-        yield from stock_device_errors(config)
-        if not list(bound_errors(self.pace)):  # those are told with their keys
-            yield from caught(self.pace.pace, "recipe.pace")
-        if self.pace.prefill >= self.total_frames:
-            yield ConfigError(
-                f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from",
-                "recipe.pace.prefill",
-                f"give less than recipe.total_frames = {self.total_frames}",
-            )
-        if self.buffer_frames < self.batch_size:
-            yield ConfigError(
-                f"a replay buffer of {self.buffer_frames} frames never holds a batch of {self.batch_size}",
-                "recipe.buffer_frames",
-                f"give at least recipe.batch_size = {self.batch_size}",
-            )
+        yield from super().errors(config)
         if self.normalize.observations and any(route.dtype for route in config.sync.map):
             yield ConfigError(
                 "workers that act in half precision would round the mean of an observation to three digits",

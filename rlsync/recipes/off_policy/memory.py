@@ -41,17 +41,6 @@ def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDi
     return summed
 
 
-class NotKept:
-    """Stands in a checkpoint where the replay buffer would be, if it is not kept there."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing: the buffer stays as it is."""
-
-
 class Memory:
     """Puts every batch into a replay buffer, and draws what each optimizer step learns from.
 

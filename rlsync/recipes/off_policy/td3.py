@@ -18,7 +18,7 @@ from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config, check
 from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.off_policy.building import half_range, make_trainer, register_hooks, relu_mlp, seeing
+from rlsync.recipes.off_policy.building import make_trainer, register_hooks, relu_mlp, seeing
 from rlsync.recipes.off_policy.config import TD3Config
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import BOX, Spaces
@@ -76,7 +76,7 @@ def make_noise(recipe: TD3Config, spaces: Spaces) -> AdditiveGaussianModule:
         spec=spaces.action_spec,
         sigma_init=recipe.exploration_noise,
         sigma_end=recipe.exploration_noise,
-        std=half_range(spaces),
+        std=spaces.half_range(),
     )
 
 
@@ -94,8 +94,8 @@ def make_loss(recipe: TD3Config, spaces: Spaces, device: torch.device = CPU) -> 
         critic.to(device),
         num_qvalue_nets=2,
         action_spec=spaces.action_spec,
-        policy_noise=recipe.target_noise * half_range(spaces),
-        noise_clip=recipe.target_noise_clip * half_range(spaces),
+        policy_noise=recipe.target_noise * spaces.half_range(),
+        noise_clip=recipe.target_noise_clip * spaces.half_range(),
         loss_function="l2",
     )
     loss.make_value_estimator(gamma=recipe.gamma)

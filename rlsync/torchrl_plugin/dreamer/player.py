@@ -106,10 +106,15 @@ class DreamerPlayer(TensorDictModuleBase):
 
         DreamerV3 also needs ``torchrl.envs.InitTracker()``.
         """
-        specs = {key: Unbounded(shape=shape) for key, shape in self._shapes.items()}
-        specs[STATE_VERSION] = Unbounded(shape=(1,), dtype=torch.int64)
-        begins = {**dict.fromkeys(self._shapes, 0.0), STATE_VERSION: NO_VERSION}
-        return TensorDictPrimer(specs, default_value=begins, expand_specs=True)
+        begins = self.begins()
+        specs = {key: Unbounded(shape=value.shape, dtype=value.dtype) for key, value in begins.items()}
+        values = {**dict.fromkeys(self._shapes, 0.0), STATE_VERSION: NO_VERSION}
+        return TensorDictPrimer(specs, default_value=values, expand_specs=True)
+
+    def begins(self) -> dict[str, Tensor]:
+        """What is carried, by key, as it is at the first step of an episode in one environment."""
+        zeros = {key: torch.zeros(shape) for key, shape in self._shapes.items()}
+        return {**zeros, STATE_VERSION: torch.tensor([NO_VERSION])}
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act once in each environment, and say what the next step begins with.

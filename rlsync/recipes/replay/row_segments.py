@@ -18,7 +18,7 @@ from torchrl.data import TensorDictReplayBuffer, TensorStorageCheckpointer
 from torchrl.data.replay_buffers import TensorStorage
 
 from rlsync.core.errors import ConfigError, RlsyncWarning, first_line, warn
-from rlsync.recipes.off_policy.segment_files import Folder, Segment, read, unread, unwritten, write
+from rlsync.recipes.replay.segment_files import Folder, Segment, read, unread, unwritten, write
 from rlsync.torchrl_plugin import compat
 
 #: Says which rows a checkpoint has, and in which segments they are.

@@ -1,0 +1,95 @@
+"""What the Dreamer recipes have in common: their environments, their workers and their trainer."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+from torch import optim
+from torchrl.collectors import BaseCollector
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
+from torchrl.objectives import LossModule
+from torchrl.trainers import OptimizationStepper, Trainer
+
+from rlsync import DreamerPlayer
+from rlsync.recipes import parts
+from rlsync.recipes.config import Config, EnvConfig
+from rlsync.recipes.device_config import learner_device
+from rlsync.recipes.dreamer.config import DreamerConfig
+from rlsync.recipes.dreamer.memory import SequenceMemory
+from rlsync.recipes.dreamer.open_loop import OpenLoop
+from rlsync.recipes.dreamer.rows import NumberRows
+from rlsync.recipes.dreamer.sequences import Sequences
+from rlsync.recipes.replay import building
+from rlsync.recipes.run_files import IMAGINATION
+from rlsync.recipes.spaces import Spaces, make_env
+from rlsync.torchrl_plugin.dreamer.parts import parts_of_losses
+
+
+def make_player_env(primer: TensorDictPrimer, config: EnvConfig) -> EnvBase:
+    """An environment, or a batch of them, that carries the state of a player and numbers its rows.
+
+    Args:
+        primer: of the player.
+        config: the environment.
+    """
+    env = make_env(config)
+    for transform in (InitTracker(), primer.clone(), NumberRows()):
+        env.append_transform(transform)
+    return env
+
+
+def started_collector(
+    config: Config, recipe: DreamerConfig, acting: DreamerPlayer, spaces: Spaces
+) -> AbstractContextManager[BaseCollector]:
+    """See :func:`rlsync.recipes.parts.started_collector`; the prefill is of random actions."""
+    maker = partial(make_player_env, acting.primer())
+    return parts.started_collector(
+        config, acting, random_frames=recipe.pace.prefill, spaces=spaces, maker=maker
+    )
+
+
+def make_trainer(
+    config: Config,
+    recipe: DreamerConfig,
+    collector: BaseCollector,
+    loss: LossModule,
+    optimizer: optim.Optimizer,
+    acting: DreamerPlayer,
+    stepper: OptimizationStepper | None = None,
+    *,
+    within_episodes: bool = False,
+) -> Trainer:
+    """A trainer that stores the rows of every batch, and learns from sequences at the pace of the config.
+
+    The hooks that publish are not registered yet.
+
+    Args:
+        config: the run.
+        recipe: its settings.
+        collector: with its workers started.
+        loss: on the learner's device.
+        optimizer: whose rate may be lowered.
+        acting: what acts.
+        stepper: makes the optimizer steps; None: TorchRL's own.
+        within_episodes: draw no sequence that crosses the end of an episode.
+    """
+    sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(recipe.buffer_frames, device=learner_device(config)),
+        sampler=sequences,
+        batch_size=recipe.frames_in_an_update(),
+    )
+    trainer = building.make_trainer(config, recipe, buffer, collector, loss, optimizer, stepper)
+    state = {key: acting.begins()[key].numel() for key in ("state", "belief")}
+    memory = SequenceMemory(buffer, sequences, state)
+    memory.register(trainer)
+    building.hold_pace(trainer, config, recipe, optimizer)
+    if recipe.open_loop.every_frames:
+        file = None if config.run_dir is None else Path(config.run_dir) / IMAGINATION
+        prior = parts_of_losses({"": loss}).rollout.module.rssm_prior.module
+        model = loss.model_loss.world_model
+        OpenLoop(recipe.open_loop, model, prior, memory.some, file).register(trainer)
+    return trainer

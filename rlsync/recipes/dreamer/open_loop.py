@@ -1,0 +1,115 @@
+"""Holds what a world model imagines beside what really happened."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torchrl.trainers import Trainer
+
+from rlsync.recipes.dreamer.common import REPLAYED
+from rlsync.recipes.dreamer.config import OpenLoopConfig
+
+_SEQUENCES = 16
+
+
+class OpenLoop:
+    """Lets the world model imagine replayed sequences, and logs how far that is from what happened.
+
+    The model sees the first rows of a sequence. From then on it is told the actions alone ("open loop"), and
+    its decoder says what it expects to see. Errors are in units of the spread of the observations: 1 is as
+    bad as saying their mean.
+
+    Logs ``imagination/error_first`` and ``imagination/error_last``, of the first and of the last imagined
+    step, and ``imagination/still``: the error in that last step of somebody who says that nothing changes.
+    One sequence is written to a file, as numbers to draw: what was imagined and what was real.
+
+    It keeps nothing in checkpoints, and leaves torch's random numbers as they were.
+
+    Args:
+        config: when, and how far.
+        world_model: with the recurrent model, which observes, and a decoder.
+        prior: makes the next state of a state and an action; its last two results are state and belief.
+        draw: gives so many sequences of so many rows, as the loss takes them.
+        file: to which the sequence is appended; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        config: OpenLoopConfig,
+        world_model: TensorDictModuleBase,
+        prior: nn.Module,
+        draw: Callable[[int, int], TensorDictBase],
+        file: Path | None,
+    ) -> None:
+        self._config = config
+        self._world_model = world_model
+        self._decoder = decoder_of(world_model)
+        self._prior = prior
+        self._draw = draw
+        self._file = file
+        self._next = config.every_frames
+
+    def register(self, trainer: Trainer) -> None:
+        """Look after a batch of this trainer, when it is time."""
+        trainer.register_op("post_steps_log", partial(self._look, trainer))
+
+    def _look(self, trainer: Trainer, batch: TensorDictBase | None = None) -> dict[str, float]:
+        frames, updates = trainer.collected_frames, trainer.optim_steps_per_batch
+        if frames < self._next or not updates:  # in the prefill nothing has been learned
+            return {}
+        self._next = frames + self._config.every_frames
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            real, imagined = self.imagine()
+        spread = real.reshape(-1, real.shape[-1]).std(0).clamp_min(1e-6)
+        ahead = slice(self._config.seen, None)
+        error = ((imagined - real[:, ahead]) / spread).square().mean((0, 2)).sqrt()
+        still = (real[:, -1] - real[:, self._config.seen - 1]) / spread
+        self._write(frames, real[0, ahead], imagined[0])
+        return {
+            "imagination/error_first": float(error[0]),
+            "imagination/error_last": float(error[-1]),
+            "imagination/still": float(still.square().mean().sqrt()),
+        }
+
+    def imagine(self) -> tuple[Tensor, Tensor]:
+        """Real observations ``[sequences, rows, features]``, and imagined ones of the rows not seen."""
+        seen, ahead = self._config.seen, self._config.ahead
+        rows = self._draw(_SEQUENCES, seen + ahead)
+        real = rows["next", "observation"]
+        known = self._world_model(rows[:, :seen].clone())
+        state, belief = (known[key][:, -1] for key in REPLAYED)
+        imagined = []
+        for row in range(seen, seen + ahead):
+            *_, state, belief = self._prior(state, belief, rows["action"][:, row])
+            expected = self._decoder(
+                TensorDict({"next": {"state": state, "belief": belief}}, state.shape[:1])
+            )
+            imagined.append(expected["next", "reco_pixels"].reshape(real[:, row].shape))
+        return real, torch.stack(imagined, 1)
+
+    def _write(self, frames: int, real: Tensor, imagined: Tensor) -> None:
+        if self._file is None:
+            return
+        begins = not self._file.exists()
+        with self._file.open("a", newline="") as file:
+            lines = csv.writer(file)
+            if begins:
+                lines.writerow(["frames", "step", "number", "real", "imagined"])
+            for step, (was, expected) in enumerate(zip(real.tolist(), imagined.tolist(), strict=True), 1):
+                for number, pair in enumerate(zip(was, expected, strict=True)):
+                    lines.writerow([frames, step, number, *(f"{value:.6g}" for value in pair)])
+
+
+def decoder_of(world_model: nn.Module) -> TensorDictModuleBase:
+    """The module of a world model that says what it expects to see."""
+    for module in world_model.modules():
+        if isinstance(module, TensorDictModuleBase) and list(module.out_keys) == [("next", "reco_pixels")]:
+            return module
+    raise TypeError(f"{type(world_model).__name__} has no decoder")
