@@ -39,17 +39,18 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
     """What needs worker processes, and is asked for without any."""
     if config.collector.kind != IN_PROCESS:
         return
-    cure = "give collector=sync or collector=async, which have worker processes"
     asked = {
-        "collector.num_workers": (config.collector.num_workers > 1, "more than one worker"),
-        "cluster": (config.cluster.kind != THIS_MACHINE, "workers on a cluster"),
-        "recipe.evaluation.every_frames": (
+        "collector.num_workers=1": (config.collector.num_workers > 1, "more than one worker"),
+        "cluster=none": (config.cluster.kind != THIS_MACHINE, "workers on a cluster"),
+        "recipe.evaluation.every_frames=0": (
             config.recipe.evaluations().every_frames > 0,
             "an evaluating process, which reads the workers' board",
         ),
     }
-    for key, (found, what) in asked.items():
+    for other, (found, what) in asked.items():
         if found:
             yield ConfigError(
-                f"collector.kind={IN_PROCESS} has no worker processes, so not {what}", key, cure
+                f"collector.kind={IN_PROCESS} has no worker processes, so not {what}",
+                other.partition("=")[0],
+                f"give {other}, or collector=sync or async, which have worker processes",
             )

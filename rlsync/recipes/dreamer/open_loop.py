@@ -15,6 +15,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes.dreamer.common import REPLAYED
 from rlsync.recipes.dreamer.config import OpenLoopConfig
+from rlsync.workers.devices import CPU
 
 _SEQUENCES = 16
 
@@ -65,7 +66,9 @@ class OpenLoop:
         if frames < self._next or not updates:  # in the prefill nothing has been learned
             return {}
         self._next = frames + self._config.every_frames
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        device = next(self._prior.parameters()).device
+        drawing = torch.random.fork_rng([] if device == CPU else [device], device_type=device.type)
+        with torch.no_grad(), drawing:
             real, imagined = self.imagine()
         spread = real.reshape(-1, real.shape[-1]).std(0).clamp_min(1e-6)
         ahead = slice(self._config.seen, None)

@@ -161,6 +161,6 @@ def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDi
             ["loc", "scale"],
             ["action"],
             distribution_class=TanhNormal,
-            distribution_kwargs={"low": low, "high": high},
+            distribution_kwargs={"low": low, "high": high, "tanh_loc": True},  # or the mean leaves the range
         ),
     )

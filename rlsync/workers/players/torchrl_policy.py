@@ -71,7 +71,7 @@ class PolicyPlayer(Player):
     ) -> Acted:
         seen = TensorDict({"observation": observation}, [len(observation)])
         for key, value in self._begins.items():
-            seen[key] = torch.where(_as(is_init, state[key]), value.to(observation.device), state[key])
+            seen[key] = torch.where(_shaped(is_init, state[key]), value.to(observation.device), state[key])
         if self._begins:
             seen["is_init"] = is_init.unsqueeze(-1)
         with set_exploration_type(self._exploration):
@@ -82,6 +82,6 @@ class PolicyPlayer(Player):
         return Acted(action.to(torch.int64).argmax(-1), {}, state)
 
 
-def _as(chosen: Tensor, like: Tensor) -> Tensor:
+def _shaped(chosen: Tensor, like: Tensor) -> Tensor:
     """[N] as ``[N, 1, ...]``, to choose from a tensor of N entries."""
     return chosen.reshape(-1, *[1] * (like.ndim - 1))
