@@ -48,6 +48,7 @@ class RowSegments(TensorStorageCheckpointer):
         segment_bytes: see :data:`SEGMENT_BYTES`.
 
     Example:
+        >>> import torch
         >>> from tempfile import TemporaryDirectory
         >>> from tensordict import TensorDict
         >>> from torchrl.data import LazyTensorStorage
