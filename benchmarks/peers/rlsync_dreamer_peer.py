@@ -9,18 +9,15 @@ it can end after a given time.
 from __future__ import annotations
 
 import argparse
-import tempfile
 
-import torch
 from dreamer_sizes import add_sizes
-from rlsync_peer import NEVER, Report
+from paced import run
+from rlsync_peer import NEVER
 
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig
+from rlsync.recipes.config import CollectorConfig
 from rlsync.recipes.dreamer import v3
 from rlsync.recipes.dreamer.config import DreamerV3Config
-from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.replay.config import PaceConfig
-from rlsync.torchrl_plugin import compat
 
 #: The recipe's key for each size; the pace has keys of its own.
 KEYS = {
@@ -51,24 +48,13 @@ def main() -> None:
     parser.add_argument("--collector", choices=COLLECTORS, default="async")
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as run_dir:
-        trainer = v3.build(
-            Config(
-                run_dir=run_dir,
-                checkpoint_every_frames=NEVER,
-                env=EnvConfig(options.env),
-                collector=CollectorConfig(options.collector, 1, 16),
-                logger=LoggerConfig(kind="none"),
-                recipe=recipe_of(options),
-            )
-        )
-        (pace,) = (m for m in compat.registered_modules(trainer) if isinstance(m, KeepPace))
-        trainer.register_op("post_steps", Report(trainer, options.seconds, lambda: {"updates": pace.updates}))
-        try:
-            trainer.train()
-        finally:
-            trainer.collector.shutdown()
+    run(
+        v3.build,
+        options.env,
+        CollectorConfig(options.collector, 1, 16),
+        recipe_of(options),
+        options.seconds,
+    )
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from torchrl.trainers.algorithms import PPOTrainer
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.cluster_config import THIS_MACHINE
-from rlsync.recipes.config import Config, PPOConfig, check
+from rlsync.recipes.config import Config, PPOConfig
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.hooks import ToLearner
 from rlsync.recipes.registry import Recipe
+from rlsync.recipes.spaces import DISCRETE
 from rlsync.workers.devices import CPU
 
 
@@ -41,10 +42,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
         >>> trainer = build(Config(seed=1))  # doctest: +SKIP
         >>> trainer.train()  # doctest: +SKIP
     """
-    recipe = PPOConfig.of(config)
-    if spaces is None:
-        check(config)
-        spaces = parts.probe(config.env)
+    recipe, spaces = DISCRETE.checked(config, PPOConfig, spaces)
     parts.seed_everything(config.seed)
     device = learner_device(config)
     loss = make_loss(recipe, spaces, device)

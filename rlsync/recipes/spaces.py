@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import gymnasium
 import torch
@@ -13,8 +13,11 @@ from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
+from rlsync.recipes.config import Config, RecipeConfig, check
 from rlsync.recipes.env_config import AtariConfig, EnvConfig
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+
+Settings = TypeVar("Settings", bound=RecipeConfig)
 
 
 def make_env(config: EnvConfig) -> EnvBase:
@@ -106,6 +109,25 @@ class Takes:
             return Spaces(observation.shape[-1], action.shape[-1], action)
         finally:
             env.close()
+
+    def checked(
+        self, config: Config, settings: type[Settings], spaces: Spaces | None
+    ) -> tuple[Settings, Spaces]:
+        """What a recipe builds from: its settings in a config, and the spaces of the environment.
+
+        Args:
+            config: of the run.
+            settings: the recipe's.
+            spaces: from :meth:`probe`, if the config has been checked already; None: check it and probe here.
+
+        Raises:
+            ConfigError: a value, the environment or the kind of recipe does not fit.
+        """
+        recipe = settings.of(config)
+        if spaces is None:
+            check(config)
+            spaces = self.probe(config.env)
+        return recipe, spaces
 
     def _fits(self, action: TensorSpec) -> bool:
         match action:

@@ -10,7 +10,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
-from rlsync.recipes.config import Config, check
+from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.dreamer.building import make_trainer, started_collector
 from rlsync.recipes.dreamer.config import DreamerV1Config
@@ -33,10 +33,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         ConfigError: a value, the environment or the kind of recipe does not fit.
         SyncMapError: the sync map cannot be carried out.
     """
-    recipe = DreamerV1Config.of(config)
-    if spaces is None:
-        check(config)
-        spaces = BOX.probe(config.env)
+    recipe, spaces = BOX.checked(config, DreamerV1Config, spaces)
     parts.seed_everything(config.seed)
     loss = make_loss(recipe, spaces, learner_device(config))
     acting = loss.actor_network

@@ -11,7 +11,7 @@ from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3O
 
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
-from rlsync.recipes.config import Config, check
+from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.dreamer.building import make_trainer, started_collector
 from rlsync.recipes.dreamer.config import DreamerV3Config
@@ -34,10 +34,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         ConfigError: a value, the environment or the kind of recipe does not fit.
         SyncMapError: the sync map cannot be carried out.
     """
-    recipe = DreamerV3Config.of(config)
-    if spaces is None:
-        check(config)
-        spaces = FLAT.probe(config.env)
+    recipe, spaces = FLAT.checked(config, DreamerV3Config, spaces)
     parts.seed_everything(config.seed)
     loss = make_loss(recipe, spaces, learner_device(config))
     acting = loss.actor_network

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tensordict.nn import TensorDictModuleBase
 from torch import nn, optim
 from torchrl.collectors import BaseCollector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -14,7 +13,6 @@ from torchrl.trainers import OptimizationStepper, TargetNetUpdaterHook, Trainer
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.off_policy.config import OffPolicyConfig
 from rlsync.recipes.off_policy.memory import Memory
 from rlsync.recipes.off_policy.normalize import Normalize, Standardized
@@ -51,7 +49,8 @@ def make_trainer(
     """A trainer that stores every batch, learns at the pace of the config, and moves the target networks.
 
     The hooks that publish are not registered yet: a recipe may have more sources for its sync map, and more
-    hooks that come before them. Call :func:`register_hooks` last.
+    hooks that come before them. Call
+    :func:`~rlsync.recipes.evaluating.register_with_evaluations` last.
 
     Args:
         config: the run.
@@ -86,24 +85,3 @@ def _sampler(recipe: OffPolicyConfig) -> Sampler:
     if not recipe.prioritized:
         return RandomSampler()
     return PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
-
-
-def register_hooks(
-    trainer: Trainer,
-    config: Config,
-    recipe: OffPolicyConfig,
-    acting: TensorDictModuleBase,
-    spaces: Spaces,
-    learned: str = "",
-) -> None:
-    """Register what publishes, logs and watches, and the evaluating process if the config wants one.
-
-    Args:
-        trainer: from :func:`make_trainer`.
-        config: the run.
-        recipe: its settings.
-        acting: what the workers act with, exploration included.
-        spaces: of the environment.
-        learned: the names of the learned leaves of ``acting`` begin with this.
-    """
-    register_with_evaluations(trainer, config, acting, spaces, learned)

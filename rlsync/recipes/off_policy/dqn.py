@@ -16,10 +16,11 @@ from torchrl.trainers import Trainer
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.cluster_config import workers_on_a_node
-from rlsync.recipes.config import Config, check
+from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
+from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.hooks import EpsilonDecay
-from rlsync.recipes.off_policy.building import make_trainer, register_hooks, seeing
+from rlsync.recipes.off_policy.building import make_trainer, seeing
 from rlsync.recipes.off_policy.config import DQNConfig
 from rlsync.recipes.off_policy.ladder import GreedyOnLadder
 from rlsync.recipes.registry import Recipe
@@ -42,10 +43,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         ConfigError: a value, the environment or the kind of recipe does not fit.
         SyncMapError: the sync map cannot be carried out.
     """
-    recipe = DQNConfig.of(config)
-    if spaces is None:
-        check(config)
-        spaces = DISCRETE.probe(config.env)
+    recipe, spaces = DISCRETE.checked(config, DQNConfig, spaces)
     parts.seed_everything(config.seed)
     device = learner_device(config)
     actor, greedy = (part.to(device) for part in make_policy(recipe, spaces))
@@ -69,7 +67,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         )
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy, EpsilonLadder(alpha=alpha).exponent(workers - 1, workers)).register(trainer)
-        register_hooks(trainer, config, recipe, acting, spaces, learned="module.0.")
+        register_with_evaluations(trainer, config, acting, spaces, learned="module.0.")
     return trainer
 
 

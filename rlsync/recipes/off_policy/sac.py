@@ -14,9 +14,10 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
-from rlsync.recipes.config import Config, check
+from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.off_policy.building import make_trainer, register_hooks, relu_mlp, seeing
+from rlsync.recipes.evaluating import register_with_evaluations
+from rlsync.recipes.off_policy.building import make_trainer, relu_mlp, seeing
 from rlsync.recipes.off_policy.config import SACConfig
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import BOX, Spaces
@@ -35,10 +36,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         ConfigError: a value, the environment or the kind of recipe does not fit.
         SyncMapError: the sync map cannot be carried out.
     """
-    recipe = SACConfig.of(config)
-    if spaces is None:
-        check(config)
-        spaces = BOX.probe(config.env)
+    recipe, spaces = BOX.checked(config, SACConfig, spaces)
     parts.seed_everything(config.seed)
     loss = make_loss(recipe, spaces, learner_device(config))
     acting = loss.actor_network
@@ -55,7 +53,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
             optim.Adam(loss.parameters(), lr=recipe.lr),  # the losses share no parameter
             squared_errors=False,
         )
-        register_hooks(trainer, config, recipe, acting, spaces)
+        register_with_evaluations(trainer, config, acting, spaces)
     return trainer
 
 

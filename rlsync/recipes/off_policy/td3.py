@@ -16,9 +16,10 @@ from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync.recipes import parts
 from rlsync.recipes.checkpoint_player import CheckpointPlayer
-from rlsync.recipes.config import Config, check
+from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.off_policy.building import make_trainer, register_hooks, relu_mlp, seeing
+from rlsync.recipes.evaluating import register_with_evaluations
+from rlsync.recipes.off_policy.building import make_trainer, relu_mlp, seeing
 from rlsync.recipes.off_policy.config import TD3Config
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import BOX, Spaces
@@ -38,10 +39,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         ConfigError: a value, the environment or the kind of recipe does not fit.
         SyncMapError: the sync map cannot be carried out.
     """
-    recipe = TD3Config.of(config)
-    if spaces is None:
-        check(config)
-        spaces = BOX.probe(config.env)
+    recipe, spaces = BOX.checked(config, TD3Config, spaces)
     parts.seed_everything(config.seed)
     device = learner_device(config)
     loss = make_loss(recipe, spaces, device)
@@ -62,7 +60,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
                 policy_update_delay=recipe.actor_every,
             ),
         )
-        register_hooks(trainer, config, recipe, acting, spaces, learned="module.0.")
+        register_with_evaluations(trainer, config, acting, spaces, learned="module.0.")
     return trainer
 
 

@@ -1,0 +1,50 @@
+"""Runs a recipe of rlsync's that holds a pace, for a given time, and reports its frames and updates."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+
+import torch
+from rlsync_peer import NEVER, Report
+from torchrl.trainers import Trainer
+
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
+from rlsync.recipes.hooks import KeepPace
+from rlsync.torchrl_plugin import compat
+
+
+def run(
+    build: Callable[[Config], Trainer],
+    env: str,
+    collector: CollectorConfig,
+    recipe: RecipeConfig,
+    seconds: float,
+) -> None:
+    """Train with one torch thread until the time is over.
+
+    Args:
+        build: of the recipe.
+        env: an id of gymnasium's.
+        collector: what collects.
+        recipe: its settings.
+        seconds: from the first iteration on.
+    """
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as run_dir:
+        trainer = build(
+            Config(
+                run_dir=run_dir,
+                checkpoint_every_frames=NEVER,
+                env=EnvConfig(env),
+                collector=collector,
+                logger=LoggerConfig(kind="none"),
+                recipe=recipe,
+            )
+        )
+        (pace,) = (m for m in compat.registered_modules(trainer) if isinstance(m, KeepPace))
+        trainer.register_op("post_steps", Report(trainer, seconds, lambda: {"updates": pace.updates}))
+        try:
+            trainer.train()
+        finally:
+            trainer.collector.shutdown()
