@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes import parts, ppo
+from rlsync.recipes import collecting, ppo
 from rlsync.recipes.config import CollectorConfig, Config, PPOConfig, check, errors
 from rlsync.recipes.device_config import DeviceConfig, learner_device, stock_device_errors, worker_devices
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
@@ -88,7 +88,7 @@ def test_an_entry_of_the_list_is_named_by_its_number() -> None:
 def test_cpus_are_cpus_however_they_are_written(device: Any) -> None:
     config = config_with("collector.device", device)
     assert worker_devices(check(config)) == (CPU, CPU)
-    assert parts._devices(worker_devices(config)) == {
+    assert collecting._devices(worker_devices(config)) == {
         "policy_device": [None, None],
         "env_device": [None, None],
         "storing_device": [None, None],
