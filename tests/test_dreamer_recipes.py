@@ -308,7 +308,9 @@ def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
     [
         ("dreamer_v3", ["recipe.pace.prefill=3"], "has no sequence of 4 frames"),
         ("dreamer_v3", ["collector.num_workers=20", "env.num_envs=1"], "20 environments has no sequence"),
-        ("dreamer_v3", ["recipe.open_loop.ahead=100"], "no sequence of 102 frames to imagine"),
+        ("dreamer_v3", ["recipe.open_loop.ahead=100"], "no sequence of 102 frames"),
+        ("dreamer_v3", ["recipe.sequence_length=1"], "recipe.sequence_length cannot be 1"),
+        ("dreamer_v3", ["recipe.bins=1"], "recipe.bins cannot be 1"),
         ("dreamer_v3", ["recipe.buffer_frames=15"], "never holds a batch of 16"),
         ("dreamer_v3", ["recipe.on_adoption=forget"], "recipe.on_adoption cannot be 'forget'"),
         ("dreamer_v3", ["cluster=ray"], "dreamer_v3"),

@@ -55,9 +55,14 @@ def above_zero(default: Any, *, finite: bool = False) -> Any:
     return field(default=default, metadata={"bound": Bound(low=0, low_excluded=True, high_excluded=finite)})
 
 
+def at_least(low: float, default: Any) -> Any:
+    """A field that accepts ``low`` and numbers above."""
+    return field(default=default, metadata={"bound": Bound(low=low)})
+
+
 def not_below_zero(default: Any) -> Any:
     """A field that accepts zero and numbers above."""
-    return field(default=default, metadata={"bound": Bound(low=0)})
+    return at_least(0, default)
 
 
 def fraction(default: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, fraction, kept, not_below_zero, one_of
+from rlsync.recipes.bounds import above_zero, at_least, fraction, kept, not_below_zero, one_of
 from rlsync.recipes.config import Config
 from rlsync.recipes.replay.config import BUFFER, PaceConfig, ReplayConfig
 
@@ -35,7 +35,7 @@ class DreamerConfig(ReplayConfig):
     gamma: float = fraction(0.997)
     gae_lambda: float = fraction(0.95)
     batch_size: int = above_zero(16)
-    sequence_length: int = above_zero(16)
+    sequence_length: int = at_least(2, 16)
     horizon: int = above_zero(15)
     buffer_frames: int = kept(above_zero(100_000), BUFFER)
     pace: PaceConfig = field(default_factory=lambda: PaceConfig(ratio=0.25, prefill=500))
@@ -66,21 +66,18 @@ class DreamerConfig(ReplayConfig):
         """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
         streams = config.collector.num_workers * config.env.num_envs
-        if self.pace.prefill < self.sequence_length * streams:
-            yield ConfigError(
-                f"a prefill of {self.pace.prefill} frames from {streams} environments has no sequence of "
-                f"{self.sequence_length} frames",
-                "recipe.pace.prefill",
-                f"give at least recipe.sequence_length x {streams} = {self.sequence_length * streams}",
-            )
-        looked_at = self.open_loop.seen + self.open_loop.ahead
-        if self.open_loop.every_frames and self.pace.prefill < looked_at * streams:
-            yield ConfigError(
-                f"a prefill of {self.pace.prefill} frames from {streams} environments has no sequence of "
-                f"{looked_at} frames to imagine",
-                "recipe.open_loop",
-                f"give a recipe.pace.prefill of at least {looked_at * streams}, or every_frames=0",
-            )
+        needed = {"recipe.pace.prefill": (self.sequence_length, "recipe.sequence_length", "")}
+        if self.open_loop.every_frames:
+            looked_at = self.open_loop.seen + self.open_loop.ahead
+            needed["recipe.open_loop"] = (looked_at, "seen + ahead", ", or recipe.open_loop.every_frames=0")
+        for key, (frames, name, otherwise) in needed.items():
+            if self.pace.prefill < frames * streams:
+                yield ConfigError(
+                    f"a prefill of {self.pace.prefill} frames from {streams} environments has no sequence of "
+                    f"{frames} frames ({name})",
+                    key,
+                    f"give recipe.pace.prefill={frames * streams} or more{otherwise}",
+                )
 
 
 @dataclass
@@ -93,7 +90,7 @@ class DreamerV3Config(DreamerConfig):
     categoricals: int = kept(above_zero(8), _SIZES)
     classes: int = kept(above_zero(8), _SIZES)
     unimix: float = fraction(0.01)
-    bins: int = kept(above_zero(255), _SIZES)
+    bins: int = kept(at_least(2, 255), _SIZES)
     entropy: float = not_below_zero(3e-4)
     tau: float = fraction(0.02)
     warmup_steps: int = not_below_zero(0)
