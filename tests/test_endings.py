@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.ended import Ended, ended
 from rlsync.cli.interrupt import Interrupts
-from rlsync.cli.main import main
+from rlsync.cli.main import EXIT_UNREAD, main
 from rlsync.cli.train import shut_down
 from rlsync.core.errors import WorkerLost
 from rlsync.recipes import ppo
@@ -111,6 +113,47 @@ def test_sigterm_ends_a_run_like_ctrl_c(
 
 
 @pytest.mark.seconds
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_run_whose_output_nobody_reads_any_more_has_saved_and_goes_on(
+    unbuffered: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "rlsync", *TRAIN, "run_dir=it"]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stderr is not None
+            next(line for line in run.stdout if line.startswith("frames "))
+            run.stdout.close()
+            errors = run.stderr.read()
+            assert run.wait(60) == EXIT_UNREAD
+        finally:
+            run.kill()
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
+    assert "checkpoint it/checkpoint: resume=it goes on from" in errors
+    assert "nobody reads the output any more" in errors
+    goes_on(tmp_path, "it")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_read_enough_is_no_error(unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "rlsync", "--help"]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    try:
+        ended = subprocess.run(
+            command, env=env, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (EXIT_UNREAD, b"")
+
+
+@pytest.mark.seconds
 def test_a_run_that_was_killed_is_told_from_one_that_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,7 +175,7 @@ def test_a_run_that_was_killed_is_told_from_one_that_ended(
 BAD_HOOK = """
 import sys
 from rlsync.cli import train
-from rlsync.cli.main import main
+from rlsync.cli.main import EXIT_UNREAD, main
 from rlsync import LogReceipts
 
 def fails(self, batch=None, calls=[]):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from rlsync import __version__
+from rlsync.cli import output
 from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
 from rlsync.core.path import did_you_mean, nearest_name
 
@@ -27,6 +28,7 @@ VERBS = {
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_UNREAD = 141  # what shells say of a program that SIGPIPE ended
 
 
 def usage() -> str:
@@ -46,23 +48,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program's name; by default this process's.
 
     Returns:
-        The exit status: 0, 1 for a failure, 2 for a wrong command line or config, 130 after Ctrl-C, 143 after
-        SIGTERM.
+        The exit status: 0, 1 for a failure, 2 for a wrong command line or config, 130 after Ctrl-C, 141 if
+        nobody reads the output any more, 143 after SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with output.read():
+            return _run(words)
+    except output.Unread as error:
+        return exit_status(error)
+    except RlsyncError as error:
+        print(error, file=sys.stderr)
+        return exit_status(error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else EXIT_USAGE
     if words[0] == "--version":
         print(f"rlsync {__version__}")
         return 0
-    try:
-        return run_verb(words[0], words[1:])
-    except RlsyncError as error:
-        print(error, file=sys.stderr)
-        return exit_status(error)
-    except KeyboardInterrupt:
-        return 130
+    return run_verb(words[0], words[1:])
 
 
 def run_verb(verb: str, arguments: list[str]) -> int:
@@ -79,5 +88,7 @@ def run_verb(verb: str, arguments: list[str]) -> int:
 
 
 def exit_status(error: RlsyncError) -> int:
-    """2 for what the user wrote, 1 for what went wrong."""
+    """2 for what the user wrote, 141 for output without a reader, 1 for what went wrong."""
+    if isinstance(error, output.Unread):
+        return EXIT_UNREAD
     return EXIT_USAGE if isinstance(error, ConfigError | SyncMapError) else EXIT_FAILED

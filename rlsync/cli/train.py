@@ -20,6 +20,7 @@ from rich.console import Console
 from torchrl.trainers import Trainer
 
 from rlsync import Stop, SyncWeights
+from rlsync.cli import output
 from rlsync.cli.compose import overrides, running, schema
 from rlsync.cli.compose.overrides import CommandLine
 from rlsync.cli.compose.tuned import told
@@ -76,7 +77,7 @@ def help_text() -> str:
         "  rlsync train --hydra-help            prints Hydra's own options\n"
         "  rlsync check ...                     lists all that is wrong with the same words, runs nothing\n\n"
         "exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config,\n"
-        "130 after Ctrl-C, 143 after SIGTERM"
+        "130 after Ctrl-C, 141 if nobody reads the output any more, 143 after SIGTERM"
     )
 
 
@@ -114,6 +115,9 @@ def train_job(job: Job) -> int:
 
     Returns:
         0; 130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+        Unread: the run ended early, because nobody reads its output any more.
     """
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
@@ -121,7 +125,7 @@ def train_job(job: Job) -> int:
     if not job.continues_in(run_dir):
         OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
-    with Interrupts() as interrupts, Ending(run_dir) as ending:
+    with Interrupts() as interrupts, Ending(run_dir) as ending, output.read():
         with interrupts.held():
             trainer = job.build()
         with shut_down(trainer):
