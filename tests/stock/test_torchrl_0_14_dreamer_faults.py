@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 from torchrl.collectors import Collector
+from torchrl.objectives import DreamerActorLoss
 
 from rlsync import DreamerPlayer
 from tests.dreamer_parts import BELIEF, STATE, make_dreamer_env, make_v3
@@ -39,3 +40,17 @@ def test_fault_34_the_first_action_of_an_episode_is_masked_in_frames_as_they_are
     still_happens(
         46, torch.equal(believed(0), believed(1)), "docs/how_to/dreamer_players.md, the replayed rows"
     )
+
+
+def test_fault_47_the_lambda_targets_of_dreamer_v1_are_those_of_one_step() -> None:
+    """The loss hands over a tensordict without a batch, so the last dimension is taken for time."""
+    rewards, values = torch.randn(2, 5, 15, 1).unbind()
+
+    def targets(**settings: int) -> torch.Tensor:
+        loss = DreamerActorLoss(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Identity())
+        loss.make_value_estimator(gamma=0.99, lmbda=0.95, **settings)
+        return loss.lambda_target(rewards, values)
+
+    one_step = rewards + 0.99 * values
+    assert not torch.allclose(targets(time_dim=-2), one_step)
+    still_happens(47, torch.allclose(targets(), one_step), "rlsync/recipes/dreamer/v1_networks.py (time_dim)")

@@ -110,8 +110,14 @@ class DreamerV1Config(DreamerConfig):
     clip_norm: float = above_zero(100.0)
     state: int = kept(above_zero(30), _SIZES)
     free_nats: float = not_below_zero(3.0)
+    kl_scale: float = above_zero(1.0, finite=True)
     actor_lr: float = above_zero(3e-4, finite=True)
     value_lr: float = above_zero(3e-4, finite=True)
+    reward_scale: float = kept(
+        above_zero(1.0, finite=True), "the checkpoint has values of rewards times that"
+    )
+    actor_std: float = above_zero(5.0, finite=True)
+    actor_least_std: float = above_zero(1e-4, finite=True)
     exploration_noise: float = not_below_zero(0.3)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:

@@ -40,12 +40,18 @@ class DreamerV1Loss(LossModule):
 
     Args:
         model_loss, actor_loss, value_loss: TorchRL's.
+        reward_scale: model and critic learn rewards times this.
     """
 
     def __init__(
-        self, model_loss: DreamerModelLoss, actor_loss: DreamerActorLoss, value_loss: DreamerValueLoss
+        self,
+        model_loss: DreamerModelLoss,
+        actor_loss: DreamerActorLoss,
+        value_loss: DreamerValueLoss,
+        reward_scale: float = 1.0,
     ) -> None:
         super().__init__()
+        self.reward_scale = reward_scale
         self.model_loss = model_loss
         self.actor_loss = actor_loss
         self.value_loss = value_loss
@@ -55,6 +61,7 @@ class DreamerV1Loss(LossModule):
         sample = sample.copy()
         seen = sample["next", "observation"]
         sample["next", _PICTURE] = seen.reshape(*seen.shape[:-1], 1, 1, -1)
+        sample["next", "reward"] = sample["next", "reward"] * self.reward_scale
         losses, posterior = self.model_loss(sample)
         start = posterior["next"].select("state", "belief").reshape(-1)
         actor_losses, imagined = self.actor_loss(start)
@@ -116,7 +123,7 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
         ),
         TensorDictModule(reward, REPLAYED, [("next", "reward")]),
     )
-    model_loss = DreamerModelLoss(world_model, free_nats=recipe.free_nats)
+    model_loss = DreamerModelLoss(world_model, lambda_kl=recipe.kl_scale, free_nats=recipe.free_nats)
     model_loss.set_keys(pixels=_PICTURE)
     imagined = imagined_env(
         TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "state", "belief"]),
@@ -132,8 +139,10 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
             TensorDict({"state": torch.zeros(1, recipe.state), "belief": torch.zeros(1, recipe.belief)}, [1])
         )
     actor_loss = DreamerActorLoss(actor, critic, imagined, imagination_horizon=recipe.horizon)
-    actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda)
-    loss = DreamerV1Loss(model_loss, actor_loss, DreamerValueLoss(critic, gamma=recipe.gamma)).to(device)
+    # Without time_dim TorchRL takes the last dimension for time, so every target would be that of one step.
+    actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda, time_dim=-2)
+    value_loss = DreamerValueLoss(critic, gamma=recipe.gamma)
+    loss = DreamerV1Loss(model_loss, actor_loss, value_loss, recipe.reward_scale).to(device)
     acting = TensorDictSequential(
         TensorDictModule(encoder, ["observation"], ["encoded_latents"]),
         TensorDictModule(posterior, ["belief", "encoded_latents"], ["_", "_", "state"]),
@@ -155,7 +164,15 @@ def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDi
     low, high = spaces.bounds()
     return ProbabilisticTensorDictSequential(
         TensorDictModule(
-            DreamerActor(spaces.actions, recipe.depth, recipe.cells), IMAGINED, ["loc", "scale"]
+            DreamerActor(
+                spaces.actions,
+                recipe.depth,
+                recipe.cells,
+                std_bias=recipe.actor_std,
+                std_min_val=recipe.actor_least_std,
+            ),
+            IMAGINED,
+            ["loc", "scale"],
         ),
         ProbabilisticTensorDictModule(
             ["loc", "scale"],
