@@ -250,7 +250,7 @@ def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
             if said:
                 found[str(file.relative_to(ROOT))] = said
     assert found == {}
-    assert len(names) == 17
+    assert len(names) == 18
 
 
 # ------------------------------------------------------------------------------------ older runs

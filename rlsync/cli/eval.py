@@ -23,10 +23,10 @@ from rlsync.recipes.run_files import CHECKPOINT, RESOLVED, video_file
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.filmed import FilmedEnvs, filmed
+from rlsync.workers.envs.rendered import draw_into_memory
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.envs.video import Film, check_file, film
 from rlsync.workers.evaluation import Score, at_once, play
-from rlsync.workers.evaluation_films import draw_into_memory
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
 

@@ -18,7 +18,7 @@ from rlsync.recipes.bounds import above_zero, bound_errors, fraction, kept, not_
 from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
 from rlsync.recipes.collector_config import CollectorConfig, in_process_errors
 from rlsync.recipes.device_config import DeviceConfig, device_errors, stock_device_errors
-from rlsync.recipes.env_config import AtariConfig, EnvConfig
+from rlsync.recipes.env_config import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.evaluation_video import video_errors
 from rlsync.recipes.sync_config import (
@@ -38,6 +38,7 @@ __all__ = [
     "Config",
     "EnvConfig",
     "AtariConfig",
+    "RenderedConfig",
     "CollectorConfig",
     "ClusterConfig",
     "DeviceConfig",

@@ -1,4 +1,4 @@
-"""The settings of environments: any id of gymnasium's, or an Atari game with its protocol."""
+"""The settings of environments: any id of gymnasium's, its picture, or an Atari game with its protocol."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, fraction, not_below_zero, refuse, values_for
+from rlsync.workers.envs.rendered import RenderedEnvs
 from rlsync.workers.envs.specs import AtariEnvs, GymnasiumEnvs
 
 _V5 = re.compile(r"ALE/\w+-v5")
 _OTHER = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?-(?P<version>v[045])")
 _ANY_GAME = AtariEnvs("")
+_ANY_PICTURE = RenderedEnvs("")
 
 
 @dataclass
@@ -99,6 +101,53 @@ class AtariConfig(EnvConfig):
         return AtariEnvs(_rom(game), options=self.kwargs, **values_for(_ANY_GAME, self))
 
 
+@dataclass
+class RenderedConfig(EnvConfig):
+    """Any gymnasium id that renders ``rgb_array``, observed as its picture and as nothing else.
+
+    The keys are those of :class:`~rlsync.workers.envs.rendered.RenderedEnvs`; ``kwargs`` are its ``options``.
+    """
+
+    kind: ClassVar[str] = "rendered"
+    id: str = ""
+    img_height: int = above_zero(_ANY_PICTURE.img_height)
+    img_width: int = above_zero(_ANY_PICTURE.img_width)
+    crop: list[int] = field(default_factory=list)
+    frameskip: int = above_zero(_ANY_PICTURE.frameskip)
+
+    def errors(self) -> Iterator[RlsyncError]:
+        """See :meth:`EnvConfig.errors`."""
+        if not self.id:
+            yield ConfigError("no environment is named", "env.id", "for example env.id=CartPole-v1")
+        if len(self.crop) not in (0, 4):
+            yield ConfigError(
+                f"env.crop cannot be {list(self.crop)}",
+                "env.crop",
+                "give [top,bottom,left,right] in pixels of the rendering, or [] for all of it",
+            )
+        if "render_mode" in self.kwargs:
+            yield ConfigError(
+                "a picture is always rendered as rgb_array", "env.kwargs.render_mode", "leave it out"
+            )
+
+    def facts(self) -> str:
+        """See :meth:`EnvConfig.facts`."""
+        part = f" of the part {list(self.crop)} of its rendering" if self.crop else " of its rendering"
+        steps = f", {self.frameskip} steps for each action" if self.frameskip > 1 else ""
+        return f"{self.id} from pixels: {self.img_height} x {self.img_width}{part}{steps}"
+
+    def spec(self) -> RenderedEnvs:
+        """See :meth:`EnvConfig.spec`.
+
+        Example:
+            >>> RenderedConfig("CartPole-v1", frameskip=2).spec().img_width
+            64
+        """
+        refuse(self.errors())
+        keys = values_for(_ANY_PICTURE, self) | {"crop": tuple(self.crop)}
+        return RenderedEnvs(options=self.kwargs, **keys)
+
+
 def _rom(game: str) -> str:
     """The rom's name in snake_case, of the game's in an id."""
     return re.sub(r"(?<=[a-z])(?=[A-Z]|\d[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", game).lower()
@@ -161,6 +210,6 @@ def settings_with(keys: Collection[str]) -> EnvConfig:
         >>> type(settings_with(["id", "frameskip"])).__name__
         'AtariConfig'
     """
-    kinds = (EnvConfig, AtariConfig)
+    kinds = (EnvConfig, AtariConfig, RenderedConfig)
     fitting = (kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)})
     return next(fitting, EnvConfig())

@@ -32,7 +32,6 @@ from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
 from rlsync.recipes.spaces import Spaces, make_env, making, naming_env, probe
 from rlsync.transport.ring.watch import RingCounters
-from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
 
@@ -174,13 +173,12 @@ def policy_player(
         deterministic: take the likeliest action in place of drawing one.
     """
     acts = workers_policy(config, policy)
-    # The same single environment that GymEnv makes in the workers.
-    envs = GymnasiumEnvs(config.env.id, config.env.kwargs)
     acting = PolicyPlayer(
         acts,
         spaces.player_actions(),
-        (spaces.features,),
+        spaces.observation_shape,
+        observation_dtype=spaces.observation_dtype,
         deterministic=deterministic,
         begins=acts.begins() if isinstance(acts, DreamerPlayer) else None,
     )
-    return CheckpointPlayer(acts, acting, envs)
+    return CheckpointPlayer(acts, acting, config.env.spec())

@@ -14,6 +14,8 @@ STATISTICS = "statistics.json"
 EVALUATIONS = "evaluations.csv"
 #: What a world model imagined, beside what was real.
 IMAGINATION = "imagination.csv"
+#: The same where observations are pictures, a folder.
+IMAGINED_PICTURES = "imagination"
 #: The weights of the version with the best evaluation.
 BEST = "best.pt"
 #: Videos of evaluated versions, a folder.

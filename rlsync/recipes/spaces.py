@@ -4,42 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 import gymnasium
 import torch
 from torchrl.data import Bounded, OneHot, TensorSpec
-from torchrl.envs import EnvBase, GymEnv, RewardSum, TransformedEnv
+from torchrl.envs import EnvBase, GymEnv, GymWrapper, RewardSum, SerialEnv, TransformedEnv
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
 from rlsync.recipes.config import Config, RecipeConfig, check
-from rlsync.recipes.env_config import AtariConfig, EnvConfig
+from rlsync.recipes.env_config import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.workers.envs.rendered import RenderedEnvs
 
 Settings = TypeVar("Settings", bound=RecipeConfig)
 
 
 def make_env(config: EnvConfig) -> EnvBase:
     """An environment, or a batch of them. Its frames carry the return so far as ``reward_sum``."""
+    return TransformedEnv(_made(config), RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
+
+
+def _made(config: EnvConfig) -> EnvBase:
+    if isinstance(config, RenderedConfig):
+        one = partial(_drawn, config.spec())
+        return SerialEnv(config.num_envs, one) if config.num_envs > 1 else one()
     batch = {"num_envs": config.num_envs} if config.num_envs > 1 else {}
-    env = GymEnv(config.id, **batch, **config.kwargs)
-    return TransformedEnv(env, RewardSum(in_keys=["reward"], out_keys=["reward_sum"]))
+    return GymEnv(config.id, **batch, **config.kwargs)
+
+
+def _drawn(spec: RenderedEnvs) -> EnvBase:
+    return GymWrapper(spec.make())
 
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What networks must know of an environment with a flat observation.
+    """What networks must know of an environment.
 
     Args:
         features: numbers in one observation.
         actions: how many actions there are to choose from, or numbers in one action.
         action_spec: TorchRL's spec of one environment's action.
+        picture: shape of an observation that is a picture, ``(channels, height, width)``, of uint8. None: it
+            is flat.
     """
 
     features: int
     actions: int
     action_spec: TensorSpec
+    picture: tuple[int, int, int] | None = None
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+        return self.picture or (self.features,)
+
+    @property
+    def observation_dtype(self) -> torch.dtype:
+        """The dtype of an observation."""
+        return torch.uint8 if self.picture else torch.float32
 
     def player_actions(self) -> ActionSpec:
         """The actions as players see them."""
@@ -61,12 +86,13 @@ class Spaces:
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """The environments that a recipe can learn: flat observations, and one kind of actions.
+    """The environments that a recipe can learn: flat observations or pictures, and one kind of actions.
 
     Args:
         actions: ``"discrete"``: a choice of n; ``"box"``: a vector of numbers with finite bounds; ``"any"``:
             one of the two.
         examples: ids of some of them, for the cure of an error.
+        pictures: whether it takes the pictures of a :class:`RenderedConfig`, too.
 
     Example:
         >>> from rlsync.recipes.env_config import EnvConfig
@@ -82,11 +108,13 @@ class Takes:
 
     actions: Literal["discrete", "box", "any"]
     examples: str
+    pictures: bool = False
 
     def __str__(self) -> str:
         kinds = {"discrete": "discrete actions", "box": "continuous actions"}
         kinds["any"] = "discrete or bounded continuous actions"
-        return f"a flat observation and {kinds[self.actions]}"
+        seen = "a flat observation or a picture (env=rendered)" if self.pictures else "a flat observation"
+        return f"{seen} and {kinds[self.actions]}"
 
     def probe(self, config: EnvConfig) -> Spaces:
         """Make one environment in this process, look at it, and close it.
@@ -97,16 +125,18 @@ class Takes:
         Raises:
             ConfigError: it cannot be made, or it is none of those that the recipe takes.
         """
-        if isinstance(config, AtariConfig):
+        drawn = isinstance(config, RenderedConfig)
+        if isinstance(config, AtariConfig) or (drawn and not self.pictures):
             raise self._refused(config.id, "it gives pixels")
         with making(config):
-            env = make_env(EnvConfig(config.id, 1, config.kwargs))
+            env = make_env(replace(config, num_envs=1))
         try:
             observation, action = env.observation_spec.get("observation", None), env.action_spec
-            if observation is None or observation.ndim != 1 or not self._fits(action):
+            if observation is None or observation.ndim != (3 if drawn else 1) or not self._fits(action):
                 why = f"its action is {type(action).__name__} of shape {tuple(action.shape)}"
                 raise self._refused(config.id, why)
-            return Spaces(observation.shape[-1], action.shape[-1], action)
+            picture = tuple(observation.shape) if drawn else None
+            return Spaces(observation.shape.numel(), action.shape[-1], action, picture)
         finally:
             env.close()
 
@@ -154,8 +184,8 @@ DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
 #: What SAC and TD3 take.
 BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")
 
-#: What the Dreamer recipes take.
-FLAT = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1")
+#: What dreamer_v3 takes.
+ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)
 
 
 def probe(config: EnvConfig) -> Spaces:

@@ -14,16 +14,12 @@ from rlsync.core.errors import RlsyncError, first_line
 from rlsync.core.whole_file import write_whole
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.filmed import FilmedEnvs, filmed
+from rlsync.workers.envs.rendered import draw_into_memory
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.envs.video import film
 from rlsync.workers.player import Player
 
 _log = logging.getLogger(__name__)
-
-
-def draw_into_memory() -> None:
-    """Let pygame draw without a display, unless the user has named one of its drivers."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def video_of_version(folder: Path, version: int) -> Path:

@@ -47,6 +47,7 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     parts = {
         "env": recipe_config.EnvConfig,
         "atari": recipe_config.AtariConfig,
+        "rendered": recipe_config.RenderedConfig,
         "collector": recipe_config.CollectorConfig,
         "cluster": recipe_config.ClusterConfig,
         "sync": recipe_config.SyncConfig,

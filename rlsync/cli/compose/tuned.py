@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlsync.cli.compose import shipped
 from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED
-from rlsync.recipes.config import Config, EnvConfig
+from rlsync.recipes.config import Config, EnvConfig, RenderedConfig
 
 #: The file that was chosen in each config group.
 Choices = Mapping[str, Any]
@@ -30,7 +30,8 @@ def fitting(config: DictConfig, options: Collection[str], id_of: Callable[[str],
     """The tuned settings for a config's recipe and environment.
 
     Those named ``RECIPE_ENV`` fit if the config's id is the one in the file ``env/ENV``. Else those named
-    ``RECIPE_KIND`` fit, where the kind is :attr:`EnvConfig.kind`.
+    ``RECIPE_KIND`` fit, where the kind is :attr:`EnvConfig.kind`. An environment and its picture have one id,
+    and are different tasks: files for pictures have names that begin with ``rendered``.
 
     Args:
         config: composed, with the node ``hydra``.
@@ -44,12 +45,14 @@ def fitting(config: DictConfig, options: Collection[str], id_of: Callable[[str],
     recipe, chosen = choices.get(RECIPE), choices.get(ENV)
     if chosen and f"{recipe}_{chosen}" in options and id_of(chosen) in (None, "", name):
         return f"{recipe}_{chosen}"
+    found = OmegaConf.get_type(config, ENV)
+    kind = found.kind if isinstance(found, type) and issubclass(found, EnvConfig) else ""
     for option in options:
         env = option.removeprefix(f"{recipe}_")
-        if env != option and name and id_of(env) == name:
+        alike = env.startswith(RenderedConfig.kind) == (kind == RenderedConfig.kind)
+        if env != option and name and alike and id_of(env) == name:
             return option
-    kind = OmegaConf.get_type(config, ENV)
-    general = f"{recipe}_{kind.kind}" if isinstance(kind, type) and issubclass(kind, EnvConfig) else ""
+    general = f"{recipe}_{kind}"
     return general if general in options else None
 
 

@@ -23,7 +23,6 @@ from rlsync.recipes.dreamer.open_loop import OpenLoop
 from rlsync.recipes.dreamer.rows import NumberRows
 from rlsync.recipes.dreamer.sequences import Sequences
 from rlsync.recipes.replay import building
-from rlsync.recipes.run_files import IMAGINATION
 from rlsync.recipes.spaces import Spaces, make_env
 from rlsync.torchrl_plugin.dreamer.parts import parts_of_losses
 
@@ -88,8 +87,8 @@ def make_trainer(
     memory.register(trainer)
     building.hold_pace(trainer, config, recipe, optimizer)
     if recipe.open_loop.every_frames:
-        file = None if config.run_dir is None else Path(config.run_dir) / IMAGINATION
+        run = None if config.run_dir is None else Path(config.run_dir)
         prior = parts_of_losses({"": loss}).rollout.module.rssm_prior.module
         model = loss.model_loss.world_model
-        OpenLoop(recipe.open_loop, model, prior, memory.some, file).register(trainer)
+        OpenLoop(recipe.open_loop, model, prior, memory.some, run).register(trainer)
     return trainer

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, at_least, fraction, kept, not_below_zero, one_of
-from rlsync.recipes.config import Config
+from rlsync.recipes.config import Config, RenderedConfig
 from rlsync.recipes.replay.config import BUFFER, PaceConfig, ReplayConfig
+
+#: The image encoder of DreamerV3 makes a picture smaller by this factor.
+SHRINKS_BY = 16
 
 _SIZES = "the checkpoint has networks of that size"
 
@@ -89,11 +93,29 @@ class DreamerV3Config(DreamerConfig):
     clip_norm: float = above_zero(0.3)
     categoricals: int = kept(above_zero(8), _SIZES)
     classes: int = kept(above_zero(8), _SIZES)
+    channels: int = kept(above_zero(8), _SIZES)
     unimix: float = fraction(0.01)
     bins: int = kept(at_least(2, 255), _SIZES)
     entropy: float = not_below_zero(3e-4)
     tau: float = fraction(0.02)
     warmup_steps: int = not_below_zero(0)
+
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        """See :meth:`RecipeConfig.errors`."""
+        yield from super().errors(config)
+        if isinstance(env := config.env, RenderedConfig):
+            if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
+                yield ConfigError(
+                    f"the encoder cannot halve a picture of {env.img_height} x {env.img_width} four times",
+                    "env.img_height, env.img_width",
+                    f"give multiples of {SHRINKS_BY}, like 64",
+                )
+            if self.open_loop.every_frames and config.run_dir and find_spec("PIL") is None:
+                yield ConfigError(
+                    "pillow is not installed, which writes the pictures that the model imagines",
+                    "recipe.open_loop.every_frames",
+                    "pip install 'rlsync[video]', or give 0",
+                )
 
 
 @dataclass

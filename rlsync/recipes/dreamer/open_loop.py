@@ -15,6 +15,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes.dreamer.common import REPLAYED
 from rlsync.recipes.dreamer.config import OpenLoopConfig
+from rlsync.recipes.run_files import IMAGINATION, IMAGINED_PICTURES
 from rlsync.workers.devices import CPU
 
 _SEQUENCES = 16
@@ -25,11 +26,13 @@ class OpenLoop:
 
     The model sees the first rows of a sequence. From then on it is told the actions alone ("open loop"), and
     its decoder says what it expects to see. Errors are in units of the spread of the observations: 1 is as
-    bad as saying their mean.
+    bad as saying their mean. Each number of a vector has a spread of its own; all of a picture have one,
+    because most of its pixels never change.
 
     Logs ``imagination/error_first`` and ``imagination/error_last``, of the first and of the last imagined
     step, and ``imagination/still``: the error in that last step of somebody who says that nothing changes.
-    One sequence is written to a file, as numbers to draw: what was imagined and what was real.
+    One sequence is written to the run's folder: what was imagined and what was real, as numbers to draw, or
+    as a picture with the real one above the imagined one at each step.
 
     It keeps nothing in checkpoints, and leaves torch's random numbers as they were.
 
@@ -38,7 +41,7 @@ class OpenLoop:
         world_model: with the recurrent model, which observes, and a decoder.
         prior: makes the next state of a state and an action; its last two results are state and belief.
         draw: gives so many sequences of so many rows, as the loss takes them.
-        file: to which the sequence is appended; None: nowhere.
+        run: the folder that the sequence is written to; None: nowhere.
     """
 
     def __init__(
@@ -47,14 +50,14 @@ class OpenLoop:
         world_model: TensorDictModuleBase,
         prior: nn.Module,
         draw: Callable[[int, int], TensorDictBase],
-        file: Path | None,
+        run: Path | None,
     ) -> None:
         self._config = config
         self._world_model = world_model
         self._decoder = decoder_of(world_model)
         self._prior = prior
         self._draw = draw
-        self._file = file
+        self._run = run
         self._next = config.every_frames
 
     def register(self, trainer: Trainer) -> None:
@@ -70,11 +73,15 @@ class OpenLoop:
         drawing = torch.random.fork_rng([] if device == CPU else [device], device_type=device.type)
         with torch.no_grad(), drawing:
             real, imagined = self.imagine()
-        spread = real.reshape(-1, real.shape[-1]).std(0).clamp_min(1e-6)
+        each = real.flatten(0, 1)
+        drawn = each.ndim > 2
+        spread = (each.var(0).mean() if drawn else each.var(0)).sqrt().clamp_min(1e-6)
         ahead = slice(self._config.seen, None)
-        error = ((imagined - real[:, ahead]) / spread).square().mean((0, 2)).sqrt()
+        error = ((imagined - real[:, ahead]) / spread).square().transpose(0, 1).flatten(1).mean(1).sqrt()
         still = (real[:, -1] - real[:, self._config.seen - 1]) / spread
-        self._write(frames, real[0, ahead], imagined[0])
+        if self._run is not None:
+            write = _draw if drawn else _write
+            write(self._run, frames, real[0, ahead].cpu(), imagined[0].cpu())
         return {
             "imagination/error_first": float(error[0]),
             "imagination/error_last": float(error[-1]),
@@ -82,10 +89,15 @@ class OpenLoop:
         }
 
     def imagine(self) -> tuple[Tensor, Tensor]:
-        """Real observations ``[sequences, rows, features]``, and imagined ones of the rows not seen."""
+        """Real observations ``[sequences, rows, *observation]``, and imagined ones of the rows not seen.
+
+        Pixels are numbers from 0 to 1.
+        """
         seen, ahead = self._config.seen, self._config.ahead
         rows = self._draw(_SEQUENCES, seen + ahead)
         real = rows["next", "observation"]
+        if real.dtype is torch.uint8:
+            real = real.to(torch.float32) / 255
         known = self._world_model(rows[:, :seen].clone())
         state, belief = (known[key][:, -1] for key in REPLAYED)
         imagined = []
@@ -97,17 +109,28 @@ class OpenLoop:
             imagined.append(expected["next", "reco_pixels"].reshape(real[:, row].shape))
         return real, torch.stack(imagined, 1)
 
-    def _write(self, frames: int, real: Tensor, imagined: Tensor) -> None:
-        if self._file is None:
-            return
-        begins = not self._file.exists()
-        with self._file.open("a", newline="") as file:
-            lines = csv.writer(file)
-            if begins:
-                lines.writerow(["frames", "step", "number", "real", "imagined"])
-            for step, (was, expected) in enumerate(zip(real.tolist(), imagined.tolist(), strict=True), 1):
-                for number, pair in enumerate(zip(was, expected, strict=True)):
-                    lines.writerow([frames, step, number, *(f"{value:.6g}" for value in pair)])
+
+def _write(run: Path, frames: int, real: Tensor, imagined: Tensor) -> None:
+    """Append a sequence ``[rows, features]`` as numbers."""
+    begins = not (run / IMAGINATION).exists()
+    with (run / IMAGINATION).open("a", newline="") as file:
+        lines = csv.writer(file)
+        if begins:
+            lines.writerow(["frames", "step", "number", "real", "imagined"])
+        for step, (was, expected) in enumerate(zip(real.tolist(), imagined.tolist(), strict=True), 1):
+            for number, pair in enumerate(zip(was, expected, strict=True)):
+                lines.writerow([frames, step, number, *(f"{value:.6g}" for value in pair)])
+
+
+def _draw(run: Path, frames: int, real: Tensor, imagined: Tensor) -> None:
+    """Write a sequence ``[rows, channels, height, width]`` as one picture: real above, imagined below."""
+    from PIL import Image  # the settings of a recipe are refused where it is missing
+
+    folder = run / IMAGINED_PICTURES
+    folder.mkdir(exist_ok=True)
+    both = torch.stack([real, imagined]).clamp(0, 1).mul(255).round().to(torch.uint8)
+    shown = both.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # [2 x height, rows x width, channels]
+    Image.fromarray(shown.numpy()).save(folder / f"frames_{frames:08d}.png")
 
 
 def decoder_of(world_model: nn.Module) -> TensorDictModuleBase:

@@ -18,7 +18,7 @@ from rlsync.recipes.dreamer.config import DreamerV3Config
 from rlsync.recipes.dreamer.v3_networks import make_loss
 from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.registry import Recipe
-from rlsync.recipes.spaces import FLAT, Spaces
+from rlsync.recipes.spaces import ANY, Spaces
 
 
 def build(config: Config, spaces: Spaces | None = None) -> Trainer:
@@ -34,7 +34,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
         ConfigError: a value, the environment or the kind of recipe does not fit.
         SyncMapError: the sync map cannot be carried out.
     """
-    recipe, spaces = FLAT.checked(config, DreamerV3Config, spaces)
+    recipe, spaces = ANY.checked(config, DreamerV3Config, spaces)
     parts.seed_everything(config.seed)
     loss = make_loss(recipe, spaces, learner_device(config))
     acting = loss.actor_network
@@ -60,4 +60,4 @@ def player(config: Config, spaces: Spaces, deterministic: bool) -> CheckpointPla
     return parts.policy_player(config, acting, spaces, deterministic=deterministic)
 
 
-RECIPE = Recipe("dreamer_v3", DreamerV3Config, FLAT.probe, build, player)
+RECIPE = Recipe("dreamer_v3", DreamerV3Config, ANY.probe, build, player)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torchrl.data import OneHot
 from torchrl.modules import (
     DreamerV3DiscreteActor,
+    DreamerV3ImageDecoder,
+    DreamerV3ImageEncoder,
     DreamerV3MLP,
     RSSMPosteriorV3,
     RSSMPriorV3,
@@ -68,7 +70,7 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
     def head(outputs: int, outscale: float = 1.0) -> DreamerV3MLP:
         return DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
 
-    encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
+    encoder, embedding, decoder = make_eyes(recipe, spaces, features)
     prior = RSSMPriorV3(
         action_shape=(spaces.actions,),
         action_dim=spaces.actions,
@@ -77,8 +79,8 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         prior_num_layers=1,
         **sizes,
     )
-    posterior = RSSMPosteriorV3(obs_embed_dim=recipe.cells, use_rms_norm=True, **sizes)
-    decoder, ends = head(spaces.features), head(1)
+    posterior = RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
+    ends = head(1)
     reward, value = head(recipe.bins, 0.0), head(recipe.bins, 0.0)
     actor = make_actor(recipe, spaces, features)
     mean = SymExpTwoHot(recipe.bins)  # of what a head of bins says
@@ -109,6 +111,7 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         free_bits=recipe.free_nats,
         num_reward_bins=recipe.bins,
         detach_output=False,
+        reco_symlog=spaces.picture is None,  # pixels are compared as they are, from 0 to 1
     )
     model_loss.set_keys(pixels="observation")
     imagined = imagined_env(
@@ -160,6 +163,25 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
     )
     let_act(loss, acting, recipe)
     return loss
+
+
+def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
+    """What reads an observation, how many numbers it makes of it, and what says which one to expect.
+
+    Pictures stay uint8 until they are used: the encoder and the loss of TorchRL make numbers from 0 to 1 of
+    them. So players and learner convert them alike.
+
+    Args:
+        recipe: sizes.
+        spaces: of the environment.
+        features: numbers in a state, of which the decoder reads an observation.
+    """
+    if spaces.picture is None:
+        encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
+        return encoder, recipe.cells, DreamerV3MLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
+    eye = DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
+    decoder = DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
+    return eye, eye.output_features(spaces.picture), decoder
 
 
 def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> ProbabilisticTensorDictSequential:

@@ -42,6 +42,17 @@ class GymnasiumEnvs:
     options: Mapping[str, Any] = field(default_factory=dict)
     vectorized: bool = False
 
+    def vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
+        """These environments as one, which resets in the step that ends an episode.
+
+        Args:
+            num_envs: how many.
+        """
+        if self.vectorized:
+            return gymnasium.make_vec(self.id, num_envs, "vector_entry_point", **self.options)
+        how = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        return gymnasium.make_vec(self.id, num_envs, "sync", vector_kwargs=how, **self.options)
+
 
 #: Options of ale-py's vector environment that would make reported returns something else than those of games,
 #: and what to do in their place.
@@ -167,7 +178,7 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
         case AtariEnvs():
             envs: Envs = AleEnvs(spec.game, num_envs, spec.ale_options(), spec.life_loss_ends_episode)
         case GymnasiumEnvs():
-            envs = VectorEnvs(_make_vec(spec, num_envs), spec.id)
+            envs = VectorEnvs(spec.vector(num_envs), spec.id)
         case TorchRLEnvs():
             from rlsync.workers.envs.serial import SerialEnvs
 
@@ -175,10 +186,3 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
     if seed is not None:
         envs.reset(seed)
     return envs
-
-
-def _make_vec(spec: GymnasiumEnvs, num_envs: int) -> VectorEnv[Any, Any, Any]:
-    if spec.vectorized:
-        return gymnasium.make_vec(spec.id, num_envs, "vector_entry_point", **spec.options)
-    how = {"autoreset_mode": AutoresetMode.SAME_STEP}
-    return gymnasium.make_vec(spec.id, num_envs, "sync", vector_kwargs=how, **spec.options)

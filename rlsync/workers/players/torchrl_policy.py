@@ -25,7 +25,7 @@ class PolicyPlayer(Player):
     Args:
         policy: the policy.
         actions: what it chooses from.
-        observation_shape: of one observation.
+        observation_shape, observation_dtype: of one observation.
         deterministic: take the likeliest action; otherwise draw one, if the policy draws at all.
         begins: what the policy carries from step to step, by key, as it is at the first step of an episode in
             one environment.
@@ -37,12 +37,14 @@ class PolicyPlayer(Player):
         actions: ActionSpec,
         observation_shape: tuple[int, ...],
         *,
+        observation_dtype: torch.dtype = torch.float32,
         deterministic: bool = False,
         begins: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._policy = policy
         self._actions = actions
         self._observation_shape = tuple(observation_shape)
+        self._observation_dtype = observation_dtype
         self._begins = dict(begins or {})
         self._exploration = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
 
@@ -60,7 +62,7 @@ class PolicyPlayer(Player):
 
     @property
     def observation_dtype(self) -> torch.dtype:
-        return torch.float32
+        return self._observation_dtype
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
         torch.manual_seed(generator.initial_seed())
