@@ -16,7 +16,10 @@ from rlsync.recipes.registry import installed_config_folders
 RECIPE, ENV, TUNED, CLUSTER = "recipe", "env", "tuned", "cluster"
 
 #: An environment of each kind that settings are tuned for; see ``EnvConfig.kind``.
-_OF_A_KIND = {"pixels": [f"{ENV}=atari", f"{ENV}.id=ALE/Breakout-v5"]}
+_OF_A_KIND = {
+    "pixels": [f"{ENV}=atari", f"{ENV}.id=ALE/Breakout-v5"],
+    "rendered": [f"{ENV}=rendered", f"{ENV}.id=Acrobot-v1"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +112,17 @@ def companions(config: Shipped) -> list[list[str]]:
         for recipe in all_groups[RECIPE]
         for name, words in envs.items()
     }
+    names = [config.name]
+    if config.group == ENV:  # what is tuned for a kind is also for a file that builds on that kind's
+        names += [str(base) for base in OmegaConf.select(OmegaConf.load(config.path), "defaults", default=[])]
+    chosen_by = {f"{config.group}={name}" for name in names}
     found = []
     for tuned in all_groups[TUNED]:
         recipe, env = pairs.get(tuned.name, ("", []))
         itself = f"{config.group}={config.name}"
         if config == tuned:
             found.append([word for word in (recipe, *env) if word])
-        elif itself in env:
+        elif chosen_by & {*env} and [recipe] not in found:
             found.append([recipe])
         elif itself == recipe:
             found.append([*env, f"{TUNED}={tuned.name}"])

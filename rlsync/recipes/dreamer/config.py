@@ -110,7 +110,7 @@ class DreamerV3Config(DreamerConfig):
                     "env.img_height, env.img_width",
                     f"give multiples of {SHRINKS_BY}, like 64",
                 )
-            if self.open_loop.every_frames and config.run_dir and find_spec("PIL") is None:
+            if self.open_loop.every_frames and find_spec("PIL") is None:
                 yield ConfigError(
                     "pillow is not installed, which writes the pictures that the model imagines",
                     "recipe.open_loop.every_frames",

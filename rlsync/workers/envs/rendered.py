@@ -43,9 +43,8 @@ class RenderedEnvs(GymnasiumEnvs):
         ConfigError: by :meth:`make`; the environment cannot be drawn, or has nothing where the crop is.
 
     Example:
-        >>> envs = RenderedEnvs("CartPole-v1", crop=(160, 320, 0, 600))
-        >>> envs.make().observation_space.shape  # doctest: +SKIP
-        (3, 64, 64)
+        >>> RenderedEnvs("CartPole-v1", frameskip=2).img_height
+        64
     """
 
     img_height: int = 64
