@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.envs import EnvBase
 
 from rlsync import BoardScheme, Forkserver
@@ -20,6 +20,7 @@ from rlsync.recipes.device_config import learner_device, worker_devices
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.off_policy.ladder import env_makers
 from rlsync.recipes.spaces import Spaces, make_env, making, naming_env, probe
+from rlsync.torchrl_plugin import compat
 from rlsync.workers.devices import CPU
 
 _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
@@ -92,7 +93,7 @@ def _stock_collector(
     if settings.kind == IN_PROCESS:
         devices = {name: each[0] for name, each in _devices([learner_device(config)]).items()}
         with making(config.env):
-            return Collector(makers[0], acting, **common, **devices, track_policy_version=True)
+            return compat.SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
     adopt: Any = settings.adopt
     board = BoardScheme(adopt, start_timeout_s=settings.start_timeout_s)
     with naming_env(config.env), Forkserver(preload=[__name__]):

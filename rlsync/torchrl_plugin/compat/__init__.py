@@ -33,6 +33,7 @@ from rlsync.torchrl_plugin.compat.checkpoints import (
     replace_component,
 )
 from rlsync.torchrl_plugin.compat.collectors import (
+    SeededCollector,
     acts_ahead,
     after_load_state_dict,
     around_env_makers,
@@ -128,6 +129,7 @@ from rlsync.torchrl_plugin.compat.trainers import (
 from rlsync.torchrl_plugin.compat.worker_process import make_room_for_the_stamp
 
 __all__ = [
+    "SeededCollector",
     "ActorWorkers",
     "AsyncBatchedCollector",
     "Collector",

@@ -23,6 +23,21 @@ from rlsync.torchrl_plugin.compat.distributed import (
 )
 
 
+class SeededCollector(Collector):
+    """A ``Collector`` whose first frame is one of the environment that was seeded.
+
+    TorchRL 0.14.1 resets the environment when the collector is made, and once more to seed it, but goes on
+    from the observation of the first reset: the first action answers it, and its result belongs to another
+    state. Collectors with worker processes reset after a seed. Remove this class when ``set_seed`` does.
+    """
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """See :meth:`torchrl.collectors.Collector.set_seed`."""
+        last = super().set_seed(seed, static_seed)
+        self.reset()
+        return last
+
+
 def has_own_policy_template(collector: MultiCollector) -> bool:
     """Whether the workers' policy is built from ``collector.policy``, and not by a policy_factory."""
     return collector.policy is not None and not any(collector.policy_factory)
