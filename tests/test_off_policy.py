@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.testing import assert_close
 from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
@@ -21,10 +23,12 @@ from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RouteConfi
 from rlsync.recipes.evaluate_checkpoint import load_best
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.hooks import EpisodeReturns, KeepPace
+from rlsync.recipes.off_policy import sac, td3
 from rlsync.recipes.off_policy.config import DQNConfig, OffPolicyConfig, PaceConfig, SACConfig, TD3Config
 from rlsync.recipes.off_policy.memory import with_n_step_returns
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
+from rlsync.recipes.spaces import BOX
 from rlsync.recipes.timeline import Iteration, iterations
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.last_checkpoint import save_before_the_end
@@ -86,6 +90,19 @@ def parameters(trainer: Trainer, name: str) -> dict[str, torch.Tensor]:
             if value.requires_grad:  # not the bounds of the actions
                 found[f"{part}.{key}"] = value.detach().clone()
     return found
+
+
+# -------------------------------------------------------------------------------- initial weights
+
+
+@pytest.mark.parametrize("recipe", [sac, td3])
+def test_two_critics_differ_and_each_has_the_orthogonal_weights_of_its_network(recipe: ModuleType) -> None:
+    name = recipe.RECIPE.name
+    loss = recipe.make_loss(SETTINGS[name](hidden=[16, 16]), BOX.probe(EnvConfig("Pendulum-v1")))
+    first, second = loss.qvalue_network_params["module", "2", "weight"].detach()
+    for weight in (first, second):
+        assert_close(weight @ weight.T, 2 * torch.eye(16))
+    assert not torch.allclose(first, second)
 
 
 # -------------------------------------------------------------------------------------- training

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn, optim
 from torchrl.collectors import BaseCollector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.modules import ValueOperator
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper, TargetNetUpdaterHook, Trainer
@@ -13,7 +15,7 @@ from torchrl.trainers import OptimizationStepper, TargetNetUpdaterHook, Trainer
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.off_policy.config import OffPolicyConfig
+from rlsync.recipes.off_policy.config import OffPolicyConfig, SACConfig, TD3Config
 from rlsync.recipes.off_policy.memory import Memory
 from rlsync.recipes.off_policy.normalize import Normalize, Standardized
 from rlsync.recipes.off_policy.prioritized import PrioritizedRows
@@ -24,6 +26,21 @@ from rlsync.recipes.spaces import Spaces
 def relu_mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float = 1.0) -> nn.Module:
     """The network of these recipes: ReLU, orthogonal weights."""
     return parts.mlp(features, outputs, hidden, last_gain=last_gain, activation=nn.ReLU)
+
+
+def twin_critics(recipe: SACConfig | TD3Config, spaces: Spaces, device: torch.device) -> list[ValueOperator]:
+    """Two critics of an observation and an action, each with initial weights of its own, on a device.
+
+    A loss that is given one critic to double draws the weights of both anew, each uniformly between the
+    smallest and the largest weight of its tensor. That widens every distribution but a uniform one.
+    """
+    return [
+        ValueOperator(
+            seeing(recipe, spaces, relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden)),
+            in_keys=["observation", "action"],
+        ).to(device)
+        for _ in range(2)
+    ]
 
 
 def seeing(recipe: OffPolicyConfig, spaces: Spaces, net: nn.Module) -> nn.Module:

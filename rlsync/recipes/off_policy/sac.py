@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn, optim
-from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate
 from torchrl.trainers import Trainer
 
@@ -17,7 +17,7 @@ from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations
-from rlsync.recipes.off_policy.building import make_trainer, relu_mlp, seeing
+from rlsync.recipes.off_policy.building import make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.off_policy.config import SACConfig
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import BOX, Spaces
@@ -70,11 +70,9 @@ def make_loss(recipe: SACConfig, spaces: Spaces, device: torch.device = CPU) -> 
         distribution_class=TanhNormal,
         distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
     )
-    value_net = relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden)
-    critic = ValueOperator(seeing(recipe, spaces, value_net), in_keys=["observation", "action"])
     loss = SACLoss(
         actor.to(device),
-        critic.to(device),
+        twin_critics(recipe, spaces, device),
         num_qvalue_nets=2,
         alpha_init=recipe.alpha_init,
         action_spec=spaces.action_spec,

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn, optim
-from torchrl.modules import AdditiveGaussianModule, TanhModule, ValueOperator
+from torchrl.modules import AdditiveGaussianModule, TanhModule
 from torchrl.objectives import SoftUpdate, TD3Loss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
@@ -19,7 +19,7 @@ from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations
-from rlsync.recipes.off_policy.building import make_trainer, relu_mlp, seeing
+from rlsync.recipes.off_policy.building import make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.off_policy.config import TD3Config
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.spaces import BOX, Spaces
@@ -85,11 +85,9 @@ def make_loss(recipe: TD3Config, spaces: Spaces, device: torch.device = CPU) -> 
         TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
-    value_net = relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden)
-    critic = ValueOperator(seeing(recipe, spaces, value_net), in_keys=["observation", "action"])
     loss = TD3Loss(
         actor.to(device),
-        critic.to(device),
+        twin_critics(recipe, spaces, device),
         num_qvalue_nets=2,
         action_spec=spaces.action_spec,
         policy_noise=recipe.target_noise * spaces.half_range(),
