@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
 def _drawn(file: Path, configs: list[Config], plans: list[Timeline]) -> bool:
     """Draw the plans of all jobs; whether the file could be written."""
     picture = _picture()
-    titles = [f"plan of {config.recipe.name} on {config.env.id}" for config in configs]
+    titles = [_title(config) for config in configs]
     figure = picture.draw(titles, plans)
     try:
         figure.savefig(file)
@@ -130,8 +130,11 @@ def as_text(config: Config, plan: Timeline) -> str:
         ("end", f"{plan.frames:,} frames, {plan.updates:,} updates, ratio {plan.ratio:g}"),
     ]
     wide = max(len(name) for name, _ in rows) + 4
-    head = f"plan of {config.recipe.name} on {config.env.id}"
-    return "\n".join([head, *(f"  {name:<{wide}}{text}" for name, text in rows)])
+    return "\n".join([_title(config), *(f"  {name:<{wide}}{text}" for name, text in rows)])
+
+
+def _title(config: Config) -> str:
+    return f"plan of {config.recipe.name} on {config.env.facts()}"
 
 
 def _phase(phase: Phase, frames_per_batch: int) -> tuple[str, str]:
