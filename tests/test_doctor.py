@@ -534,7 +534,7 @@ def test_a_package_that_is_needed_and_not_installed_fails(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     said = {finding.what: finding for finding in doctor_packages.packages()}
-    assert said["gymnasium"] == Finding("fail", "gymnasium", "not installed", "pip install 'gymnasium>=1.0'")
+    assert said["gymnasium"] == Finding("fail", "gymnasium", "not installed", "pip install 'gymnasium>=1.1'")
     assert "ale-py" not in said
 
 

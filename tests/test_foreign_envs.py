@@ -7,7 +7,9 @@ import re
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
+from gymnasium.envs.registration import EnvSpec
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.recipes.env_config import EnvConfig
@@ -158,9 +160,10 @@ def test_an_environment_that_raises_in_the_check_is_a_config_error(monkeypatch: 
     def fails(*_: object, **__: object) -> None:
         raise OSError("no display")
 
-    monkeypatch.setattr("rlsync.recipes.spaces.GymEnv", fails)
-    with pytest.raises(ConfigError, match="cannot make the environment 'CartPole-v1': OSError: no display"):
-        DISCRETE.probe(EnvConfig())
+    broken = EnvSpec("Broken-v0", entry_point=fails)
+    monkeypatch.setitem(gymnasium.registry, broken.id, broken)
+    with pytest.raises(ConfigError, match="cannot make the environment 'Broken-v0': OSError: no display"):
+        DISCRETE.probe(EnvConfig(broken.id))
 
 
 def test_a_log_that_the_learner_has_closed_changes_no_other_file(

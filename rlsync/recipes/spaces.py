@@ -10,14 +10,14 @@ from typing import Literal, TypeVar
 
 import gymnasium
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torchrl.data import Bounded, OneHot, TensorSpec
-from torchrl.envs import EnvBase, GymEnv, GymWrapper, RewardSum, SerialEnv, TransformedEnv
+from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
 from rlsync.recipes.config import Config, RecipeConfig, check
 from rlsync.recipes.env_config import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
-from rlsync.workers.envs.rendered import RenderedEnvs
 
 Settings = TypeVar("Settings", bound=RecipeConfig)
 
@@ -29,14 +29,14 @@ def make_env(config: EnvConfig) -> EnvBase:
 
 def _made(config: EnvConfig) -> EnvBase:
     if isinstance(config, RenderedConfig):
-        one = partial(_drawn, config.spec())
-        return SerialEnv(config.num_envs, one) if config.num_envs > 1 else one()
-    batch = {"num_envs": config.num_envs} if config.num_envs > 1 else {}
-    return GymEnv(config.id, **batch, **config.kwargs)
-
-
-def _drawn(spec: RenderedEnvs) -> EnvBase:
-    return GymWrapper(spec.make())
+        one = config.spec().make
+    else:
+        one = partial(gymnasium.make, config.id, **{"disable_env_checker": True, **config.kwargs})
+    if config.num_envs == 1:
+        return GymWrapper(one())
+    # TorchRL's GymEnv(num_envs=...) resets in the step after an episode: its last observation is lost, and a
+    # step that was none comes between two episodes. Here TorchRL resets each environment itself.
+    return GymWrapper(SyncVectorEnv([one] * config.num_envs, autoreset_mode=AutoresetMode.DISABLED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.envs import GymEnv
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from torchrl.weight_update._mp import MPTransport
 
@@ -295,3 +296,18 @@ def test_fault_21_running_out_of_descriptors_is_reported_as_an_empty_queue(
     process.kill()
     process.join()
     still_happens(21, kind is queue.Empty and "Too many open files" not in message, BOARD)
+
+
+def test_fault_50_several_environments_in_one_lose_the_last_observation_and_add_a_step_between_episodes() -> (
+    None
+):
+    """GymEnv(num_envs=...) leaves gymnasium's vector environment on resets in the step after an episode."""
+    env = GymEnv("CartPole-v1", num_envs=2)
+    try:
+        frames = env.rollout(60, break_when_any_done=False)[0]
+    finally:
+        env.close()
+    end = int(frames["next", "done"].flatten().nonzero()[0])
+    lost = not frames["next", "observation"][end].any()
+    no_step = float(frames["next", "reward"][end + 1]) == 0.0
+    still_happens(50, lost and no_step, "rlsync/recipes/spaces.py (make_env)")

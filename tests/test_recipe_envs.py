@@ -1,0 +1,74 @@
+"""The environments of recipes on TorchRL's collectors: one or several in a worker make gymnasium's frames."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rlsync.recipes.env_config import EnvConfig, RenderedConfig
+from rlsync.recipes.spaces import make_env
+
+SEED, STEPS = 5, 60
+
+
+def rollout(config: EnvConfig) -> TensorDict:
+    """Frames ``[num_envs, STEPS]`` of random actions, over the ends of episodes."""
+    torch.manual_seed(SEED)
+    env = make_env(config)
+    try:
+        env.set_seed(SEED)
+        frames = env.rollout(STEPS, break_when_any_done=False)
+    finally:
+        env.close(raise_if_closed=False)
+    return frames if frames.ndim == 2 else frames.unsqueeze(0)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_each_environment_of_a_worker_makes_the_frames_of_one_that_gymnasium_made(num_envs: int) -> None:
+    batch = rollout(EnvConfig("CartPole-v1", num_envs, {"max_episode_steps": 15}))
+    assert batch["next", "truncated"].any()
+    assert batch["next", "terminated"].any()
+    for frames in batch:
+        alone = gymnasium.make("CartPole-v1", max_episode_steps=15)
+        assert frames["next", "done"].sum() >= 3
+        length = 0
+        for frame in frames:
+            if length == 0:  # a first observation is drawn; what follows from it is not
+                alone.reset()
+                alone.unwrapped.state = frame["observation"].double().numpy()
+            observation, reward, terminated, truncated, _ = alone.step(int(frame["action"].argmax()))
+            length += 1
+            torch.testing.assert_close(frame["next", "observation"], torch.as_tensor(observation))
+            assert float(frame["next", "reward"]) == reward
+            assert bool(frame["next", "terminated"]) == terminated
+            assert bool(frame["next", "truncated"]) == truncated
+            assert float(frame["next", "reward_sum"]) == length
+            length = 0 if terminated or truncated else length
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EnvConfig("CartPole-v1", 1),
+        EnvConfig("CartPole-v1", 3),
+        EnvConfig("Pendulum-v1", 2, {"max_episode_steps": 20}),
+        RenderedConfig("CartPole-v1", 2, frameskip=2, img_height=32, img_width=32),
+    ],
+    ids=str,
+)
+def test_a_frame_begins_where_the_one_before_it_ended_or_with_a_new_episode(config: EnvConfig) -> None:
+    frames = rollout(config)
+    ends = frames["next", "done"][:, :-1, 0]
+    assert ends.any()
+    goes_on = (frames["next", "observation"][:, :-1] == frames["observation"][:, 1:]).flatten(2).all(-1)
+    assert torch.equal(goes_on, ~ends)
+
+
+@pytest.mark.parametrize("num_envs", [2, 3])
+def test_the_environments_of_a_worker_have_seeds_of_their_own(num_envs: int) -> None:
+    config = EnvConfig("Pendulum-v1", num_envs)
+    first = rollout(config)["observation"][:, 0]
+    assert len(first.unique(dim=0)) == num_envs
+    assert torch.equal(first, rollout(config)["observation"][:, 0])
