@@ -17,7 +17,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.ended import begin
 from rlsync.cli.resume import load
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.plan import Verdict
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RouteConfig, SyncConfig
 from rlsync.recipes.evaluate_checkpoint import load_best
@@ -232,6 +232,16 @@ def test_a_resumed_run_does_not_play_the_episodes_of_the_run_before_again(name: 
     seen = again.replay_buffer[:]["observation"]
     assert len(seen) == 384
     assert len(seen.unique(dim=0)) == 384, "an observation of a CartPole or a Pendulum never comes twice"
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_worker_that_is_killed_before_a_checkpoint_is_loaded_is_told_as_that(tmp_path: Path) -> None:
+    trained(built(small("sac", run_dir=tmp_path)))
+    again = built(small("sac"))
+    os.kill(again.collector.procs[0].pid, signal.SIGKILL)
+    with pytest.raises(WorkerLost, match="killed by SIGKILL"):
+        load(again, tmp_path / CHECKPOINT)
+    again.collector.shutdown()
 
 
 @pytest.mark.usefixtures("fork_workers")

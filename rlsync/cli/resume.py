@@ -178,7 +178,7 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
     try:
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
-        if isinstance(error.__cause__, ConfigError):  # a part of the checkpoint that tells its own cure
+        if isinstance(error.__cause__, RlsyncError):  # it tells its own cure: a part, or a worker that died
             raise error.__cause__ from error
         raise _misfit(error, checkpoint, changed or []) from error
     finally:
