@@ -17,8 +17,8 @@ from rlsync.recipes.config import Config
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
 
-#: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
-_POLICY, _PROGRESS = "policy", "trainer_state"
+#: Components of a trainer's checkpoint: the policy's weights, all networks' weights, and TorchRL's counters.
+_POLICY, _LOSS, _PROGRESS = "policy", "loss_module", "trainer_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,13 @@ class _Progress:
 
 
 def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> ConfigError:
-    lines = str(error).strip().splitlines()
-    what = " ".join(line.strip() for line in lines[:2])  # torch names the tensor in the second line
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    lines = str(root).strip().splitlines()[:2]  # torch names the tensor in the second line
+    what = " ".join(line.strip() for line in lines)
+    if root is not error:  # TorchRL's error prints whole tensordicts after the part's name
+        what = f"{str(error).partition(':')[0]}: {what}"
     cure = f"repeat the overrides of the first run; its {RESOLVED} has them all"
     if changed:
         cure = f"leave out what changes the networks; changed are: {', '.join(map(str, changed))}"
@@ -172,10 +177,14 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
 
     Raises:
         ConfigError: the checkpoint does not fit the trainer.
+        WorkerLost: a worker died before it had its weights.
     """
     settings = Settings(trainer)
     logger, trainer.logger = trainer.logger, None  # it keeps file names, and another kind may be asked for
     try:
+        if _LOSS in Checkpoint.manifest(checkpoint)["components"]:
+            # Before TorchRL gives the weights to the workers: one that cannot take them ends.
+            Checkpoint(**{_LOSS: trainer.loss_module}).load(checkpoint, map_location="cpu")
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
         if isinstance(error.__cause__, RlsyncError):  # it tells its own cure: a part, or a worker that died
