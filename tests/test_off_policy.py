@@ -105,6 +105,19 @@ def test_two_critics_differ_and_each_has_the_orthogonal_weights_of_its_network(r
     assert not torch.allclose(first, second)
 
 
+@pytest.mark.parametrize("recipe", [sac, td3])
+def test_the_initial_weights_can_be_torchs_own_in_all_layers(recipe: ModuleType) -> None:
+    settings = SETTINGS[recipe.RECIPE.name](hidden=[64, 32], initial_weights="torch")
+    loss = recipe.make_loss(settings, BOX.probe(EnvConfig("Pendulum-v1")))
+    found = {key: value.detach() for key, value in loss.named_parameters() if "network" in key}
+    assert len(found) == 2 * (3 + 3)  # three layers; the critics' tensors are stacked
+    for key, weight in found.items():
+        if key.endswith("weight"):
+            bound, bias = weight.shape[-1] ** -0.5, found[key.removesuffix("weight") + "bias"]
+            assert 0.8 * bound < weight.abs().max() <= bound, key
+            assert 0 < bias.abs().min() <= bias.abs().max() <= bound, key
+
+
 # -------------------------------------------------------------------------------------- training
 
 

@@ -15,7 +15,8 @@ from torchrl.trainers import OptimizationStepper, TargetNetUpdaterHook, Trainer
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.off_policy.config import OffPolicyConfig, SACConfig, TD3Config
+from rlsync.recipes.networks import MixedMLP
+from rlsync.recipes.off_policy.config import ActorCriticConfig, OffPolicyConfig
 from rlsync.recipes.off_policy.memory import Memory
 from rlsync.recipes.off_policy.normalize import Normalize, Standardized
 from rlsync.recipes.off_policy.prioritized import PrioritizedRows
@@ -23,12 +24,14 @@ from rlsync.recipes.replay import building
 from rlsync.recipes.spaces import Spaces
 
 
-def relu_mlp(features: int, outputs: int, hidden: list[int], *, last_gain: float = 1.0) -> nn.Module:
-    """The network of these recipes: ReLU, orthogonal weights."""
-    return parts.mlp(features, outputs, hidden, last_gain=last_gain, activation=nn.ReLU)
+def relu_mlp(recipe: ActorCriticConfig, features: int, outputs: int, *, last_gain: float = 1.0) -> nn.Module:
+    """The network of these recipes: ReLU, with the initial weights that the config asks for."""
+    if recipe.initial_weights == "torch":
+        return MixedMLP(features, outputs, num_cells=recipe.hidden, activation_class=nn.ReLU)
+    return parts.mlp(features, outputs, recipe.hidden, last_gain=last_gain, activation=nn.ReLU)
 
 
-def twin_critics(recipe: SACConfig | TD3Config, spaces: Spaces, device: torch.device) -> list[ValueOperator]:
+def twin_critics(recipe: ActorCriticConfig, spaces: Spaces, device: torch.device) -> list[ValueOperator]:
     """Two critics of an observation and an action, each with initial weights of its own, on a device.
 
     A loss that is given one critic to double draws the weights of both anew, each uniformly between the
@@ -36,7 +39,7 @@ def twin_critics(recipe: SACConfig | TD3Config, spaces: Spaces, device: torch.de
     """
     return [
         ValueOperator(
-            seeing(recipe, spaces, relu_mlp(spaces.features + spaces.actions, 1, recipe.hidden)),
+            seeing(recipe, spaces, relu_mlp(recipe, spaces.features + spaces.actions, 1)),
             in_keys=["observation", "action"],
         ).to(device)
         for _ in range(2)

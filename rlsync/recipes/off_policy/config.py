@@ -113,6 +113,7 @@ class ActorCriticConfig(OffPolicyConfig):
     anneal_lr: bool = kept(False, SCHEDULE)
     clip_norm: float = above_zero(1_000.0)
     tau: float = fraction(0.005)
+    initial_weights: str = one_of("orthogonal", "torch")
 
 
 @dataclass

@@ -61,7 +61,7 @@ def make_loss(recipe: SACConfig, spaces: Spaces, device: torch.device = CPU) -> 
     """The loss of an actor, two critics and a temperature, on a device."""
     low, high = spaces.bounds()
     net = nn.Sequential(
-        relu_mlp(spaces.features, 2 * spaces.actions, recipe.hidden, last_gain=0.01), NormalParamExtractor()
+        relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01), NormalParamExtractor()
     )
     actor = ProbabilisticActor(
         TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),

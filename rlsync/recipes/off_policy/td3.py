@@ -80,7 +80,7 @@ def make_noise(recipe: TD3Config, spaces: Spaces) -> AdditiveGaussianModule:
 
 def make_loss(recipe: TD3Config, spaces: Spaces, device: torch.device = CPU) -> TD3Loss:
     """The loss of an actor and two critics, on a device."""
-    net = relu_mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
+    net = relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
     actor = TensorDictSequential(
         TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
