@@ -251,10 +251,12 @@ def test_a_resumed_run_does_not_play_the_episodes_of_the_run_before_again(name: 
 def test_a_worker_that_is_killed_before_a_checkpoint_is_loaded_is_told_as_that(tmp_path: Path) -> None:
     trained(built(small("sac", run_dir=tmp_path)))
     again = built(small("sac"))
-    os.kill(again.collector.procs[0].pid, signal.SIGKILL)
-    with pytest.raises(WorkerLost, match="killed by SIGKILL"):
-        load(again, tmp_path / CHECKPOINT)
-    again.collector.shutdown()
+    try:
+        os.kill(again.collector.procs[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="killed by SIGKILL"):
+            load(again, tmp_path / CHECKPOINT)
+    finally:
+        again.collector.shutdown()
 
 
 @pytest.mark.usefixtures("fork_workers")

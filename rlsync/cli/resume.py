@@ -17,8 +17,8 @@ from rlsync.recipes.config import Config
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
 
-#: Components of a trainer's checkpoint: the policy's weights, all networks' weights, and TorchRL's counters.
-_POLICY, _LOSS, _PROGRESS = "policy", "loss_module", "trainer_state"
+#: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
+_POLICY, _PROGRESS = "policy", "trainer_state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,8 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
     settings = Settings(trainer)
     logger, trainer.logger = trainer.logger, None  # it keeps file names, and another kind may be asked for
     try:
-        if _LOSS in Checkpoint.manifest(checkpoint)["components"]:
-            # Before TorchRL gives the weights to the workers: one that cannot take them ends.
-            Checkpoint(**{_LOSS: trainer.loss_module}).load(checkpoint, map_location="cpu")
+        # Before TorchRL gives the weights to the workers: one that cannot take them ends.
+        Checkpoint(loss_module=trainer.loss_module).load(checkpoint, map_location="cpu")
         trainer.load_from_file(checkpoint)
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
         if isinstance(error.__cause__, RlsyncError):  # it tells its own cure: a part, or a worker that died
