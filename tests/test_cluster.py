@@ -245,6 +245,28 @@ def test_a_run_on_an_address_where_nothing_listens_is_refused(tmp_path: Path) ->
 # -------------------------------------------------------------------------- nodes
 
 
+@needs_ray
+@pytest.mark.processes
+def test_the_end_of_an_agent_that_dies_already_is_waited_for() -> None:
+    """The kernel takes milliseconds to free its memory; meanwhile it lives, and its command line is empty."""
+    from rlsync.workers.cluster.node import kill_family
+
+    words = "x = b'x' * (256 << 20); print(1, flush=True); input()"
+    agent = [sys.executable, "-c", words, "NodeAgent"]
+    for _ in range(20):  # on a loaded machine it is gone before this process looks
+        with subprocess.Popen(agent, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline()
+            process.kill()
+            assert wait_until(lambda: not Path(f"/proc/{process.pid}/cmdline").read_bytes(), WAIT_S, 0.0)
+            dying = is_alive(process.pid)
+            kill_family(process.pid)
+            assert not is_alive(process.pid)
+        if dying:
+            return
+    pytest.fail("no process was seen while it died")
+
+
 def cases_pass(file: str, count: int) -> None:
     """Run a file of cases in a session of its own: so many pass, and no process is left."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", file]

@@ -163,9 +163,9 @@ class Node:
             on_this_machine: end its processes as well, at once. Ray takes seconds to end one that is stopped,
                 and workers that are stopped see nothing before that.
         """
-        ray.kill(self.agent, no_restart=True)
         if on_this_machine and self.pid is not None:
-            kill_family(self.pid)
+            kill_family(self.pid)  # first: the children of an agent that Ray has ended are not found any more
+        ray.kill(self.agent, no_restart=True)
 
 
 def kill_family(pid: int) -> None:
@@ -177,9 +177,10 @@ def kill_family(pid: int) -> None:
         pid: of the agent, on this machine.
     """
     try:
-        if b"NodeAgent" not in Path(f"/proc/{pid}/cmdline").read_bytes():  # it is gone, and its number reused
-            return
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
+        return
+    if command and b"NodeAgent" not in command:  # it is gone, and its number reused; one that dies has none
         return
     family = [pid]
     for member in family:  # which grows meanwhile
