@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from rlsync.core.errors import RlsyncError, first_line
+from rlsync.transport.board.watch import process_state
 from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.cluster.card import Card
 
@@ -191,15 +192,8 @@ def kill_family(pid: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(member, signal.SIGKILL)
     until_s = time.monotonic() + _GONE_WITHIN_S
-    while any(map(_lives, family)) and time.monotonic() < until_s:
+    while {process_state(member) for member in family} - {None, "dead"} and time.monotonic() < until_s:
         time.sleep(0.01)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def why(error: RayError) -> str:
