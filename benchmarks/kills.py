@@ -39,9 +39,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import rlsync.evaluation.evaluator
 import rlsync.recipes.off_policy.dqn
 import rlsync.recipes.off_policy.sac
-import rlsync.workers.evaluator
 from rlsync.cli import train  # noqa: F401  # loaded once, for all runs
 from rlsync.cli.main import main as rlsync_main
 
@@ -83,7 +83,8 @@ def _train(folder: Path, words: tuple[str, ...]) -> None:
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     context = multiprocessing.get_context("fork")
     multiprocessing.set_start_method("fork", force=True)
-    rlsync.workers.evaluator.get_context = lambda _: context  # a server would import torch anew in each life
+    # a server would import torch anew in each life
+    rlsync.evaluation.evaluator.get_context = lambda _: context
     sys.exit(rlsync_main(["train", *words]))
 
 

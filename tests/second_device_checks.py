@@ -19,6 +19,9 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.job import Job
 from rlsync.core.errors import ConfigError
+from rlsync.evaluation.evaluator import Evaluator
+from rlsync.evaluation.play import Score, play
+from rlsync.evaluation.process import EvaluationJob
 from rlsync.recipes import ppo
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import DeviceConfig
@@ -26,9 +29,6 @@ from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.sync_config import WhenConfig
 from rlsync.torchrl_plugin import compat
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.evaluation import Score, play
-from rlsync.workers.evaluation_process import EvaluationJob
-from rlsync.workers.evaluator import Evaluator
 from rlsync.workers.player import Acted, Record
 from tests.parts.processes import wait_until
 from tests.second_device_program import lend

@@ -20,13 +20,13 @@ from rlsync.cli.compose import composing, overrides, schema
 from rlsync.cli.eval import config_of
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
+from rlsync.evaluation.play import Episode, play
 from rlsync.recipes.config import AtariConfig, Config, EnvConfig, check
 from rlsync.recipes.hooks import UnrollReturns
 from rlsync.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import env_spec
 from rlsync.recipes.run_files import RESOLVED
-from rlsync.workers.evaluation import Episode, play
 from rlsync.workers.players.uniform import UniformPlayer
 from tests.parts.programs import run_program
 

@@ -17,6 +17,7 @@ from torchrl.modules import RSSMPosterior, RSSMPrior
 from rlsync.cli.compose import overrides
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
+from rlsync.evaluation.play import play
 from rlsync.recipes.config import Config, EnvConfig
 from rlsync.recipes.dreamer import v1_networks, v3_networks
 from rlsync.recipes.dreamer.building import make_player_env
@@ -30,7 +31,6 @@ from rlsync.recipes.run_files import CHECKPOINT, IMAGINATION
 from rlsync.recipes.spaces import BOX, DISCRETE
 from rlsync.recipes.timeline import timeline
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.evaluation import play
 from tests.test_off_policy import pace_of
 from tests.test_recipes import hook_of, trained
 

@@ -26,6 +26,10 @@ from rlsync.cli.eval import config_of
 from rlsync.cli.main import main
 from rlsync.cli.train import train
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.evaluation import video
+from rlsync.evaluation.filmed import FilmedAtari, filmed
+from rlsync.evaluation.play import Episode, play
+from rlsync.evaluation.video import film
 from rlsync.recipes import evaluate_checkpoint, parts
 from rlsync.recipes.config import (
     AtariConfig,
@@ -40,11 +44,7 @@ from rlsync.recipes.config import WhenConfig as When
 from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig, ReplayConfig
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
-from rlsync.workers.envs import video
 from rlsync.workers.envs.actions import DiscreteActions
-from rlsync.workers.envs.filmed import FilmedAtari, filmed
-from rlsync.workers.envs.video import film
-from rlsync.workers.evaluation import Episode, play
 from rlsync.workers.player import Acted, Player, State
 
 RECIPES = ("ppo", "dqn", "impala")

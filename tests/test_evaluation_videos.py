@@ -14,15 +14,15 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from torchrl.trainers import Trainer
 
 from rlsync.cli.job import examined
+from rlsync.evaluation import video
+from rlsync.evaluation.films import EvaluationFilms, Filming, video_of_version
+from rlsync.evaluation.play import play
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.impala import Categorical, ImpalaNet
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.run_files import BEST_VIDEO, EVALUATIONS, VIDEOS
-from rlsync.workers.envs import video
 from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
-from rlsync.workers.evaluation import play
-from rlsync.workers.evaluation_films import EvaluationFilms, Filming, video_of_version
 from rlsync.workers.player import Player
 from tests.faults.running import in_three_lines
 from tests.parts import child_pids

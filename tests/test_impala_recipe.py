@@ -19,13 +19,13 @@ from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
+from rlsync.evaluation.evaluator import READER, Evaluator
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig, errors
 from rlsync.recipes.hooks import Bottleneck, Load, MixReplayed, StalenessHistogram, UnrollReturns
 from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig, ModelConfig, ReplayConfig
 from rlsync.recipes.impala.recipe import build, make_network, probe
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
 from rlsync.torchrl_plugin import compat
-from rlsync.workers.evaluator import READER, Evaluator
 from tests.parts.processes import is_alive, wait_until
 from tests.parts.programs import run_program
 from tests.test_cli import checked_statistics

@@ -14,6 +14,8 @@ from torchrl.objectives import LossModule
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
+from rlsync.evaluation.best import best_in
+from rlsync.evaluation.play import Score, play
 from rlsync.recipes.config import check
 from rlsync.recipes.evaluate_checkpoint import load, load_best
 from rlsync.recipes.evaluation_config import EvaluationConfig
@@ -21,9 +23,7 @@ from rlsync.recipes.off_policy.config import PaceConfig
 from rlsync.recipes.off_policy.normalize import Moments, Normalize, NormalizeConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
 from rlsync.torchrl_plugin import compat
-from rlsync.workers.best import best_in
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.evaluation import Score, play
 from tests.parts import wait_until
 from tests.test_off_policy import built, every_recipe, small
 from tests.test_recipes import hook_of, trained

@@ -19,6 +19,9 @@ from rlsync.cli.ended import begin
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.plan import Verdict
+from rlsync.evaluation.best import best_in
+from rlsync.evaluation.evaluator import read_evaluations
+from rlsync.evaluation.play import Score, play
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RouteConfig, SyncConfig
 from rlsync.recipes.evaluate_checkpoint import load_best
 from rlsync.recipes.evaluation_config import EvaluationConfig
@@ -32,10 +35,7 @@ from rlsync.recipes.spaces import BOX
 from rlsync.recipes.timeline import Iteration, iterations
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.last_checkpoint import save_before_the_end
-from rlsync.workers.best import best_in
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.evaluation import Score, play
-from rlsync.workers.evaluator import read_evaluations
 from tests.parts import wait_until
 from tests.test_recipes import hook_of, trained
 

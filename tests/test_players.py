@@ -16,14 +16,14 @@ from tensordict import TensorDictBase
 from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError, WorkerLost
+from rlsync.evaluation.best import best_in, rank
+from rlsync.evaluation.evaluator import EvaluationJob, Evaluator
+from rlsync.evaluation.play import Score, play
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import build
-from rlsync.workers.best import best_in, rank
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
-from rlsync.workers.evaluation import Score, play
-from rlsync.workers.evaluator import EvaluationJob, Evaluator
 from rlsync.workers.frames import check_batch, concatenate
 from rlsync.workers.player import (
     POLICY,
@@ -494,7 +494,7 @@ def test_workers_cannot_adopt_in_a_third_way() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("module", ["rlsync.workers.worker", "rlsync.workers.evaluation_process"])
+@pytest.mark.parametrize("module", ["rlsync.workers.worker", "rlsync.evaluation.process"])
 def test_a_worker_process_loads_neither_torchrl_nor_tensordict(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torchrl', 'tensordict') if name in sys.modules])"
     told = fresh_python("-c", code, cwd=REPO)

@@ -19,7 +19,7 @@ from PIL import Image
 from rlsync.cli import panels
 from rlsync.cli.main import main
 from rlsync.cli.run_folder import NotRecorded, RunFolder
-from rlsync.workers.evaluator import Evaluated
+from rlsync.evaluation.evaluator import Evaluated
 from tests.parts.programs import ENDS_WITHIN_S, fresh_python
 from tests.test_cli import SMALL, finished
 

@@ -15,6 +15,8 @@ from torchrl.trainers import Trainer
 from rlsync import StepsAhead, SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
+from rlsync.evaluation.best import best_in
+from rlsync.evaluation.play import Score, play
 from rlsync.recipes import parts, ppo
 from rlsync.recipes.config import (
     CollectorConfig,
@@ -35,9 +37,7 @@ from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
 from rlsync.torchrl_plugin import compat
-from rlsync.workers.best import best_in
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.evaluation import Score, play
 from tests.parts import wait_until
 
 

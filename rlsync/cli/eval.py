@@ -15,6 +15,9 @@ from rlsync.cli.resume import checkpoint_at
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
+from rlsync.evaluation.filmed import FilmedEnvs, filmed
+from rlsync.evaluation.play import Score, at_once, play
+from rlsync.evaluation.video import Film, check_file, film
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.config import Config
 from rlsync.recipes.evaluate_checkpoint import Trained, load, load_best
@@ -22,11 +25,8 @@ from rlsync.recipes.parts import making
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED, video_file
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.base import Envs
-from rlsync.workers.envs.filmed import FilmedEnvs, filmed
 from rlsync.workers.envs.rendered import draw_into_memory
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.envs.video import Film, check_file, film
-from rlsync.workers.evaluation import Score, at_once, play
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torchrl.checkpoint import Checkpoint, CheckpointError
 
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.evaluation.best import best_in
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import evaluation_device
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import BEST, RECEIPTS, RESOLVED
-from rlsync.workers.best import best_in
 from rlsync.workers.devices import CPU
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def load(
 def load_best(
     run: Path, config: Config, *, deterministic: bool = False, device: torch.device | None = None
 ) -> Trained:
-    """The version of a run that had the best evaluation, ready to act; see :func:`rlsync.workers.best.rank`.
+    """The version of a run that had the best evaluation, ready to act. See :func:`.best.rank`.
 
     Args:
         run: its folder.

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.evaluation.filmed import filmed
+from rlsync.evaluation.films import Filming
+from rlsync.evaluation.video import check_packages
 from rlsync.recipes.run_files import BEST_VIDEO, VIDEOS
-from rlsync.workers.envs.filmed import filmed
 from rlsync.workers.envs.rendered import draw_into_memory
-from rlsync.workers.envs.video import check_packages
-from rlsync.workers.evaluation_films import Filming
 
 if TYPE_CHECKING:
     from rlsync.recipes.config import Config

@@ -14,7 +14,7 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
 from rlsync import DreamerPlayer, LogReceipts, SyncWeights, WatchWorkers
-from rlsync.recipes.checkpoint_player import CheckpointPlayer
+from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.collecting import started_collector
 from rlsync.recipes.collector_config import IN_PROCESS

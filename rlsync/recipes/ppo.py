@@ -14,8 +14,8 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers.algorithms import PPOTrainer
 
+from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import Config, PPOConfig
 from rlsync.recipes.device_config import learner_device

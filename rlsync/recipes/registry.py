@@ -18,7 +18,7 @@ from rlsync.core.path import did_you_mean, nearest_name
 if TYPE_CHECKING:  # imports torch: not needed to list names
     from torchrl.trainers import Trainer
 
-    from rlsync.recipes.checkpoint_player import CheckpointPlayer
+    from rlsync.evaluation.checkpoint import CheckpointPlayer
     from rlsync.recipes.config import Config, EnvConfig, RecipeConfig
 
 #: Entry point group in which an installed package names its recipes: ``a2c = "my_recipes.a2c:RECIPE"``.

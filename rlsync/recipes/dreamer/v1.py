@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import optim
 from torchrl.trainers import Trainer
 
+from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.dreamer.building import make_trainer, started_collector

@@ -9,8 +9,8 @@ from torchrl.objectives import SoftUpdate
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
+from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.dreamer.building import make_trainer, started_collector

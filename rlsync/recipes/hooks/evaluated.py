@@ -5,8 +5,8 @@ from __future__ import annotations
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
+from rlsync.evaluation.evaluator import Evaluator
 from rlsync.recipes.hooks.returns import EpisodeReturns
-from rlsync.workers.evaluator import Evaluator
 
 
 class StopOnEvaluation:

@@ -14,8 +14,9 @@ from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync import LogPolicyLag
+from rlsync.evaluation.checkpoint import CheckpointPlayer
+from rlsync.evaluation.evaluator import EvaluationJob, Evaluator
 from rlsync.recipes import parts
-from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import Config, EnvConfig, check
 from rlsync.recipes.device_config import evaluation_device, learner_device, worker_devices
@@ -32,7 +33,6 @@ from rlsync.recipes.timeline import versions_between_evaluations
 from rlsync.tensors.precision import bfloat16_instructions
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import EnvSpec, make_venv
-from rlsync.workers.evaluator import EvaluationJob, Evaluator
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
 from rlsync.workers.rollout_collector import RolloutCollector

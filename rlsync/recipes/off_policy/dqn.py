@@ -13,8 +13,8 @@ from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate
 from torchrl.trainers import Trainer
 
+from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.cluster_config import workers_on_a_node
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device

@@ -12,8 +12,8 @@ from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate
 from torchrl.trainers import Trainer
 
+from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations

@@ -14,8 +14,8 @@ from torchrl.objectives import SoftUpdate, TD3Loss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
+from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.checkpoint_player import CheckpointPlayer
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations

@@ -12,11 +12,11 @@ import torch
 
 from rlsync.core.errors import RlsyncError, first_line
 from rlsync.core.whole_file import write_whole
+from rlsync.evaluation.filmed import FilmedEnvs, filmed
+from rlsync.evaluation.video import film
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.filmed import FilmedEnvs, filmed
 from rlsync.workers.envs.rendered import draw_into_memory
 from rlsync.workers.envs.specs import EnvSpec
-from rlsync.workers.envs.video import film
 from rlsync.workers.player import Player
 
 _log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from rlsync.core.errors import ConfigError
+from rlsync.evaluation.filmed import FilmedEnvs, Frame
+from rlsync.evaluation.play import Episode, play
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.filmed import FilmedEnvs, Frame
-from rlsync.workers.evaluation import Episode, play
 from rlsync.workers.player import Player
 
 #: Frames of one film: they stay in memory until it is written. A longer episode is still played to its end.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.core.whole_file import write_whole
-from rlsync.workers.evaluation import Score
+from rlsync.evaluation.play import Score
 
 
 def rank(score: Score) -> float:

@@ -11,14 +11,14 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.sync.processes import ending
-from rlsync.workers.evaluation_process import (
+from rlsync.evaluation.process import (
     READER,
     Evaluated,
     EvaluationJob,
     read_evaluations,
     run_evaluator,
 )
+from rlsync.sync.processes import ending
 from rlsync.workers.player import without_memory
 
 __all__ = ["READER", "Evaluated", "EvaluationJob", "Evaluator"]

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from rlsync.core.errors import BoardClosed
+from rlsync.evaluation.best import Best, best_in, rank
+from rlsync.evaluation.films import EvaluationFilms, Filming
+from rlsync.evaluation.play import Episode, Score, at_once, play
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.format import MAX_READERS
 from rlsync.transport.board.handle import BoardHandle
-from rlsync.workers.best import Best, best_in, rank
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
-from rlsync.workers.evaluation import Episode, Score, at_once, play
-from rlsync.workers.evaluation_films import EvaluationFilms, Filming
 from rlsync.workers.player import POLICY, Player, check_fits
 from rlsync.workers.worker import adopting, prepare_process
 
@@ -59,8 +59,8 @@ class EvaluationJob:
         seed: of environments and actions, the same for every evaluation.
         adopt: whether parameters are pointed at the board, or copied out of it.
         device: where the player acts.
-        best: a file in which the best version is kept, by :func:`rlsync.workers.best.rank`; of two equal ones
-            the older stays. None keeps none.
+        best: a file in which the best version is kept, by :func:`~rlsync.evaluation.best.rank`; of two equal
+            ones the older stays. None keeps none.
         kept: the names of the leaves that are kept, destination first, begin with this, which is taken off.
         filming: which evaluations are filmed; None films none.
     """
