@@ -6,7 +6,7 @@ import re
 
 from rlsync.cli.compose import shipped
 from rlsync.cli.compose.comments import as_paragraphs
-from rlsync.cli.compose.reference import Key, reference
+from rlsync.cli.compose.reference import ConfigKey, reference
 
 #: A block of the page: ``GROUP=NAME``, or ``GROUP`` for all its options, or nothing for the keys of no group.
 BLOCK = re.compile(r"^```\{config-keys\}\n(.*?)\n?```$", re.MULTILINE)
@@ -25,7 +25,7 @@ def listed(word: str) -> str:
     if "=" in word:
         return as_markdown(reference([word]))
     parts: list[str] = []
-    shown: list[Key] = []
+    shown: list[ConfigKey] = []
     for option in groups[word]:
         keys = reference([f"{word}={option.name}"])
         told = [key for key in keys if key not in shown]
@@ -35,12 +35,12 @@ def listed(word: str) -> str:
     return "\n\n".join(parts)
 
 
-def as_markdown(keys: list[Key]) -> str:
+def as_markdown(keys: list[ConfigKey]) -> str:
     """A definition list: the key, then its type, range and default, then its comment."""
     return "\n\n".join(f"`{key.name}`\n: " + "\n\n  ".join(_lines(key)) for key in keys)
 
 
-def _lines(key: Key) -> list[str]:
+def _lines(key: ConfigKey) -> list[str]:
     facts = key.facts().replace("default ", "default `") + "`" if key.facts() else "(a section)"
     words = [f"`{line.strip()}`" if line.startswith("  ") else line for line in as_paragraphs(key.comment)]
     return [facts.replace("<", "&lt;"), *(line.replace("<", "&lt;").replace("*", "\\*") for line in words)]

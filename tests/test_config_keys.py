@@ -12,7 +12,7 @@ import pytest
 from rlsync.cli.compose import shipped
 from rlsync.cli.compose.comments import as_paragraphs, comments_in
 from rlsync.cli.compose.own_recipes import KEY
-from rlsync.cli.compose.reference import Key, reference
+from rlsync.cli.compose.reference import ConfigKey, reference
 from rlsync.cli.main import main
 from rlsync.recipes.config import Config
 from rlsync.recipes.env_config import settings_with
@@ -57,7 +57,7 @@ def test_without_words_every_key_of_a_run_is_listed() -> None:
     assert [name for name, key in listed.items() if not key.comment] == []
 
 
-def key(name: str, *words: str) -> Key:
+def key(name: str, *words: str) -> ConfigKey:
     (found,) = (key for key in reference(list(words)) if key.name == name)
     return found
 

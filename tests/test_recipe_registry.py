@@ -1,14 +1,12 @@
-"""Recipes of the user's, made by following the page; and runs of before there was a registry."""
+"""Recipes of the user's, made by following the page; and the registry."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-import shutil
 import subprocess
 import sys
-import tarfile
 import textwrap
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
@@ -18,7 +16,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlsync.cli.compose import schema
-from rlsync.cli.eval import config_of
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import registry, run_files
 from rlsync.recipes.registry import loaded, recipe_named
@@ -26,7 +23,6 @@ from tests.parts.programs import ENDS_WITHIN_S, fresh_python, run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "how_to" / "write_a_recipe.md"
-OLD_RUNS = Path(__file__).parent / "data" / "old_runs"
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -251,48 +247,3 @@ def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
                 found[str(file.relative_to(ROOT))] = said
     assert found == {}
     assert len(names) == 18
-
-
-# ------------------------------------------------------------------------------------ older runs
-
-
-@pytest.fixture
-def old_run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A run that rlsync wrote before there was a registry."""
-    with tarfile.open(OLD_RUNS / f"{request.param}.tar.gz") as packed:
-        packed.extractall(tmp_path, filter="data")
-    return tmp_path / request.param
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("old_run", ["ppo", "dqn", "impala"], indirect=True)
-def test_a_run_of_before_evaluates_resumes_and_plots(old_run: Path) -> None:
-    here, name = old_run.parent, old_run.name
-    written = OmegaConf.load(old_run / run_files.RESOLVED)
-    own = {
-        "ppo": ("recipe.hidden",),
-        "dqn": ("recipe.hidden", "recipe.buffer_frames"),
-        "impala": ("recipe.unroll_length", "recipe.model.hidden"),
-    }
-    keys = ("collector.frames_per_batch", "env.num_envs", "recipe.batch_size", *own[name])
-    same = [f"{key}={OmegaConf.select(written, key)}".replace(" ", "") for key in keys]
-    goal = int(written.recipe.total_frames) + 4 * int(written.collector.frames_per_batch)
-    train = ("train", f"recipe={name}", *same, f"resume={name}", "run_dir=again")
-    told, resumed, _ = rlsync(
-        here,
-        ("eval", name, "--episodes=1", "--no-video", "--json"),
-        (*train, f"recipe.total_frames={goal}", "recipe.target_return=null"),
-        ("plot", name, "again", "--out", "both.png"),
-    )
-    scored = json.loads(told)
-    assert (scored["recipe"], scored["frames"]) == (name, written.recipe.total_frames)
-    assert f"stopped: total_frames collected  frames {goal}" in resumed
-
-
-@pytest.mark.parametrize("old_run", ["ppo", "dqn", "impala"], indirect=True)
-def test_the_config_of_a_run_of_before_is_read_with_the_defaults_of_newer_keys(old_run: Path) -> None:
-    config = config_of(old_run)
-    assert config.recipe.name == old_run.name
-    assert (config.config_dir, config.recipe._recipe_) == (None, None)
-    again = shutil.copytree(old_run, old_run.parent / "copy")
-    assert config_of(again) == config

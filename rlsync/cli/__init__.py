@@ -1,1 +1,1 @@
-"""Floor 6, one verb a file: imports hydra, rich, matplotlib and every floor below."""
+"""Floor 7, one verb a file: imports hydra, rich, matplotlib and every floor below."""

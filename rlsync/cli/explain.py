@@ -13,7 +13,7 @@ from rlsync import SyncPlan, SyncWeights
 from rlsync.cli.apart import TIMEOUT_S, Failed, Say, run_apart
 from rlsync.cli.compose import overrides, schema
 from rlsync.cli.train import prepare_process, shut_down
-from rlsync.cli.users_trainer import FORM, MEANING, Target, build, target_of
+from rlsync.cli.users_trainer import FORM, MEANING, NamedTrainer, build, target_of
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.torchrl_plugin import compat
 
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def named_target(words: list[str]) -> Target | None:
+def named_target(words: list[str]) -> NamedTrainer | None:
     """The trainer in a file that the words name; None if they are overrides.
 
     Raises:
@@ -90,7 +90,7 @@ def plan_of_config(arguments: list[str]) -> SyncPlan:
             return plan_of(trainer)
 
 
-def plan_apart(target: Target, timeout_s: float) -> SyncPlan:
+def plan_apart(target: NamedTrainer, timeout_s: float) -> SyncPlan:
     """The plan of a user's trainer, which is built in another process.
 
     Raises:
@@ -103,7 +103,7 @@ def plan_apart(target: Target, timeout_s: float) -> SyncPlan:
     return said
 
 
-def _plan(target: Target, timeout_s: float, say: Say) -> None:
+def _plan(target: NamedTrainer, timeout_s: float, say: Say) -> None:
     with shut_down(build(target, timeout_s, say)) as trainer:
         say(plan_of(trainer))
 

@@ -20,6 +20,9 @@ from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
 #: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
 _POLICY, _PROGRESS = "policy", "trainer_state"
 
+#: Keys that belong to one run alone: a run that resumes it has its own.
+OF_ONE_RUN = ("resume", "run_dir", "config_dir")
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -77,8 +80,7 @@ def checkpoint_in(path: str) -> Path:
 
 def changes(before: Config, now: Config) -> list[Change]:
     """The keys that differ, besides those that belong to one run alone."""
-    own = ("resume", "run_dir", "config_dir")
-    return [change for change in _differences(before, now) if change.key not in own]
+    return [change for change in _differences(before, now) if change.key not in OF_ONE_RUN]
 
 
 def _differences(before: Any, now: Any, prefix: str = "") -> Iterator[Change]:

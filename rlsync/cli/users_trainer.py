@@ -26,7 +26,7 @@ _GUARD = 'put what a script does under if __name__ == "__main__":'
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class NamedTrainer:
     """What a word of the command line names.
 
     Args:
@@ -45,7 +45,7 @@ class Target:
         return f"{self.file.name}:{self.name}"
 
 
-def target_of(word: str, or_else: str = "") -> Target:
+def target_of(word: str, or_else: str = "") -> NamedTrainer:
     """Read ``FILE.py:FUNCTION``. The file is read, but not run.
 
     Args:
@@ -68,10 +68,10 @@ def target_of(word: str, or_else: str = "") -> Target:
     if not colon or not name.isidentifier():
         what = f"{name!r} is no name" if name else f"{word!r} names a file, but no function or trainer in it"
         raise ConfigError(what, word, f"{form}; {_listed(file, offered)}")
-    return Target(word, file.resolve(), name)
+    return NamedTrainer(word, file.resolve(), name)
 
 
-def build(target: Target, timeout_s: float, say: Say) -> Trainer:
+def build(target: NamedTrainer, timeout_s: float, say: Say) -> Trainer:
     """Run the user's file and take the trainer that it names; in a process that may hang or end here.
 
     The file's folder goes on ``sys.path``, as if Python ran it, so that workers can import it too.
@@ -122,7 +122,7 @@ def _listed(file: Path, offered: list[str]) -> str:
     return f"{file.name} has {', '.join(offered) or 'none'}"
 
 
-def _run(target: Target) -> ModuleType:
+def _run(target: NamedTrainer) -> ModuleType:
     sys.path.insert(0, str(target.file.parent))
     spec = importlib.util.spec_from_file_location(target.file.stem, target.file)
     assert spec is not None
@@ -147,7 +147,7 @@ def _line_in(file: Path, error: BaseException) -> str:
     return f"running {file.name}" + (f", line {lines[-1]}" if lines else "")
 
 
-def _made(target: Target, module: ModuleType) -> object:
+def _made(target: NamedTrainer, module: ModuleType) -> object:
     """The value that the name stands for; of a function, what it returns."""
     offered = _offered(_read(target.file, target.word))
     if target.name not in vars(module):
@@ -174,7 +174,7 @@ def _needed(function: Callable[..., object]) -> list[str]:
     return [p.name for p in named if p.default is p.empty and p.kind not in free]
 
 
-def _trainer_of(made: object, target: Target) -> Trainer:
+def _trainer_of(made: object, target: NamedTrainer) -> Trainer:
     trainers = [
         value for value in (made if isinstance(made, tuple) else (made,)) if isinstance(value, Trainer)
     ]

@@ -176,11 +176,6 @@ class RecipeConfig:
         """Whether this recipe's workers may be on the nodes of a cluster."""
         return False
 
-    @classmethod
-    def of_older_run(cls, config: Config) -> Config:
-        """What the config of an older run of this recipe means with today's keys and rules."""
-        return config
-
 
 @dataclass
 class PPOConfig(RecipeConfig):

@@ -181,25 +181,6 @@ def refuse_unsaid_protocol(env: EnvConfig) -> None:
         )
 
 
-def atari_before_keys(env: EnvConfig) -> AtariConfig | EnvConfig:
-    """What the config of an old run meant, whose ``env.kwargs`` were the arguments of ``AtariEnvs``.
-
-    At that time games had no sticky actions, unless these arguments gave some.
-
-    Example:
-        >>> atari_before_keys(EnvConfig("ALE/Pong-v5", 8, {"threads": 2})).repeat_action_probability
-        0.0
-    """
-    if isinstance(env, AtariConfig) or not _V5.fullmatch(env.id):
-        return env
-    given = {"repeat_action_probability": _ANY_GAME.repeat_action_probability} | env.kwargs
-    given |= given.pop("options", {})
-    named = {spec.name for spec in fields(AtariConfig)}
-    keys = {name: value for name, value in given.items() if name in named}
-    rest = {name: value for name, value in given.items() if name not in named}
-    return AtariConfig(env.id, env.num_envs, rest, **keys)
-
-
 def settings_with(keys: Collection[str]) -> EnvConfig:
     """The defaults of the settings that have these keys, as a run's config has written them.
 

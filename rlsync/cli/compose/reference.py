@@ -30,7 +30,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """One key of a config, or one section of keys.
 
     Args:
@@ -56,7 +56,7 @@ class Key:
         """Type, range and default in one line.
 
         Example:
-            >>> Key("recipe.slots", "whole number or null", None, "> 0", "").facts()
+            >>> ConfigKey("recipe.slots", "whole number or null", None, "> 0", "").facts()
             'whole number or null, > 0; default null'
         """
         if self.is_section:
@@ -78,7 +78,7 @@ def in_yaml(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
 
 
-def reference(words: list[str], own: Path | None = None) -> list[Key]:
+def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
     """The keys of a run, in the order of the dataclasses.
 
     Args:
@@ -118,7 +118,7 @@ def _composed(line: CommandLine) -> Config:
     return overrides.typed(config)
 
 
-def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[Key]:
+def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[ConfigKey]:
     for spec in fields(config):
         name, value = prefix + spec.name, getattr(config, spec.name)
         comment = comments.get(name, "")
@@ -126,11 +126,13 @@ def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[Key]:
             continue
         if is_dataclass(value):
             if comment:
-                yield Key(name, "", None, "", comment)
+                yield ConfigKey(name, "", None, "", comment)
             yield from _walk(value, name + ".", comments)
         else:
             bound = spec.metadata.get("bound")
-            yield Key(name, _in_words(spec.type), _plain(value), "" if bound is None else str(bound), comment)
+            yield ConfigKey(
+                name, _in_words(spec.type), _plain(value), "" if bound is None else str(bound), comment
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -10,15 +10,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from rlsync.cli.compose.written import writable, written
-from rlsync.cli.resume import config_beside
+from rlsync.cli.resume import OF_ONE_RUN, config_beside
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import RecipeConfig
 
 #: The key that tells which option of a group a config has. To choose that option again sets nothing.
 _TOLD_BY = {"env": "id", "collector": "kind", "cluster": "kind", "logger": "kind", "sync": "map"}
-
-#: What belongs to one run alone.
-_OF_ONE_RUN = ("resume", "run_dir")
 
 
 def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
@@ -56,8 +53,9 @@ def resumed(composed: DictConfig, words: list[Override]) -> DictConfig:
     _refuse_tuned(chosen, composed, before)
     with read_write(composed), open_dict(composed):
         for name in before:
-            if name not in _OF_ONE_RUN:
+            if name not in OF_ONE_RUN:
                 composed[name] = before[name]
+        composed.config_dir = before.config_dir  # where its recipe lies; --config-dir may name another folder
     return composed
 
 

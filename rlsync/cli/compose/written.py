@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from rlsync.recipes.registry import recipe_named
 def written(file: Path) -> Config:
     """The config in a run's ``config.yaml``. Keys that are newer than the run get their defaults.
 
-    Values are not checked against their bounds. A recipe that lies beside a folder of the user's is imported
-    from there; the run has noted where.
+    A key that rlsync no longer has is left out where the run had null for it. Values are not checked against
+    their bounds. A recipe that lies beside a folder of the user's is imported from there; the run has noted
+    where.
 
     Args:
         file: the run's ``config.yaml``.
@@ -36,13 +38,24 @@ def written(file: Path) -> Config:
         recipe = recipe_named(name, f"{file}, recipe.name", at)
         settings = recipe.settings()
         of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
-        merged = OmegaConf.merge(writable(Config(env=of_its_kind, recipe=settings)), found)
-        config = OmegaConf.to_object(merged)
+        known = writable(Config(env=of_its_kind, recipe=settings))
+        _leave_out_what_has_gone(found, known)
+        config = OmegaConf.to_object(OmegaConf.merge(known, found))
     except (OmegaConfBaseException, OSError) as error:
         what = f"cannot read the run's configuration: {first_line(error)}"
         raise ConfigError(what, str(file), "use the rlsync that wrote it") from error
     assert isinstance(config, Config)
-    return settings.of_older_run(config)
+    return config
+
+
+def _leave_out_what_has_gone(found: Any, known: Any) -> None:
+    if not isinstance(found, DictConfig) or not isinstance(known, DictConfig):
+        return
+    for key in list(found):
+        if key in known:
+            _leave_out_what_has_gone(found[key], known[key])
+        elif found[key] is None and is_dataclass(OmegaConf.get_type(known)):
+            del found[key]
 
 
 def writable(settings: Any) -> DictConfig:

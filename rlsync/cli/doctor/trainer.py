@@ -5,14 +5,14 @@ from __future__ import annotations
 from rlsync.cli.apart import Failed, Say, Stage, run_apart
 from rlsync.cli.doctor.arrivals import findings_of
 from rlsync.cli.doctor.finding import Finding
-from rlsync.cli.users_trainer import Target, build
+from rlsync.cli.users_trainer import NamedTrainer, build
 from rlsync.torchrl_plugin.examine.examine import Examination, examine
 
 #: An examination has four steps: two questions to the workers, a publish and a rollout. Each has a deadline.
 _STEPS = 4
 
 
-def trainer_findings(target: Target, timeout_s: float) -> list[Finding]:
+def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:
     """Build a user's trainer, examine it, and end all its processes.
 
     Args:
@@ -30,7 +30,7 @@ def trainer_findings(target: Target, timeout_s: float) -> list[Finding]:
     return findings_of(said)
 
 
-def _examine(target: Target, timeout_s: float, say: Say) -> None:
+def _examine(target: NamedTrainer, timeout_s: float, say: Say) -> None:
     trainer = build(target, timeout_s, say)
     say(Stage("examining it", (_STEPS + 1) * timeout_s))
     say(examine(trainer, timeout_s))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from rlsync.core.errors import ConfigError, RlsyncError
@@ -18,7 +18,6 @@ from rlsync.recipes.bounds import (
 )
 from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
-from rlsync.recipes.env_config import atari_before_keys
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.trust import TrustRegion
@@ -172,12 +171,6 @@ class ImpalaConfig(RecipeConfig):
                 "recipe.replay.min_steps",
                 f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}",
             )
-
-    @classmethod
-    def of_older_run(cls, config: Config) -> Config:
-        """See :meth:`RecipeConfig.of_older_run`. Configs said ``sync`` here before it was refused."""
-        collector = replace(config.collector, kind="async")
-        return replace(config, env=atari_before_keys(config.env), collector=collector)
 
 
 def settings_of(config: Config) -> ImpalaConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, fraction, kept, not_below_zero, one_of
@@ -86,22 +86,6 @@ class DQNConfig(OffPolicyConfig):
                 "recipe.ladder_alpha",
                 "give 2 or more workers (on a cluster, on each node), or recipe.ladder_alpha=0",
             )
-
-    @classmethod
-    def of_older_run(cls, config: Config) -> Config:
-        """See :meth:`RecipeConfig.of_older_run`. A run that said ``optim_steps_per_batch`` had no choices."""
-        recipe = cls.of(config)
-        if recipe.optim_steps_per_batch is None:
-            return config
-        ratio = recipe.optim_steps_per_batch / config.collector.frames_per_batch
-        meant = replace(
-            recipe,
-            optim_steps_per_batch=None,
-            pace=PaceConfig(ratio=ratio, prefill=0),
-            activation="tanh",
-            n_step=1,
-        )
-        return replace(config, recipe=meant)
 
 
 @dataclass
