@@ -19,6 +19,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.trainers import Trainer
 
 from rlsync.cli.main import main
+from rlsync.core.plan import POLICY
 from rlsync.recipes import registry
 from rlsync.recipes.cluster_config import ClusterConfig
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig, PPOConfig, RecipeConfig
@@ -29,7 +30,7 @@ from rlsync.recipes.sync_config import RouteConfig, SyncConfig, WhenConfig
 from rlsync.torchrl_plugin import compat
 from rlsync.transport.rules import keyed
 from rlsync.workers.cluster.transition_collector import TransitionCollector
-from rlsync.workers.player import POLICY, Player, materialised
+from rlsync.workers.player import Player, materialised
 from tests.parts.ray_cluster import cluster_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]

@@ -16,6 +16,7 @@ from tensordict import TensorDictBase
 from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError, WorkerLost
+from rlsync.core.plan import POLICY
 from rlsync.evaluation.best import best_in, rank
 from rlsync.evaluation.evaluator import EvaluationJob, Evaluator
 from rlsync.evaluation.play import Score, play
@@ -26,7 +27,6 @@ from rlsync.recipes.impala.recipe import build
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.frames import check_batch, concatenate
 from rlsync.workers.player import (
-    POLICY,
     Acted,
     Playable,
     Player,

@@ -18,6 +18,9 @@ from rlsync.core.errors import (
 from rlsync.core.path import did_you_mean
 from rlsync.core.receipt import Receipt as Receipt
 
+#: The destination of the one policy that a collector has; TorchRL's name for it.
+POLICY = "policy"
+
 
 class Verdict(str, Enum):
     """What happens to one leaf at a publish."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rlsync.core.errors import BoardClosed
+from rlsync.core.plan import POLICY
 from rlsync.evaluation.best import Best, best_in, rank
 from rlsync.evaluation.films import EvaluationFilms, Filming
 from rlsync.evaluation.play import Episode, Score, at_once, play
@@ -22,7 +23,7 @@ from rlsync.transport.board.format import MAX_READERS
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
-from rlsync.workers.player import POLICY, Player, check_fits
+from rlsync.workers.player import Player, check_fits
 from rlsync.workers.worker import adopting, prepare_process
 
 #: The evaluator's line on the board: the last one, which no worker has.

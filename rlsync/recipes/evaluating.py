@@ -10,6 +10,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.plan import POLICY
 from rlsync.evaluation.evaluator import EvaluationJob, Evaluator
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config
@@ -22,7 +23,6 @@ from rlsync.recipes.timeline import versions_between_evaluations
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.transport.board.handle import BoardHandle
-from rlsync.workers.player import POLICY
 from rlsync.workers.rollout_collector import RolloutCollector
 
 

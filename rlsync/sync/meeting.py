@@ -13,11 +13,11 @@ import socket
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.tensors.sharded import Sharding
+from rlsync.transport.shared_file import this_host
 
 #: How long ranks wait for each other, unless they say otherwise.
 TIMEOUT_S = 60.0
@@ -31,7 +31,7 @@ class RankNote:
     Args:
         rank: its number.
         pid: its process.
-        host: which kernel, and which process numbers: equal for processes that can see each other.
+        host: see :func:`rlsync.transport.shared_file.this_host`.
         address: where it takes connections.
         token: what the owner must say first.
         timeout_s: how long it waits for the owner, and the owner for it.
@@ -92,13 +92,6 @@ def own_rank() -> int:
     from torch import distributed as dist
 
     return dist.get_rank()
-
-
-def this_host() -> str:
-    """Equal for two processes that see each other's process numbers."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    kernel = boot.read_text().strip() if boot.exists() else socket.gethostname()
-    return f"{kernel} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
 
 
 def listen() -> socket.socket:

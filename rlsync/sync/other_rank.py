@@ -12,12 +12,13 @@ from torch import Tensor
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.core.path import parse
-from rlsync.sync.meeting import RankNote, own_rank, this_host
+from rlsync.sync.meeting import RankNote, own_rank
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.sharded import Block, Sharding, part_of
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.watch import process_state
 from rlsync.transport.rules import Key
+from rlsync.transport.shared_file import this_host
 from rlsync.transport.wire import Wire, raw
 
 
@@ -47,7 +48,7 @@ class Other:
     @property
     def state(self) -> str:
         """``"running"``, ``"stopped"`` or ``"dead"``; empty for a process of another host."""
-        if self.note.host != this_host():
+        if not self.note.host or self.note.host != this_host():  # empty: hidden from that process
             return ""
         return process_state(self.note.pid) or "dead"
 

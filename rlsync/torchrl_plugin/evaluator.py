@@ -15,7 +15,7 @@ from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.path import nearest_name, parse, walk
 from rlsync.core.plan import no_destination
 from rlsync.sync.bound_map import BoundMap
-from rlsync.sync.image import Image, Images
+from rlsync.sync.version_copies import VersionCopies, VersionCopy
 from rlsync.tensors.compare import check_same_leaves
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.tensors.target import write
@@ -29,7 +29,7 @@ def pin(
     bound_map: BoundMap,
     settle: Callable[[], object],
     publish: Callable[[], object],
-) -> Images:
+) -> VersionCopies:
     """Let every evaluation act with one version of a map, and say which.
 
     Args:
@@ -47,9 +47,9 @@ def pin(
         LayoutMismatch: its policy has other leaves.
     """
     _check(evaluator, bound_map)
-    images = Images(bound_map)
+    images = VersionCopies(bound_map)
 
-    def newest() -> tuple[int, Image]:
+    def newest() -> tuple[int, VersionCopy]:
         settle()
         while (image := images.newest()) is None:
             publish()
@@ -91,7 +91,7 @@ def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
     return copy.deepcopy(policy) if shares else policy
 
 
-def _write(collector: Any, image: Image) -> None:
+def _write(collector: Any, image: VersionCopy) -> None:
     for destination in {destination for destination, _ in image.leaves}:
         path = parse(destination)
         module = walk(
@@ -100,7 +100,7 @@ def _write(collector: Any, image: Image) -> None:
         write(Leaves(module, f"the Evaluator's {destination}"), image.of(destination))
 
 
-def _send(collector: Any, image: Image) -> None:
+def _send(collector: Any, image: VersionCopy) -> None:
     weights: dict[str, TensorDict] = {}
     for (destination, name), tensor in image.leaves.items():
         weights.setdefault(destination, TensorDict()).set(tuple(name.split(".")), tensor)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlsync.core.plan import POLICY
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin import compat
-
-POLICY = "policy"
 
 
 def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -> None:

@@ -162,8 +162,8 @@ def served(collector: object, destination: str) -> Served:
             raise ConfigError(
                 "a board must know a collector before its workers start, and RPCCollector starts them first",
                 where,
-                "use DistributedCollector(launcher='mp') with the scheme, or leave the scheme out; Ray needs "
-                "a board of its own on each node, which rlsync does not have yet",
+                "use DistributedCollector(launcher='mp') with the scheme on one host, or RayCollector with a "
+                "RayBoardScheme on several",
             )
     raise ConfigError(
         f"a board serves process collectors, not {type(collector).__name__}",
@@ -260,8 +260,8 @@ def _check_on_this_host(collector: compat.DistributedCollector, where: str) -> N
         raise ConfigError(
             f"a board is memory of one host, and launcher={collector.launcher!r} may start workers on others",
             where,
-            "pass launcher='mp' to keep them on this host, or leave the scheme out; Ray and other hosts need "
-            "a board of their own on each node, which rlsync does not have yet",
+            "pass launcher='mp' to keep them on this host; for several hosts use RayCollector with a "
+            "RayBoardScheme, which keeps a board on each node",
         )
     if not compat.single_collectors(collector):
         raise ConfigError(

@@ -20,9 +20,6 @@ from rlsync.workers.envs.base import Envs
 #: What a player remembers of N environments: tensors [N, ...] by name.
 State = dict[str, Tensor]
 
-#: The destination of a player that has one network.
-POLICY = "policy"
-
 
 @dataclass(frozen=True, slots=True)
 class Record:

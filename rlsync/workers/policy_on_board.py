@@ -13,11 +13,12 @@ from torchrl.collectors import BaseCollector
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Ledger
+from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.transport.contract import Transport
-from rlsync.workers.player import POLICY, Player, in_dtype, without_memory
+from rlsync.workers.player import Player, in_dtype, without_memory
 
 
 class PolicyOnBoard(BaseCollector):

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor, nn
 
+from rlsync.core.plan import POLICY
 from rlsync.recipes.impala.heads import PolicyHead
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
-from rlsync.workers.player import POLICY, Acted, Player, Record, State
+from rlsync.workers.player import Acted, Player, Record, State
 from rlsync.workers.unrolls import VALUE
 
 if TYPE_CHECKING:  # the network makes its player

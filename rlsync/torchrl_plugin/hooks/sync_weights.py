@@ -17,9 +17,9 @@ from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.image import Images
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
+from rlsync.sync.version_copies import VersionCopies
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
@@ -100,7 +100,7 @@ class SyncWeights(PublishHook):
         self.background = background
         self.max_unchanged_publishes = max_unchanged_publishes
         self._bound_map: BoundMap | None = None
-        self._images: list[Images] = []
+        self._images: list[VersionCopies] = []
         if trainer is not None:
             self._bind(trainer, "sync_weights")
 

@@ -10,8 +10,9 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Generator, Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from rlsync.core.plan import POLICY
 from rlsync.workers.envs.actions import ActionSpec, BoxActions
-from rlsync.workers.player import POLICY, Acted, Player, Record, State
+from rlsync.workers.player import Acted, Player, Record, State
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.uniform import UniformPlayer
 

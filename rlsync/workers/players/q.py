@@ -9,8 +9,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.plan import POLICY
 from rlsync.workers.envs.actions import DiscreteActions
-from rlsync.workers.player import POLICY, Acted, Player, Record, State
+from rlsync.workers.player import Acted, Player, Record, State
 
 #: Records of each step: the Q-value of the action taken, and the largest one. An initial priority needs both.
 TAKEN_VALUE = "taken_value"

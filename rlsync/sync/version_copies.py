@@ -12,7 +12,7 @@ from rlsync.transport.rules import Key, keyed
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class VersionCopy:
     """The leaves that a map brings, as one version has them. Nobody writes to them.
 
     Args:
@@ -28,8 +28,8 @@ class Image:
         return {name: tensor for (found, name), tensor in self.leaves.items() if found == destination}
 
 
-class Images:
-    """Gives images of the newest version of a map.
+class VersionCopies:
+    """Copies the newest version of a map for those who need it for longer than until the next publish.
 
     A board keeps the newest version, from which it is copied when it is asked for. Other transports keep
     none: there, every publish makes a copy more.
@@ -40,15 +40,15 @@ class Images:
 
     def __init__(self, bound_map: BoundMap) -> None:
         self._map = bound_map
-        self._kept: Image | None = None
+        self._kept: VersionCopy | None = None
 
     def published(self) -> None:
         """The map has just been published: copy it, if the transport keeps no version."""
         publisher = self._map.endpoint.publisher
         if publisher.transport.newest_leaves() is None:
-            self._kept = Image(publisher.version, self._map.copies())
+            self._kept = VersionCopy(publisher.version, self._map.copies())
 
-    def newest(self) -> Image | None:
+    def newest(self) -> VersionCopy | None:
         """The newest version, whichever thread asks; None if nobody has kept it."""
         publisher = self._map.endpoint.publisher
         transport, brought = publisher.transport, self._map.brought()
@@ -58,6 +58,6 @@ class Images:
                 break
             leaves = {key: leaf.clone() for key, leaf in keyed(*held).items() if key in brought}
             if transport.newest_stamp == stamp:  # what is the newest version all the time is not written to
-                return Image(stamp.version, leaves)
+                return VersionCopy(stamp.version, leaves)
         kept = self._kept
         return kept if kept is not None and kept.version == publisher.version else None
