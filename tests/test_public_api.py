@@ -76,7 +76,7 @@ def test_every_error_belongs_to_one_tree():
 
 
 def test_each_public_name_is_loaded_from_where_a_type_checker_sees_it():
-    """Each name is written in ``__all__``, in the imports for type checkers, and in the table of modules."""
+    """Each name is written in the imports for type checkers, and in the table of modules."""
     blocks = (node for node in ast.parse(Path(rlsync.__file__).read_text()).body if isinstance(node, ast.If))
     block = next(node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING")
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
@@ -105,16 +105,6 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
         _ = rlsync.SyncWeight
     with pytest.raises(ImportError, match="cannot import name 'SyncWeight'"):
         exec("from rlsync import SyncWeight")
-
-
-def test_an_old_name_is_the_present_one_and_warns_at_each_use():
-    for _ in range(2):
-        with pytest.warns(DeprecationWarning, match="rlsync.LagAbove is now rlsync.StepsAhead") as told:
-            from rlsync import LagAbove
-        assert told[0].filename == __file__
-    assert LagAbove is rlsync.StepsAhead
-    assert LagAbove(3) == rlsync.StepsAhead(3)
-    assert "LagAbove" not in dir(rlsync)
 
 
 @pytest.mark.processes

@@ -1,1 +1,1 @@
-"""Floor 4, the plug into TorchRL: imports torchrl and the floors below."""
+"""Floor 5, the plug into TorchRL: imports torchrl and the floors below."""

@@ -43,10 +43,6 @@ def triggers_compose() -> Trigger:
     return trigger
 
 
-def an_old_name_still_has_its_type() -> None:
-    assert_type(rlsync.LagAbove(3), rlsync.StepsAhead)
-
-
 def a_map_holds_paths_and_sources(trainer: Any) -> SyncWeights:
     paths = {"policy": "loss_module.actor_network"}
     SyncWeights(paths)

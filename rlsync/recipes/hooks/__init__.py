@@ -12,17 +12,12 @@ from rlsync.recipes.hooks.run_statistics import StatisticsHook
 from rlsync.recipes.hooks.staleness import StalenessHistogram
 from rlsync.recipes.hooks.summary import InSummary
 from rlsync.recipes.hooks.to_learner import ToLearner
-from rlsync.torchrl_plugin.hooks.log_receipts import LogReceipts
-
-#: The name that LogReceipts had in the recipes.
-SyncMetrics = LogReceipts
 
 __all__ = [
     "EpisodeReturns",
     "UnrollReturns",
     "StalenessHistogram",
     "StatisticsHook",
-    "SyncMetrics",
     "EpsilonDecay",
     "KeepPace",
     "MixReplayed",

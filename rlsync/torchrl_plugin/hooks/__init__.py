@@ -1,1 +1,1 @@
-"""Floor 4, one hook a file: imports torchrl and the floors below."""
+"""Floor 5, one hook a file: imports torchrl and the floors below."""

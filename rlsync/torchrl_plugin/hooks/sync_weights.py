@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -244,11 +243,6 @@ class SyncWeights(PublishHook):
             ConfigError: the workers of this collector cannot be asked, or are being asked already.
         """
         return self._bound.endpoint.verification()
-
-    def check(self) -> Verification:
-        """The old name of :meth:`verification`."""
-        warnings.warn("SyncWeights.check is now SyncWeights.verification", DeprecationWarning, stacklevel=2)
-        return self.verification()
 
     def staleness(self, batch: TensorDictBase) -> Staleness:
         """How old the frames of a batch are, now.
