@@ -36,7 +36,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 from rlsync.recipes.impala import Categorical, ImpalaLoss, ImpalaNet
-from rlsync.recipes.impala.config import ReplayConfig
+from rlsync.recipes.impala.config import UnrollReplayConfig
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
 
@@ -49,7 +49,9 @@ TUNING_SEEDS = (100, 101, 102, 103, 104)
 BEST_LR = {"impala": 3e-3, "laser": 5e-3}
 
 
-LASER = ReplayConfig(ratio=4.0, capacity_steps=20_000, min_steps=1_600, threshold=0.1, entropy_on="online")
+LASER = UnrollReplayConfig(
+    ratio=4.0, capacity_steps=20_000, min_steps=1_600, threshold=0.1, entropy_on="online"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Run:
     lag: int
     max_steps: int
     entropy: float
-    replay: ReplayConfig
+    replay: UnrollReplayConfig
 
 
 class Reached:

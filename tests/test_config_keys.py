@@ -29,7 +29,7 @@ def names_of(settings: object, prefix: str) -> set[str]:
     found: set[str] = set()
     for spec in fields(settings):  # type: ignore[arg-type]
         value = getattr(settings, spec.name)
-        if spec.name == KEY or "renamed" in spec.metadata:
+        if spec.name == KEY:
             continue
         found |= names_of(value, f"{prefix}{spec.name}.") if is_dataclass(value) else {prefix + spec.name}
     return found

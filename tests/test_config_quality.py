@@ -104,11 +104,7 @@ def test_every_key_of_every_dataclass_stands_in_its_file_and_no_other(file: Path
 
     def missing_and_foreign(kind: type, node: DictConfig, prefix: str = "") -> list[str]:
         # KEY: a recipe of the user's needs it, and a shipped one must not have it.
-        wanted = {
-            spec.name: getattr(kind(), spec.name)
-            for spec in fields(kind)
-            if spec.name != KEY and "renamed" not in spec.metadata
-        }
+        wanted = {spec.name: getattr(kind(), spec.name) for spec in fields(kind) if spec.name != KEY}
         here = {str(name) for name in node} - {"defaults", "hydra"}
         wrong = [prefix + name for name in here ^ set(wanted) if prefix or package or name not in groups]
         for name, value in wanted.items():
@@ -291,11 +287,6 @@ def test_a_typo_in_a_group_or_an_option_is_refused_with_the_nearest(group: str) 
 
 def routes(*line: str) -> list[tuple[str, str, str | None]]:
     return [(r.destination, r.source, r.dtype) for r in config_of(*line).sync.map]
-
-
-@pytest.mark.filterwarnings("ignore:sync.when.lag_above is now:DeprecationWarning")
-def test_an_old_key_of_a_shipped_config_still_composes() -> None:
-    assert config_of("sync.when.lag_above=50") == config_of("sync.when.steps_ahead=50")
 
 
 def test_one_entry_of_the_map_is_overridden_by_its_number() -> None:

@@ -42,7 +42,7 @@ from rlsync.recipes.config import (
 from rlsync.recipes.config import SyncConfig as Sync
 from rlsync.recipes.config import WhenConfig as When
 from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
-from rlsync.recipes.impala.config import ImpalaConfig, ReplayConfig
+from rlsync.recipes.impala.config import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
 from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.player import Acted, Player, State
@@ -71,7 +71,7 @@ def small(recipe: str, run_dir: Path) -> Config:
             target_return=None,
             unroll_length=10,
             batch_size=4,
-            replay=ReplayConfig(ratio=1.0),
+            replay=UnrollReplayConfig(ratio=1.0),
         )
     else:
         config.recipe = PPOConfig(total_frames=128, batch_size=32, num_epochs=2, hidden=[16])

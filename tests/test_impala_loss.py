@@ -29,7 +29,7 @@ from rlsync.recipes.impala import (
     concatenate,
     vtrace,
 )
-from rlsync.recipes.impala.config import ImpalaConfig, ReplayConfig
+from rlsync.recipes.impala.config import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.impala.recipe import make_loss
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.terms import Steps, loss_terms
@@ -603,7 +603,7 @@ REPLAY = {"ratio": 1.0, "threshold": 0.5, "reference": "implied", "gate_delta": 
 
 
 def test_every_setting_of_the_loss_can_be_given_in_the_config_and_arrives() -> None:
-    config = ImpalaConfig(**OTHER, replay=ReplayConfig(**REPLAY))
+    config = ImpalaConfig(**OTHER, replay=UnrollReplayConfig(**REPLAY))
     loss = make_loss(config, make_net())
     assert loss.settings == config.loss_settings()
     given, plain = vars(loss.settings), vars(LossSettings())
@@ -624,12 +624,14 @@ def test_the_config_has_the_defaults_and_the_ranges_of_the_loss() -> None:
         assert error.where == name
         with pytest.raises(ConfigError, match="cannot be"):
             ImpalaConfig(**{name: wrong}).loss_settings()
-    (error,) = bound_errors(ReplayConfig(threshold=0.0))
+    (error,) = bound_errors(UnrollReplayConfig(threshold=0.0))
     assert error.where == "threshold"
 
 
 def test_without_a_replay_the_settings_of_the_replay_have_no_effect() -> None:
-    assert ImpalaConfig(replay=ReplayConfig(**REPLAY | {"ratio": 0.0})).loss_settings() == LossSettings()
+    assert (
+        ImpalaConfig(replay=UnrollReplayConfig(**REPLAY | {"ratio": 0.0})).loss_settings() == LossSettings()
+    )
 
 
 def test_an_implied_policy_of_gaussians_is_refused_before_the_run() -> None:

@@ -22,7 +22,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.evaluation.evaluator import READER, Evaluator
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig, errors
 from rlsync.recipes.hooks import Bottleneck, Load, MixReplayed, StalenessHistogram, UnrollReturns
-from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig, ModelConfig, ReplayConfig
+from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.impala.recipe import build, make_network, probe
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
 from rlsync.torchrl_plugin import compat
@@ -31,7 +31,7 @@ from tests.parts.programs import run_program
 from tests.test_cli import checked_statistics
 
 FRAMES_PER_BATCH = 5 * 4
-LASER = ReplayConfig(ratio=1.5, capacity_steps=400, min_steps=40, threshold=0.5, entropy_on="online")
+LASER = UnrollReplayConfig(ratio=1.5, capacity_steps=400, min_steps=40, threshold=0.5, entropy_on="online")
 
 
 def small(total_frames: int = 40 * FRAMES_PER_BATCH, run_dir: Path | None = None, **recipe: Any) -> Config:
@@ -123,7 +123,7 @@ def test_laser_adds_replayed_unrolls_at_the_ratio_and_knows_the_online_ones() ->
 @pytest.mark.processes
 @pytest.mark.parametrize("entropy_on", ["all", "online"])
 def test_without_a_replay_laser_is_impala(entropy_on: str) -> None:
-    replay = ReplayConfig(**{**vars(LASER), "ratio": 0.0, "entropy_on": entropy_on})
+    replay = UnrollReplayConfig(**{**vars(LASER), "ratio": 0.0, "entropy_on": entropy_on})
     config = small(4 * FRAMES_PER_BATCH, replay=replay)
     assert list(errors(config)) == []
     trainer = trained(config)
@@ -137,7 +137,7 @@ def test_without_a_replay_laser_is_impala(entropy_on: str) -> None:
 def test_a_resumed_run_goes_on_with_versions_counters_optimizer_and_replay(
     tmp_path: Path, kept: bool
 ) -> None:
-    replay = ReplayConfig(**{**vars(LASER), "checkpointed": kept})
+    replay = UnrollReplayConfig(**{**vars(LASER), "checkpointed": kept})
     first = trained(small(run_dir=tmp_path / "first", replay=replay))
     again = build(small(60 * FRAMES_PER_BATCH, tmp_path / "again", replay=replay))
     try:
@@ -220,7 +220,10 @@ def test_a_separate_process_evaluates_pinned_versions_and_disturbs_neither_lag_n
     [
         (small(batch_size=3), "collector.frames_per_batch"),
         (Config(recipe=PPOConfig()), "recipe"),
-        (small(replay=ReplayConfig(ratio=1.0, capacity_steps=10, min_steps=20)), "recipe.replay.min_steps"),
+        (
+            small(replay=UnrollReplayConfig(ratio=1.0, capacity_steps=10, min_steps=20)),
+            "recipe.replay.min_steps",
+        ),
         (small(model=ModelConfig(hidden=[])), "recipe.model.hidden"),
         (small(evaluation=EvaluationConfig(every_frames=1)), "recipe.evaluation.every_frames, run_dir"),
         (small(lr=-1.0), "recipe.lr"),

@@ -13,8 +13,6 @@ OLD = {
     "rlsync.transport.board_reader.BoardReader": "rlsync.transport.board.reader.BoardReader",
     "rlsync.transport.board_handle.BoardHandle": "rlsync.transport.board.handle.BoardHandle",
     "rlsync.transport.board_format.ReaderStatus": "rlsync.transport.contract.ReaderStatus",
-    "rlsync.recipes.impala.batch.check_batch": "rlsync.workers.frames.check_batch",
-    "rlsync.recipes.impala.batch.concatenate": "rlsync.workers.frames.concatenate",
 }
 
 

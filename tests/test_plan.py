@@ -11,7 +11,7 @@ import pytest
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
-from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig, ReplayConfig
+from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.timeline import Timeline, timeline
 from tests.test_dreamer_recipes import small as small_dreamer
 from tests.test_off_policy import Iteration, built, every_recipe, pace_of, small
@@ -64,7 +64,11 @@ def on_policy(name: str) -> Config:
     """A run of a few small batches."""
     if name == "ppo":
         return small_ppo(sync=SyncConfig(when=WhenConfig(every=3, unit="optim_steps")))
-    replay = ReplayConfig(ratio=1.0, min_steps=20, capacity_steps=200) if name == "laser" else ReplayConfig()
+    replay = (
+        UnrollReplayConfig(ratio=1.0, min_steps=20, capacity_steps=200)
+        if name == "laser"
+        else UnrollReplayConfig()
+    )
     recipe = ImpalaConfig(
         total_frames=205,
         batch_size=4,

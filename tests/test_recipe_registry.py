@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -16,8 +16,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlsync.cli.compose import schema
+from rlsync.cli.eval import config_of
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import registry, run_files
+from rlsync.recipes.config import Config, EnvConfig
 from rlsync.recipes.registry import loaded, recipe_named
 from tests.parts.programs import ENDS_WITHIN_S, fresh_python, run_program
 
@@ -247,3 +249,13 @@ def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
                 found[str(file.relative_to(ROOT))] = said
     assert found == {}
     assert len(names) == 18
+
+
+def test_a_key_that_is_gone_and_that_a_run_left_null_does_not_keep_its_config_from_being_read(
+    tmp_path: Path,
+) -> None:
+    config = Config(run_dir=str(tmp_path), env=EnvConfig(kwargs={"own": None}))
+    written = asdict(config)
+    written["sync"]["when"]["lag_above"] = None
+    OmegaConf.save(OmegaConf.create(written), tmp_path / run_files.RESOLVED)
+    assert config_of(tmp_path) == config

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.trainers import Trainer
 
-from rlsync import StepsAhead, SyncWeights
+from rlsync import SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
 from rlsync.evaluation.best import best_in
@@ -134,18 +134,6 @@ def test_a_count_and_steps_ahead_make_a_trigger_that_fires_on_either() -> None:
     both = trigger(WhenConfig(every=10, unit="seconds", steps_ahead=50))
     assert both.units() == {"seconds", "optim_steps"}
     assert trigger(WhenConfig(every=None, steps_ahead=50)).units() == {"optim_steps"}
-
-
-def test_the_old_key_lag_above_is_read_as_steps_ahead_and_warns() -> None:
-    with pytest.warns(DeprecationWarning, match=r"sync\.when\.lag_above is now sync\.when\.steps_ahead"):
-        old = WhenConfig(every=None, lag_above=50)
-    assert old == WhenConfig(every=None, steps_ahead=50)
-    assert trigger(old) == StepsAhead(50)
-
-
-def test_the_old_key_beside_the_new_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="its old name lag_above"):
-        trigger(WhenConfig(steps_ahead=50, lag_above=40))
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Floor 6, complete trainers: imports torchrl, gymnasium and the floors below. ``registry`` lists them."""
+"""The recipes: complete trainers, their settings, and what they have in common."""

@@ -54,7 +54,7 @@ __all__ = [
     "workers_policy",
 ]
 
-#: LogReceipts' name in checkpoints, which older checkpoints have, too: TorchRL refuses one that lacks it.
+#: The name of LogReceipts in checkpoints. TorchRL refuses a checkpoint that lacks a registered name.
 _RECEIPTS_KEY = "sync_metrics"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -31,22 +30,11 @@ class RouteConfig:
 
 @dataclass
 class WhenConfig:
-    """When to publish: every so many units, when the learner is ahead, or whichever comes first.
-
-    ``lag_above`` is the old name of ``steps_ahead``; a config that gives it still works.
-    """
+    """When to publish: every so many units, when the learner is ahead, or whichever comes first."""
 
     every: int | float | None = 1
     unit: str = "batches"
     steps_ahead: int | None = None
-    lag_above: int | None = field(default=None, metadata={"renamed": "steps_ahead"})
-
-    def __post_init__(self) -> None:
-        if self.lag_above is not None and self.steps_ahead is None:
-            warnings.warn(
-                "sync.when.lag_above is now sync.when.steps_ahead", DeprecationWarning, stacklevel=3
-            )
-            self.steps_ahead, self.lag_above = self.lag_above, None
 
 
 @dataclass
@@ -82,12 +70,6 @@ def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
         yield from caught(lambda: _every(when), "sync.when")
     if when.steps_ahead is not None:
         yield from caught(lambda: _steps_ahead(when), "sync.when")
-    if when.lag_above is not None:
-        yield ConfigError(
-            "steps_ahead and its old name lag_above are both given",
-            "sync.when",
-            "give sync.when.steps_ahead alone",
-        )
     if when.every is None and when.steps_ahead is None:
         yield ConfigError(
             "nothing says when to publish",

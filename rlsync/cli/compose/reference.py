@@ -122,7 +122,7 @@ def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[Config
     for spec in fields(config):
         name, value = prefix + spec.name, getattr(config, spec.name)
         comment = comments.get(name, "")
-        if spec.name.startswith("_") or "renamed" in spec.metadata:
+        if spec.name.startswith("_"):
             continue
         if is_dataclass(value):
             if comment:

@@ -10,7 +10,6 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.recipes.hooks.summary import InSummary
-from rlsync.torchrl_plugin import compat
 
 
 class Waits(NamedTuple):
@@ -104,7 +103,6 @@ class Bottleneck(TrainerHookBase, InSummary):
         """Log after every batch."""
         trainer.register_op("post_steps_log", self)
         trainer.register_module(name, self)
-        compat.let_it_be_absent(trainer, self)  # from checkpoints of runs that did not say it
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to keep: the waiting times are those of this process."""

@@ -65,10 +65,6 @@ class KeepPace(TrainerHookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the count. If the ratio is another one now, it holds from here on, and that is said."""
-        if not state_dict:  # of a run before there was a pace: it begins here
-            frames = 0 if self._trainer is None else self._trainer.collected_frames
-            self.pace = PaceFrom(self.pace.pace, frames, self.updates)
-            return
         self.updates = int(state_dict["updates"])
         if self._trainer is not None and int(state_dict["frames"]) >= self.pace.pace.prefill:
             # A collector with another number of workers does not load its state, and would begin anew.

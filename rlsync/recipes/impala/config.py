@@ -44,7 +44,7 @@ class ModelConfig:
 
 
 @dataclass
-class ReplayConfig:
+class UnrollReplayConfig:
     """Replayed unrolls; with a ``ratio`` of zero there is no replay and the other keys have no effect.
 
     ``path`` is a folder in which the replay is kept on disk instead of in memory. ``threshold``,
@@ -107,7 +107,7 @@ class ImpalaConfig(RecipeConfig):
     reward_clipping: str = same_as(LossSettings, "reward_clipping")
     reduction: str = same_as(LossSettings, "reduction")
     model: ModelConfig = field(default_factory=ModelConfig)
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    replay: UnrollReplayConfig = field(default_factory=UnrollReplayConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def variant(self) -> str:

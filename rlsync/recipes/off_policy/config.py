@@ -48,10 +48,7 @@ class OffPolicyConfig(ReplayConfig):
 
 @dataclass
 class DQNConfig(OffPolicyConfig):
-    """Deep Q-learning (Mnih et al. 2015), with a double target and returns of n steps.
-
-    ``optim_steps_per_batch`` is what older configs said in place of ``pace.ratio``.
-    """
+    """Deep Q-learning (Mnih et al. 2015), with a double target and returns of n steps."""
 
     name: str = "dqn"
     total_frames: int = above_zero(50_000)
@@ -68,18 +65,10 @@ class DQNConfig(OffPolicyConfig):
     epsilon_end: float = kept(fraction(0.04), EXPLORATION)
     epsilon_frames: int = kept(above_zero(10_000), EXPLORATION)
     ladder_alpha: float = not_below_zero(0.0)
-    optim_steps_per_batch: int | None = field(default=None, metadata={"renamed": "pace.ratio"})
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
-        if self.optim_steps_per_batch is not None:
-            ratio = self.optim_steps_per_batch / max(1, config.collector.frames_per_batch)
-            yield ConfigError(
-                "recipe.optim_steps_per_batch is now recipe.pace.ratio, optimizer steps for each frame",
-                "recipe.optim_steps_per_batch",
-                f"give recipe.pace.ratio={ratio:g}",
-            )
         if self.ladder_alpha and workers_on_a_node(config) < 2:
             yield ConfigError(
                 "one worker makes no ladder of exploration rates",

@@ -84,7 +84,6 @@ def hold_pace(
     """
     pace = KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed)
     pace.register(trainer)
-    compat.let_it_be_absent(trainer, pace)
     scheduler = None if optimizer is None else parts.annealing(config, optimizer)
     if scheduler is not None:
         LRSchedulerHook(scheduler).register(trainer)
