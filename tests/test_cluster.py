@@ -35,7 +35,7 @@ from rlsync.transport.ring.reader import RingWriter, RolloutRing
 from rlsync.workers.cluster.address import check_reachable
 from rlsync.workers.cluster.turns import Turns
 from rlsync.workers.envs.specs import GymnasiumEnvs
-from rlsync.workers.unrolls import RolloutShape
+from rlsync.workers.frames import RolloutShape
 from tests.cluster_player import CanaryPlayer
 from tests.faults.running import in_three_lines
 from tests.parts.namespaces import ALONE, ROOT, in_a_session, may_unshare

@@ -13,7 +13,7 @@ from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaLoss, Impala
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring.reader import RolloutRing
 from rlsync.transport.ring.writer import RingWriter
-from rlsync.workers.pinned import PinnedSlots
+from rlsync.workers.intake import PinnedSlots
 from tests.parts.programs import fresh_python
 
 pytestmark = [

@@ -25,7 +25,7 @@ from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_ve
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import build
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
-from rlsync.workers.frames import check_batch, concatenate
+from rlsync.workers.frames import RolloutShape, check_batch, concatenate
 from rlsync.workers.player import (
     Acted,
     Playable,
@@ -40,7 +40,6 @@ from rlsync.workers.players.q import EpsilonGreedyPlayer, EpsilonLadder
 from rlsync.workers.players.uniform import UniformPlayer
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
-from rlsync.workers.unrolls import RolloutShape
 from tests.parts.processes import wait_until
 from tests.parts.programs import fresh_python
 from tests.test_impala_envs import LADDER

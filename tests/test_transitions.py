@@ -19,13 +19,11 @@ from rlsync.recipes.env_config import EnvConfig
 from rlsync.recipes.off_policy.ladder import GreedyOnLadder, make_env_on_rung
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
-from rlsync.workers.player import Player, materialised, without_memory
-from rlsync.workers.players.acting_policy import PREFILL, ActingPolicy, Prefill
+from rlsync.workers.frames import RolloutShape, batch_of
+from rlsync.workers.player import Player, Seat, materialised, without_memory
 from rlsync.workers.players.q import EpsilonLadder
+from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill, transitions
 from rlsync.workers.rollout import make_roller
-from rlsync.workers.seat import Seat
-from rlsync.workers.transitions import transitions
-from rlsync.workers.unrolls import RolloutShape, batch_of
 
 STEPS, ENVS = 40, 2
 SHORT = GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 9})  # so that some episodes are truncated

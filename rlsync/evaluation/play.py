@@ -10,8 +10,7 @@ import torch
 
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.base import Envs
-from rlsync.workers.player import Player
-from rlsync.workers.seat import Seat
+from rlsync.workers.player import Player, Seat
 
 #: How many environments play at once, at most.
 _AT_ONCE = 8

@@ -26,8 +26,8 @@ from rlsync.workers.cluster.session import Session
 from rlsync.workers.cluster.transition_collector import TransitionCollector
 from rlsync.workers.devices import CPU, device_of_each
 from rlsync.workers.envs.specs import EnvSpec, GymnasiumEnvs
-from rlsync.workers.players.acting_policy import PREFILL, ActingPolicy, Prefill
 from rlsync.workers.players.q import EpsilonLadder
+from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill
 from rlsync.workers.supervision import Restarts
 
 

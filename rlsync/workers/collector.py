@@ -17,11 +17,11 @@ from rlsync.transport.ring.format import WhenFull
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
+from rlsync.workers.frames import RolloutShape
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
 from rlsync.workers.rollout_collector import RolloutCollector, check_adopt, check_counts
 from rlsync.workers.supervision import Restarts, Supervisor
-from rlsync.workers.unrolls import RolloutShape
 from rlsync.workers.worker import WorkerJob, start_worker
 
 

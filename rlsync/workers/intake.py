@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from rlsync.core.errors import AdoptionTimeout, RlsyncError
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.workers import frames as keys
-from rlsync.workers.pinned import PinnedSlots
 from rlsync.workers.player import Record
 from rlsync.workers.supervision import LOOK_EVERY_S
-from rlsync.workers.unrolls import batch_of
+
+_log = logging.getLogger(__name__)
 
 
 class Rollouts(Protocol):
@@ -40,7 +42,7 @@ class Rollouts(Protocol):
         """Let the memory of a rollout be used again."""
 
 
-class Crew(Protocol):
+class RolloutMakers(Protocol):
     """Whoever makes the rollouts."""
 
     def look(self) -> bool:
@@ -50,23 +52,56 @@ class Crew(Protocol):
         """The error to raise when no rollout comes from anybody."""
 
 
-class Intake:
-    """Takes rollouts in the order in which they were completed, and makes batches of them.
+class PinnedSlots:
+    """Pins the slots of a ring for copies to a CUDA device; for any other device it does nothing.
 
-    Args:
-        ring: where rollouts come from.
-        workers: who makes them; looked at whenever a rollout is awaited.
-        rollouts: how many make a batch. On the CPU a single one is not copied; several are, and given back at
-            once. On an accelerator all are copied, and given back when the copies are done.
-        records: what the player recorded.
-        silent_timeout_s: how long to wait for a rollout while no worker is killed or started, seconds.
-        device: where the batches are read.
+    CUDA reads pinned memory by itself, so a copy with ``non_blocking=True`` returns at once. Ordinary memory
+    is copied through a buffer of CUDA's, while the call waits. If CUDA refuses to pin, a line in the log says
+    so and ordinary memory serves.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned: dict[int, int] = {}  # by slot, the address
+        self._refused = False
+
+    def pin(self, slot: int, arrays: Collection[Tensor]) -> None:
+        """Pin a slot, once: from the first of these arrays, neighbours in one image, to the end of the last.
+
+        Leave out arrays that are mostly empty: their pages would be made.
+        """
+        if self._device.type != "cuda" or slot in self._pinned or self._refused:
+            return
+        first = min(array.data_ptr() for array in arrays)
+        end = max(array.data_ptr() + array.nbytes for array in arrays)
+        error = int(torch.cuda.cudart().cudaHostRegister(first, end - first, 0))
+        if error:
+            self._refused = True
+            _log.warning(
+                "CUDA does not pin the slots of rollouts (error %d): copies wait for the host", error
+            )
+        else:
+            self._pinned[slot] = first
+
+    def forget(self) -> None:
+        """Unpin all slots, before their memory is unmapped."""
+        for first in self._pinned.values():
+            torch.cuda.cudart().cudaHostUnregister(first)
+        self._pinned = {}
+
+
+class Intake:
+    """Takes rollouts in the order in which they were completed, and makes batches of so many of them.
+
+    On the CPU a single rollout is not copied; several are, and given back at once. On an accelerator all are
+    copied, and given back when the copies are done. ``silent_timeout_s`` is how long to wait for a rollout
+    while no worker is killed or started. The workers are looked at whenever a rollout is awaited.
     """
 
     def __init__(
         self,
         ring: Rollouts,
-        workers: Crew,
+        workers: RolloutMakers,
         rollouts: int,
         records: Sequence[Record],
         silent_timeout_s: float,
@@ -86,11 +121,10 @@ class Intake:
         self.writers: tuple[int, ...] = ()
 
     def batch(self) -> TensorDict:
-        """Wait for the next batch. The slot of the batch before is given back.
+        """Wait for the next batch; the slot of the batch before is given back.
 
-        Raises:
-            WorkerLost: a worker ended too often, or none is left.
-            AdoptionTimeout: all workers are silent, or no rollout comes although they are not.
+        WorkerLost: a worker ended too often, or none is left. AdoptionTimeout: all workers are silent, or no
+        rollout comes although they are not.
         """
         self.release()
         if not self._running:
@@ -101,7 +135,7 @@ class Intake:
             self._pinned.pin(taken.slot, [v for name, v in taken.views.items() if name not in keys.FINAL])
             self._held.append(taken)
         self.writers = tuple(taken.writer for taken in self._held)
-        batch = batch_of([taken.views for taken in self._held], self._records, self._device)
+        batch = keys.batch_of([taken.views for taken in self._held], self._records, self._device)
         if is_queued(self._device):
             self._copied = Moment.now([self._device])
         elif self._rollouts > 1:

@@ -162,15 +162,7 @@ class Playable(Protocol):
 
 
 def player_of(acting: Player | Playable, *, store_params: bool = False, store_value: bool = False) -> Player:
-    """The player itself, or the one of a network.
-
-    Args:
-        acting: a player, or a network that knows its player.
-        store_params, store_value: passed to the network.
-
-    Raises:
-        ConfigError: a player is given with one of these options: it says itself what it records.
-    """
+    """The player itself, or the one of a network. A player with one of the options is refused."""
     if not isinstance(acting, Player):
         return acting.player(store_params=store_params, store_value=store_value)
     if store_params or store_value:
@@ -183,12 +175,7 @@ def player_of(acting: Player | Playable, *, store_params: bool = False, store_va
 
 
 def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
-    """A copy of a player, with its own memory.
-
-    Args:
-        player: which is not changed.
-        dtype: of the copy's floating weights; ``None`` keeps theirs.
-    """
+    """A copy of a player, with its own memory, its floating weights in this dtype; ``None`` keeps theirs."""
     made = copy.deepcopy(player)
     if dtype is not None:
         for module in made.modules.values():
@@ -197,11 +184,7 @@ def in_dtype(player: Player, dtype: torch.dtype | None) -> Player:
 
 
 def without_memory(player: Player) -> Player:
-    """A copy of a player whose modules are on the meta device: small to pickle. See :func:`materialised`.
-
-    Args:
-        player: which is not changed.
-    """
+    """A copy of a player whose modules are on the meta device: small to pickle. See :func:`materialised`."""
     blank = copy.deepcopy(player)
     for module in blank.modules.values():
         module.to("meta")
@@ -209,15 +192,7 @@ def without_memory(player: Player) -> Player:
 
 
 def materialised(player: Player, device: torch.device = CPU) -> Player:
-    """Give the modules of a player memory, with arbitrary values, and let them need no gradient.
-
-    Args:
-        player: changed in place.
-        device: where the memory is.
-
-    Returns:
-        The same player.
-    """
+    """Give this player's modules memory, with arbitrary values, and let them need no gradient."""
     for module in player.modules.values():
         materialise(module.requires_grad_(False))
         module.to(device)
@@ -225,16 +200,7 @@ def materialised(player: Player, device: torch.device = CPU) -> Player:
 
 
 def check_fits(player: Player, envs: Envs, where: str) -> None:
-    """Refuse a player whose observations or actions are not those of the environments.
-
-    Args:
-        player: which is to act.
-        envs: in which it is to act.
-        where: how the error names the environments.
-
-    Raises:
-        ConfigError: they differ.
-    """
+    """Refuse a player whose observations or actions are not those of the environments, named by ``where``."""
     takes = f"{list(player.observation_shape)} of {player.observation_dtype}"
     gives = f"{list(envs.observation_shape)} of {envs.observation_dtype}"
     if takes != gives:
@@ -249,3 +215,48 @@ def check_fits(player: Player, envs: Envs, where: str) -> None:
             where,
             "build the network with the actions of the environment",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A player on its device, for callers that step environments: their tensors are in host memory.
+
+    What the player gets lies on its device, and so do its state and what it records. Only the action comes
+    back to the host, where the environments are. On the CPU nothing is copied.
+
+    Example:
+        >>> from rlsync.workers.envs.actions import DiscreteActions
+        >>> from rlsync.workers.players.uniform import UniformPlayer
+        >>> seat = Seat.taken(UniformPlayer(DiscreteActions(3), (4,)), seed=0)
+        >>> is_init = torch.ones(5, dtype=torch.bool)
+        >>> seat.act(torch.zeros(5, 4), is_init, torch.zeros(5), seat.begin(5)).action.shape
+        torch.Size([5])
+    """
+
+    player: Player
+    generator: Generator
+    device: torch.device = CPU
+    worker: int = 0  # an evaluation is worker 0 of 1
+    num_workers: int = 1
+
+    @classmethod
+    def taken(
+        cls, player: Player, seed: int, device: torch.device = CPU, worker: int = 0, num_workers: int = 1
+    ) -> Seat:
+        """Move a player's modules to a device, and give it random numbers there."""
+        for module in player.modules.values():
+            module.to(device)
+        return cls(player, torch.Generator(device).manual_seed(seed), device, worker, num_workers)
+
+    def begin(self, num_envs: int) -> State:
+        """The state before the first step of environments that were just reset."""
+        state = self.player.begin(num_envs, self.generator, self.worker, self.num_workers)
+        return {name: tensor.to(self.device) for name, tensor in state.items()}
+
+    def act(self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State) -> Acted:
+        """Choose the next action of every environment, from observations, ends and rewards in host memory."""
+        device = self.device
+        acted = self.player.act(
+            observation.to(device), is_init.to(device), reward.to(device), state, self.generator
+        )
+        return acted if acted.action.is_cpu else acted._replace(action=acted.action.cpu())

@@ -19,10 +19,9 @@ from rlsync.transport.ring.format import RingHandle
 from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.specs import EnvSpec, make_venv
-from rlsync.workers.player import Player, check_fits, materialised
+from rlsync.workers.frames import RolloutShape
+from rlsync.workers.player import Player, Seat, check_fits, materialised
 from rlsync.workers.rollout import Roller, make_roller
-from rlsync.workers.seat import Seat
-from rlsync.workers.unrolls import RolloutShape
 
 #: The seeds of a worker's next life lie this far from those of the life before.
 _SEEDS_APART = 1_000_003

@@ -7,8 +7,8 @@ from typing import Any
 from tensordict import TensorDict, TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
+from rlsync.workers.frames import COLLECTOR
 from rlsync.workers.replay.mixing import ReplayMix
-from rlsync.workers.unrolls import COLLECTOR
 
 
 class MixReplayed(TrainerHookBase):

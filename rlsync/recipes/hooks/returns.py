@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
-from rlsync.workers.unrolls import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
+from rlsync.workers.frames import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
 
 
 class EpisodeReturns(TrainerHookBase):

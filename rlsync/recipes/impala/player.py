@@ -12,8 +12,8 @@ from rlsync.core.plan import POLICY
 from rlsync.recipes.impala.heads import PolicyHead
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.workers.frames import VALUE
 from rlsync.workers.player import Acted, Player, Record, State
-from rlsync.workers.unrolls import VALUE
 
 if TYPE_CHECKING:  # the network makes its player
     from rlsync.recipes.impala.network import ImpalaNet

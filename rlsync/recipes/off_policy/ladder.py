@@ -22,9 +22,7 @@ from torchrl.modules import EGreedyModule
 from rlsync.recipes.env_config import EnvConfig
 from rlsync.recipes.spaces import make_env
 from rlsync.workers.players.q import EpsilonLadder
-
-#: What the environments of a worker add to each observation: the exponent of its rate.
-EXPONENT = "exploration_exponent"
+from rlsync.workers.players.torchrl_policy import EXPONENT
 
 
 class GreedyOnLadder(EGreedyModule):

@@ -32,11 +32,11 @@ from rlsync.workers.cluster.session import Session
 from rlsync.workers.cluster.told import ClusterStatus, NodeStatus
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
+from rlsync.workers.frames import RolloutShape
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
 from rlsync.workers.rollout_collector import RolloutCollector, check_adopt, check_counts
 from rlsync.workers.supervision import Restarts
-from rlsync.workers.unrolls import RolloutShape
 
 #: The seeds of a node's next agent lie this far from those of the agent before.
 _SEEDS_APART = 15_485_863

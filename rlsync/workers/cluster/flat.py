@@ -15,7 +15,7 @@ from rlsync.core.errors import PublishError
 from rlsync.tensors.layout import ALIGN_BYTES, Entry, Layout
 from rlsync.transport.ring.reader import RingCounters, TakenRollout
 from rlsync.workers import frames as keys
-from rlsync.workers.unrolls import FINAL_COUNT
+from rlsync.workers.frames import FINAL_COUNT
 
 #: What travels: Ray copies an array of bytes once, and pickles nothing of it.
 Flat = NDArray[np.uint8]

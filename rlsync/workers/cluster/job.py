@@ -11,9 +11,9 @@ import torch
 from rlsync.sync.adopter import Adopt
 from rlsync.workers.cluster.card import likeness
 from rlsync.workers.envs.specs import EnvSpec
+from rlsync.workers.frames import RolloutShape
 from rlsync.workers.player import Player
 from rlsync.workers.supervision import Restarts
-from rlsync.workers.unrolls import RolloutShape
 
 
 @dataclass(frozen=True, slots=True)

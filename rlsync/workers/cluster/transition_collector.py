@@ -8,9 +8,8 @@ from typing import Any
 
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.envs.specs import EnvSpec
-from rlsync.workers.players.acting_policy import ActingPolicy, Prefill
-from rlsync.workers.transitions import PIECES, transitions
-from rlsync.workers.unrolls import COLLECTOR
+from rlsync.workers.frames import COLLECTOR
+from rlsync.workers.players.torchrl_policy import PIECES, ActingPolicy, Prefill, transitions
 
 #: How long a batch may wait until every node says that it has the newest version, seconds. Rollouts of older
 #: ones are left out in any case.
@@ -21,8 +20,8 @@ _LOOK_S = 0.005
 class TransitionCollector(ClusterCollector):
     """Collects transitions as TorchRL's ``MultiSyncCollector`` or ``MultiAsyncCollector`` does, on a cluster.
 
-    Batches are those of :func:`rlsync.workers.transitions.transitions`: B unrolls of T steps, ``[B, T]``. All
-    frames are stamped with the version that acted.
+    Batches are those of :func:`~rlsync.workers.players.torchrl_policy.transitions`: B unrolls of T steps,
+    ``[B, T]``. All frames are stamped with the version that acted.
 
     Args:
         acting: what acts in the workers.

@@ -1,18 +1,32 @@
-"""A TorchRL policy as a player, for evaluations; this file imports torchrl."""
+"""TorchRL policies as players, and their unrolls as TorchRL's transitions; this file imports torchrl."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from rlsync.core.plan import POLICY
-from rlsync.workers.envs.actions import ActionSpec, BoxActions
-from rlsync.workers.player import Acted, Player, State
+from rlsync.workers import frames as keys
+from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.workers.player import Acted, Player, Record, State
+from rlsync.workers.players.q import EpsilonLadder
+from rlsync.workers.players.uniform import UniformPlayer
+
+#: The destination of what says whether actions are random.
+PREFILL = "prefill"
+
+#: What TorchRL's collectors and their environments call what is recorded.
+REWARD_SUM = "reward_sum"
+EXPONENT = "exploration_exponent"
+
+#: Key of the numbers of pieces of episodes, under ``"collector"``.
+PIECES = "traj_ids"
 
 
 class PolicyPlayer(Player):
@@ -72,13 +86,13 @@ class PolicyPlayer(Player):
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
-        seen = TensorDict({"observation": observation}, [len(observation)])
+        seen = TensorDict({keys.OBSERVATION: observation}, [len(observation)])
         for key, value in self._begins.items():
             seen[key] = torch.where(_shaped(is_init, state[key]), value.to(observation.device), state[key])
         if self._begins:
-            seen["is_init"] = is_init.unsqueeze(-1)
+            seen[keys.IS_INIT] = is_init.unsqueeze(-1)
         with set_exploration_type(self._exploration):
-            action: Tensor = self._policy(seen).get("action")
+            action: Tensor = self._policy(seen).get(keys.ACTION)
         state = {key: seen["next", key] for key in self._begins}
         if isinstance(self._actions, BoxActions):
             return Acted(action, {}, state)
@@ -88,3 +102,210 @@ class PolicyPlayer(Player):
 def _shaped(chosen: Tensor, like: Tensor) -> Tensor:
     """[N] as ``[N, 1, ...]``, to choose from a tensor of N entries."""
     return chosen.reshape(-1, *[1] * (like.ndim - 1))
+
+
+class Prefill(nn.Module):
+    """One buffer, ``random``, bool: whether workers ignore their policy and draw every action uniformly.
+
+    It is published like weights, so the version of a frame says whether its action was random.
+
+    Example:
+        >>> bool(Prefill().random)
+        True
+    """
+
+    random: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("random", torch.tensor(True))
+
+
+class ActingPolicy(Player):
+    """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, and explores as it does.
+
+    It records what else the policy writes, ``reward_sum``, the return of the episode before the step, and
+    with a ladder ``exploration_exponent``. Its destinations are ``"policy"`` and, with a prefill,
+    ``"prefill"``.
+
+    TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these.
+
+    Args:
+        policy: the policy, its exploration included.
+        actions: what it chooses from; boxes have finite bounds.
+        observation_shape: of one observation.
+        ladder: each worker's ``exploration_exponent``, which the policy reads; ``None`` if it reads none.
+        prefill: says when actions are random; ``None``: never.
+
+    Source: torchrl.collectors.Collector; Ape-X, arXiv 1803.00933.
+
+    Example:
+        >>> from tensordict.nn import TensorDictModule
+        >>> policy = TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
+        >>> player = ActingPolicy(policy, BoxActions(1, (-1.0,), (1.0,)), (3,))
+        >>> [record.name for record in player.records]
+        ['reward_sum']
+    """
+
+    def __init__(
+        self,
+        policy: TensorDictModuleBase,
+        actions: ActionSpec,
+        observation_shape: tuple[int, ...],
+        *,
+        ladder: EpsilonLadder | None = None,
+        prefill: Prefill | None = None,
+    ) -> None:
+        self.prefill = prefill
+        self._policy = policy
+        self._actions = actions
+        self._observation_shape = tuple(observation_shape)
+        self._ladder = ladder
+        self._uniform = UniformPlayer(actions, self._observation_shape)
+        self._written = _written(policy, self._seen(torch.zeros(1, *observation_shape), self._begun(1, 0, 1)))
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        acting: dict[str, nn.Module] = {POLICY: self._policy}
+        return acting if self.prefill is None else {**acting, PREFILL: self.prefill}
+
+    @property
+    def actions(self) -> ActionSpec:
+        return self._actions
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        return self._observation_shape
+
+    @property
+    def observation_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
+    def records(self) -> Sequence[Record]:
+        said = [Record(REWARD_SUM, (), torch.float32)]
+        if self._ladder is not None:
+            said.append(Record(EXPONENT, (), torch.float32))
+        return (*said, *self._written)
+
+    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+        torch.manual_seed(generator.initial_seed())
+        return self._begun(num_envs, worker, num_workers)
+
+    def act(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+    ) -> Acted:
+        before = (state[REWARD_SUM] + reward).masked_fill(is_init, 0.0)
+        with set_exploration_type(ExplorationType.RANDOM):
+            out = self._policy(self._seen(observation, state))
+        state = {**state, REWARD_SUM: before}
+        records = {record.name: out.get(record.name) for record in self._written} | state
+        if self.prefill is not None and self.prefill.random:
+            action = self._uniform.act(observation, is_init, reward, {}, generator).action
+        else:
+            action = out.get(keys.ACTION)
+            if not isinstance(self._actions, BoxActions):
+                action = action.to(torch.int64).argmax(-1)
+        return Acted(action, records, state)
+
+    def _begun(self, num_envs: int, worker: int, num_workers: int) -> State:
+        state = {REWARD_SUM: torch.zeros(num_envs)}
+        if self._ladder is not None:
+            state[EXPONENT] = torch.full((num_envs,), self._ladder.exponent(worker, num_workers))
+        return state
+
+    def _seen(self, observation: Tensor, state: State) -> TensorDict:
+        seen = {keys.OBSERVATION: observation}
+        if self._ladder is not None:
+            seen[EXPONENT] = state[EXPONENT].unsqueeze(-1)
+        return TensorDict(seen, [len(observation)])
+
+
+def _written(policy: TensorDictModuleBase, seen: TensorDictBase) -> tuple[Record, ...]:
+    """What a policy writes besides the action: found by letting it act once, with one observation."""
+    leaf = next(iter(policy.parameters()), torch.zeros(()))
+    given = set(seen.keys())
+    with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(ExplorationType.RANDOM):
+        out = policy(seen.to(leaf.device))
+    return tuple(
+        Record(str(key), tuple(tensor.shape[1:]), tensor.dtype)
+        for key, tensor in sorted(out.items())
+        if key != keys.ACTION and key not in given
+    )
+
+
+def transitions(batch: TensorDictBase, actions: ActionSpec, first_piece: int = 0) -> TensorDict:
+    """The steps of unrolls, with TorchRL's keys.
+
+    ``("next", "observation")`` of a step that terminated an episode is the first observation of the next
+    episode: nothing may be learned from its value. That of a truncated step is the last of its episode.
+
+    Args:
+        batch: see :mod:`rlsync.workers.frames`, with ``reward_sum``; it is not changed.
+        actions: choices of n become one-hot, as TorchRL's environments have them.
+        first_piece: pieces of episodes are numbered from here in ``("collector", "traj_ids")``; a piece ends
+            with its episode or its unroll.
+
+    Returns:
+        ``[B, T]``, in memory of its own.
+
+    Example:
+        >>> steps = {name: torch.zeros(2, 1) for name in ("reward", "reward_sum")}
+        >>> flags = {name: torch.zeros(2, 1, dtype=torch.bool) for name in ("terminated", "truncated")}
+        >>> batch = TensorDict(
+        ...     {
+        ...         "observation": torch.arange(3.0).reshape(3, 1, 1),
+        ...         "is_init": torch.zeros(3, 1, dtype=torch.bool),
+        ...         "action": torch.tensor([[1], [0]]),
+        ...         "policy_version": torch.ones(2, 1, dtype=torch.int64),
+        ...         **steps,
+        ...         **flags,
+        ...     }
+        ... )
+        >>> made = transitions(batch, DiscreteActions(2))
+        >>> made["action"].tolist(), made["next", "observation"].flatten().tolist()
+        ([[[0, 1], [1, 0]]], [1.0, 2.0])
+    """
+    observation, action = batch.get(keys.OBSERVATION), batch.get(keys.ACTION)
+    after = observation[1:].clone()
+    if keys.FINAL_INDEX in batch:
+        step, env = batch.get(keys.FINAL_INDEX).unbind(-1)
+        after[step, env] = batch.get(keys.FINAL_OBSERVATION)
+    if isinstance(actions, DiscreteActions):
+        action = functional.one_hot(action, actions.n)
+    terminated, truncated = batch.get(keys.TERMINATED), batch.get(keys.TRUNCATED)
+    reward, before = batch.get(keys.REWARD), batch.get(REWARD_SUM)
+    version = _by_env(batch.get(keys.POLICY_VERSION))
+    ends = {"terminated": terminated, "truncated": truncated, "done": terminated | truncated}
+    following = {keys.REWARD: reward, REWARD_SUM: before + reward, **ends}
+    none = torch.zeros_like(_number(terminated))
+    root = {
+        keys.OBSERVATION: _by_env(observation[:-1]),
+        keys.ACTION: _by_env(action),
+        REWARD_SUM: _number(before),
+        keys.POLICY_VERSION: version,
+        **{name: none.clone() for name in ends},
+    }
+    nested = {name: _number(tensor) for name, tensor in following.items()}
+    nested |= {keys.OBSERVATION: _by_env(after), keys.POLICY_VERSION: version.clone()}
+    if EXPONENT in batch:
+        root[EXPONENT] = _number(batch.get(EXPONENT))
+        nested[EXPONENT] = root[EXPONENT].clone()
+    known = {*root, *keys.KEYS, keys.COLLECTOR}
+    root |= {str(key): _by_env(tensor) for key, tensor in batch.items() if key not in known}
+    begins = _by_env(batch.get(keys.IS_INIT)[:-1])
+    begins[:, 0] = True
+    pieces = begins.flatten().cumsum(0).reshape(begins.shape) - 1 + first_piece
+    size = list(pieces.shape)
+    beside = TensorDict({PIECES: pieces}, size)
+    return TensorDict({**root, "next": TensorDict(nested, size), keys.COLLECTOR: beside}, size)
+
+
+def _by_env(tensor: Tensor) -> Tensor:
+    """``[T, B, *]`` as ``[B, T, *]``, copied."""
+    return tensor.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+
+def _number(tensor: Tensor) -> Tensor:
+    """``[T, B]`` as ``[B, T, 1]``, copied."""
+    return _by_env(tensor).unsqueeze(-1)
