@@ -79,8 +79,9 @@ hooks: $(VENV)/.stamp-dev
 
 # What leans on TorchRL, with the lowest and the highest versions that pyproject.toml allows, each in an environment of
 # its own. A version that cannot be had is a failure.
-COMPAT_TESTS := tests/stock tests/faults $(patsubst %,tests/test_%.py,public_api canary resolve sync_weights \
-	update_weights their_collectors policy_lag staleness verify watch_workers torchrl_configs)
+COMPAT_TESTS := tests/stock tests/laws/test_canary.py tests/cli/test_torchrl_configs.py tests/project/test_public_api.py \
+	$(patsubst %,tests/torchrl_plugin/test_%.py,descriptors forms layouts maps resolve resume sync_weights workers \
+	update_weights their_collectors policy_lag staleness verify watch_workers)
 
 compat: compat-lowest compat-highest
 

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parts.processes import child_pids, kill, open_fds, shared_mappings, wait_until
-from tests.parts.programs import PRELOAD
+from tests.tools.parts.processes import child_pids, kill, open_fds, shared_mappings, wait_until
+from tests.tools.parts.programs import PRELOAD
 
 LEAVE_TIMEOUT_S = 5.0
 
@@ -47,7 +47,7 @@ PROCESS_STARTERS = {
 }
 
 #: Read by mypy, not run; and run by test_ray_collectors.py, where Ray is installed.
-collect_ignore = ["typing_cases", "ray_cases.py"]
+collect_ignore = ["project/typing_cases", "tools/ray_cases.py"]
 
 
 # ------------------------------------------------------------------- which tests start processes

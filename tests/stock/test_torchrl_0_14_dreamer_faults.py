@@ -9,9 +9,9 @@ from torchrl.envs import GymEnv
 from torchrl.objectives import DreamerActorLoss
 
 from rlsync import DreamerPlayer
-from tests.dreamer_parts import BELIEF, STATE, make_dreamer_env, make_v3
-from tests.parts import ACTIONS, OBSERVATIONS
 from tests.stock.faults import still_happens
+from tests.tools.dreamer_parts import BELIEF, STATE, make_dreamer_env, make_v3
+from tests.tools.parts import ACTIONS, OBSERVATIONS
 
 
 def test_fault_33_a_primer_leaves_the_previous_action_of_dreamer_at_zero() -> None:

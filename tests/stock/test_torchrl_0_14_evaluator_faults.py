@@ -6,9 +6,9 @@ import pytest
 from tensordict import TensorDictBase
 from torchrl.collectors import Evaluator
 
-from tests.parts import CanaryPolicy, CountingEnv, make_small_canary
-from tests.parts.evaluators import evaluator, make_canary, make_env
 from tests.stock.faults import still_happens
+from tests.tools.parts import CanaryPolicy, CountingEnv, make_small_canary
+from tests.tools.parts.evaluators import evaluator, make_canary, make_env
 
 EVALUATORS = "rlsync/torchrl_plugin/compat/evaluators.py"
 

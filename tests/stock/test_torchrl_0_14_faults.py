@@ -24,7 +24,8 @@ from torchrl.trainers import UpdateWeights
 from torchrl.trainers.algorithms import DQNTrainer, SACTrainer
 from torchrl.weight_update.weight_sync_schemes import WeightStrategy
 
-from tests.parts import (
+from tests.stock.faults import still_happens
+from tests.tools.parts import (
     CanaryPolicy,
     make_collector,
     make_counting_env,
@@ -36,8 +37,7 @@ from tests.parts import (
     make_sac_loss,
     make_workers,
 )
-from tests.parts.policies import Greedy
-from tests.stock.faults import still_happens
+from tests.tools.parts.policies import Greedy
 
 RESOLVE = "rlsync/sync/resolve.py"
 SYNC_WEIGHTS = "rlsync/torchrl_plugin/hooks/sync_weights.py"

@@ -8,8 +8,8 @@ from torchrl.data import MultiStep
 from torchrl.modules import ValueOperator
 from torchrl.objectives import TD3Loss
 
+from tests.recipes.test_off_policy import rollout
 from tests.stock.faults import still_happens
-from tests.test_off_policy import rollout
 
 
 def test_fault_32_the_end_of_an_episode_is_lost_in_returns_of_several_steps() -> None:

@@ -13,9 +13,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 
-from tests.parts import CanaryPolicy
-from tests.parts.servers import make_server, request, serving
 from tests.stock.faults import still_happens
+from tests.tools.parts import CanaryPolicy
+from tests.tools.parts.servers import make_server, request, serving
 
 pytestmark = [pytest.mark.processes, pytest.mark.seconds]
 

@@ -23,7 +23,8 @@ from torchrl.envs import GymEnv
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from torchrl.weight_update._mp import MPTransport
 
-from tests.parts import (
+from tests.stock.faults import hangs, still_happens
+from tests.tools.parts import (
     Canary,
     CanaryPolicy,
     kill,
@@ -35,8 +36,7 @@ from tests.parts import (
     stopped,
     wait_until,
 )
-from tests.parts.envs import SlowEnv
-from tests.stock.faults import hangs, still_happens
+from tests.tools.parts.envs import SlowEnv
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
 

@@ -1,7 +1,8 @@
 """All uses of TorchRL's private names: what each is for, and when it can be removed.
 
 All of it was written against torchrl 0.14.1 (2026-11). No module of rlsync outside this room reads or writes
-an attribute of TorchRL whose name begins with an underscore; tests/test_torchrl_privates.py looks for them.
+an attribute of TorchRL whose name begins with an underscore; tests/torchrl_plugin/test_torchrl_privates.py
+looks for them.
 The one exception is TorchRL's interface for weight-sync schemes, which has such names: BoardScheme overrides
 _init_on_sender_impl, _init_on_receiver_impl, _setup_connection_and_weights_on_sender_impl and
 _setup_connection_and_weights_on_receiver_impl.

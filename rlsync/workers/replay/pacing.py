@@ -1,6 +1,7 @@
 """How many optimizer steps go with how many collected frames.
 
-Source: sheeprl's replay ratio (``utils/utils.py``, class ``Ratio``); tests/test_pacing.py has its cases.
+Source: sheeprl's replay ratio (``utils/utils.py``, class ``Ratio``); its cases are in
+tests/workers/test_pacing.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,282 @@
+"""``rlsync check``: everything that is wrong with a config at once, and no process started."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.process
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlsync.cli.main import main
+from rlsync.recipes.run_files import RECEIPTS
+from tests.tools.parts.processes import child_pids
+
+#: Every kind of error, and what each says.
+WRONG = {
+    "recipe.lrr=-1": "unknown key 'recipe.lrr'",
+    "recipee=ppo": "unknown key 'recipee'",
+    "env=cartpol": "no env 'cartpol'",
+    "seed": "cannot read an override",
+    "total=1,2": "total has several values",
+    "recipe.hidden=[wide]": "'wide'",
+    "recipe.gamma=1.5": "recipe.gamma cannot be 1.5",
+    "collector.num_workers=0": "collector.num_workers cannot be 0",
+    "sync.when.unit=batchs": "no unit 'batchs'",
+    "sync.when.steps_ahead=-1": "steps ahead",
+    "sync.map.0.source=loss_module..actor": "cannot read the path 'loss_module..actor'",
+    "sync.map.0.dtype=bfloat61": "no dtype 'bfloat61'",
+    "env.id=CartPol-v1": "cannot make the environment 'CartPol-v1'",
+    "learner.device=cuda:99": "no device 'cuda:99': this machine has ",
+    "collector.device=[cpu]": "1 device for 0 workers",
+    "evaluation.device=gpu": "no device is called 'gpu'",
+    "resume=nowhere": "'nowhere' does not exist",
+}
+#: What is said of ``recipe.lrr=-1`` once it is read as what was meant.
+MEANT = "recipe.lr cannot be -1.0"
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder_where_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: object) -> None:
+        raise AssertionError("a check starts no process")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", start)
+
+
+def checked(capsys: pytest.CaptureFixture[str], *line: str) -> list[dict[str, str]]:
+    """The errors of ``rlsync check --json``."""
+    status = main(["check", "--json", *line])
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] == (not told["errors"])
+    assert status == (2 if told["errors"] else 0)
+    return told["errors"]
+
+
+def whats(capsys: pytest.CaptureFixture[str], *line: str) -> list[str]:
+    return [error["what"] for error in checked(capsys, *line)]
+
+
+@pytest.mark.seconds
+def test_every_error_is_listed_at_once_each_in_three_lines(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    before = child_pids()
+    assert main(["check", *WRONG]) == 2
+    *blocks, count = capsys.readouterr().out.strip().split("\n\n")
+    for said in [*WRONG.values(), MEANT]:
+        assert sum(said in block for block in blocks) == 1, said
+    for block in blocks:
+        what, where, cure = block.splitlines()
+        assert what
+        assert where.startswith("  where  ")
+        assert cure.startswith("  cure   ")
+    assert len(blocks) == len(WRONG) + 1
+    assert count == f"{len(blocks)} errors"
+    assert list(tmp_path.iterdir()) == []
+    assert child_pids() == before
+
+
+def test_train_says_it_all_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["train", "recipe.gamma=1.5", "env=cartpol", "sync.map.0.source=a..b"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    for what in ("recipe.gamma cannot be 1.5", "no env 'cartpol'", "cannot read the path 'a..b'"):
+        assert what in said.err
+    assert len(said.err.splitlines()) == 9
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    (error,) = checked(capsys, "sync.map.0.destination='policy['")
+    assert error == {
+        "kind": "PathSyntaxError",
+        "what": "cannot read the path 'policy['",
+        "where": "sync.map.0.destination: character 8, at the end",
+        "cure": "between '[' and ']' write an integer or a quoted key",
+    }
+
+
+@pytest.mark.seconds
+def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "nothing is wrong with this config",
+        "settings recipe/ppo with tuned/ppo_cartpole (CartPole-v1, for recipe=ppo)",
+        "plays CartPole-v1",
+        "ends at a mean return of 475 over 20 episodes, or after 150,000 frames",
+    ]
+    for sweep, count in ((["recipe=glob(*)"], 8), (["recipe=ppo,dqn", "collector=sync,async"], 4)):
+        assert main(["check", "-m", *sweep]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == f"nothing is wrong with these {count} configs"
+
+
+@pytest.mark.seconds
+def test_pong_is_fine_for_recipes_of_pixels_and_refused_for_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("ale_py")
+    assert checked(capsys, "-m", "recipe=impala,laser", "env=pong") == []
+    assert whats(capsys, "recipe=ppo", "env=pong") == [
+        "'ALE/Pong-v5' does not have a flat observation and discrete actions"
+    ]
+
+
+@pytest.mark.seconds
+def test_a_sweep_tells_an_error_of_all_jobs_once_and_one_of_a_single_job_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert whats(capsys, "-m", "seed=0,1,-1", "recipe.gamma=2") == [
+        "recipe.gamma cannot be 2.0",
+        "seed cannot be -1",
+    ]
+
+
+def test_a_sweep_that_hydra_cannot_spell_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    (error,) = checked(capsys, "-m", "recipe.lr=interval(0,1)")
+    assert error["where"] == "-m"
+
+
+def test_what_stands_below_an_unknown_option_is_not_judged_but_the_rest_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert whats(capsys, "recipe=rainbow", "recipe.atoms=51", "seed=two") == [
+        "no recipe 'rainbow'",
+        "Value 'two' of type 'str' could not be converted to Integer",
+    ]
+
+
+def test_a_misspelt_option_is_read_as_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    # Of recipe=ppo, epsilon_end would be an unknown key.
+    assert whats(capsys, "recipe=dqnn", "recipe.epsilon_end=2") == [
+        "no recipe 'dqnn'",
+        "recipe.epsilon_end cannot be 2.0",
+    ]
+
+
+def test_numbers_of_impala_that_do_not_go_together_are_all_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = ("recipe.batch_size=7", "recipe.model.hidden=[0]", "recipe.replay.min_steps=30000")
+    said = whats(capsys, "recipe=laser", *line)
+    assert any("is not 7 unrolls of 20" in what for what in said)
+    assert any("are not a whole number of rollouts of 8" in what for what in said)
+    assert any("recipe.model.hidden cannot be [0]" in what for what in said)
+    assert any("never holds 30000" in what for what in said)
+    assert len(said) == 4
+    assert checked(capsys, "recipe=impala", "env.num_envs=0")[0]["where"] == "env.num_envs"
+
+
+def test_the_keys_of_one_recipe_under_the_name_of_another_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (error,) = checked(capsys, "recipe=ppo", "recipe.name=dqn")
+    assert "choose recipe=dqn" in error["cure"]
+
+
+def test_a_logger_that_is_not_installed_is_one_error_of_several(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    assert whats(capsys, "logger=tensorboard", "seed=-1") == [
+        "seed cannot be -1",
+        "tensorboard is not installed",
+    ]
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "impala"])
+def test_an_environment_without_its_package_is_not_cured_by_another_id(
+    recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    monkeypatch.delitem(sys.modules, "gymnasium.envs.box2d", raising=False)
+    assert (
+        main(["check", f"recipe={recipe}", "env=gymnasium", "env.id=LunarLander-v3", "env.num_envs=8"]) == 2
+    )
+    what, _, cure, *_ = capsys.readouterr().out.splitlines()
+    assert what.startswith("cannot make the environment 'LunarLander-v3': Box2D is not installed")
+    assert cure == "  cure   install the package that the first line names, or give another env.id"
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "impala"])
+@pytest.mark.parametrize("argument", ["max_episode_steps=0", "no_such_argument=1"])
+def test_an_argument_that_gymnasium_does_not_take_is_told(
+    recipe: str, argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (what,) = whats(capsys, f"recipe={recipe}", f"+env.kwargs.{argument}")
+    assert what.startswith("cannot make the environment 'CartPole-v1'")
+
+
+@pytest.mark.seconds
+def test_a_file_of_ones_own_is_checked_and_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    own = tmp_path / "own, with a comma"
+    (own / "env").mkdir(parents=True)
+    head = "defaults:\n  - /schema/env@_here_\n  - _self_\n"
+    (own / "env" / "good.yaml").write_text(head + "id: Acrobot-v1\n")
+    (own / "env" / "typo.yaml").write_text(head + "idd: Acrobot-v1\n")
+    (own / "env" / "words.yaml").write_text(head + "num_envs: two\n")
+    assert checked(capsys, "--config-dir", str(own), "env=good") == []
+    typo, seed = checked(capsys, "--config-dir", str(own), "env=typo", "seed=two")
+    assert (typo["what"], typo["where"]) == ("Key 'idd' not in 'EnvConfig'", "env/typo.yaml")
+    assert typo["cure"].startswith("did you mean 'id'?")
+    assert seed["where"] == "override seed=two"
+    (words,) = checked(capsys, "--config-dir", str(own), "env=words")
+    assert words["where"] == "env/words.yaml"
+    assert whats(capsys, "--config-dir", str(own), "env=god") == ["no env 'god'"]
+    assert whats(capsys, "--config-dir", "nowhere") == ["no folder 'nowhere'"]
+
+
+def test_help_has_examples_and_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["check", "--help"])
+    assert left.value.code == 0
+    said = capsys.readouterr().out
+    assert "examples:" in said
+    assert "exit status: 0 nothing is wrong, 2 something is" in said
+
+
+@pytest.mark.parametrize("recipe", ["impala", "laser"])
+def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (error,) = checked(capsys, f"recipe={recipe}", "collector=sync")
+    assert error["where"] == "collector.kind"
+    assert not checked(capsys, f"recipe={recipe}", "collector=async")
+
+
+def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:
+    taken = Path("first")
+    taken.mkdir()
+    assert not checked(capsys, f"run_dir={taken}")
+    (taken / RECEIPTS).touch()
+    (error,) = checked(capsys, f"run_dir={taken}")
+    assert error["what"] == "the folder 'first' holds another run"
+    assert f"resume={taken}" in error["cure"]
+
+
+@pytest.mark.parametrize("value", ["0", "-0.5", "nan", "inf"])
+def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (error,) = checked(capsys, "recipe=sac", f"recipe.pace.ratio={value}")
+    assert error["where"] == "recipe.pace.ratio"
+    assert error["what"].startswith("recipe.pace.ratio cannot be ")
+
+
+@pytest.mark.parametrize("recipe", ["dqn", "sac", "td3"])
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("recipe.pace.prefill=20000", "recipe.total_frames=10000"), "recipe.pace.prefill"),
+        (("recipe.pace.prefill=-1",), "recipe.pace.prefill"),
+        (("recipe.pace.burst=0",), "recipe.pace.burst"),
+        (("recipe.buffer_frames=63", "recipe.batch_size=64"), "recipe.buffer_frames"),
+        (("recipe.lr=inf",), "recipe.lr"),
+    ],
+)
+def test_a_replay_that_cannot_be_is_told_by_its_key(
+    recipe: str, words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert key in [error["where"] for error in checked(capsys, f"recipe={recipe}", *words)]

@@ -1,0 +1,369 @@
+"""The shipped configs: all typed, all explained, and hard to misspell in silence."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from rlsync import BoardScheme, SyncWeights, WatchWorkers
+from rlsync.cli.compose import overrides, schema
+from rlsync.cli.compose.choices import keys, nearest
+from rlsync.cli.compose.own_recipes import KEY
+from rlsync.cli.job import Job
+from rlsync.cli.main import main
+from rlsync.cli.torchrl_configs import BoardSchemeConfig, SyncWeightsConfig
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.config import CollectorConfig, Config, SyncConfig
+from rlsync.recipes.impala import UnrollCollector
+from tests.tools.parts.programs import ENDS_WITHIN_S
+
+REPO = Path(__file__).resolve().parents[2]
+FILES = sorted(schema.config_dir().rglob("*.yaml"))
+RECIPES = sorted(file.stem for file in (schema.config_dir() / "recipe").glob("*.yaml"))
+_KEY = re.compile(r"(?P<indent> *)(?:- )?(?P<key>\w+):(?P<value> .*)?$")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _types_are_registered() -> None:
+    schema.register()
+
+
+def name_of(file: Path) -> str:
+    return file.relative_to(schema.config_dir()).as_posix()
+
+
+def config_of(*line: str) -> Config:
+    (config,) = overrides.configs(overrides.read(list(line)))
+    return config
+
+
+def known_keys(*line: str) -> list[str]:
+    with schema.initialised():
+        return list(keys(compose(overrides.CONFIG_NAME, list(line))))
+
+
+def type_of(file: Path) -> tuple[type, str] | None:
+    """The dataclass that a file's defaults list names, and the key in the file under which it stands."""
+    for entry in OmegaConf.load(file).get("defaults", []):
+        if isinstance(entry, str) and entry.startswith("/schema/"):
+            node, _, package = entry.removeprefix("/").partition("@")
+            stored = ConfigStore.instance().load(f"{node}.yaml").node
+            return OmegaConf.get_type(stored), package.removeprefix("_here_")
+    return None
+
+
+#: The groups of a run's parts, each with one type.
+GROUPS_OF_PARTS = ("env", "collector", "cluster", "sync", "logger")
+TYPED = [file for file in FILES if "/schema/" in file.read_text()]
+
+
+# --------------------------------------------------------------------------------- documentation
+
+
+def documented(lines: list[str], at: int) -> bool:
+    """Whether a key has a comment: on its line, or above the lines without a gap that it is one of."""
+    if " # " in lines[at]:
+        return True
+    while at > 0 and lines[at - 1].strip():
+        at -= 1
+        if lines[at].strip().startswith("#"):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_every_key_of_every_file_has_a_comment(file: Path) -> None:
+    body = file.read_text().partition("\nhydra:")[0]
+    lines = body[body.index("_self_") :].splitlines() if "_self_" in body else body.splitlines()
+    bare = [
+        line.strip()
+        for at, line in enumerate(lines)
+        if (match := _KEY.match(line)) and match["value"] and not documented(lines, at)
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("file", TYPED, ids=name_of)
+def test_every_key_of_every_dataclass_stands_in_its_file_and_no_other(file: Path) -> None:
+    found = type_of(file)
+    assert found is not None
+    of, package = found
+    content = OmegaConf.load(file)
+    below = content[package] if package else content
+    groups = set(overrides.choices())
+
+    def missing_and_foreign(kind: type, node: DictConfig, prefix: str = "") -> list[str]:
+        # KEY: a recipe of the user's needs it, and a shipped one must not have it.
+        wanted = {spec.name: getattr(kind(), spec.name) for spec in fields(kind) if spec.name != KEY}
+        here = {str(name) for name in node} - {"defaults", "hydra"}
+        wrong = [prefix + name for name in here ^ set(wanted) if prefix or package or name not in groups]
+        for name, value in wanted.items():
+            if is_dataclass(value) and name in here:
+                wrong += missing_and_foreign(type(value), node[name], f"{prefix}{name}.")
+        return wrong
+
+    assert missing_and_foreign(of, below) == []
+
+
+def test_there_is_a_type_for_every_file_that_does_not_build_on_another() -> None:
+    untyped = {name_of(file) for file in FILES} - {name_of(file) for file in TYPED}
+    assert {name for name in untyped if not name.startswith("tuned/")} == {
+        "env/pong.yaml",
+        "env/rendered_cartpole.yaml",
+        "recipe/laser.yaml",
+    }
+
+
+def test_the_defaults_of_the_files_are_those_of_the_dataclasses() -> None:
+    assert config_of("~tuned") == Config()
+
+
+#: What a file is for: the keys whose value is not the default of its dataclass.
+DIFFERENT = {
+    "cluster/ray.yaml": {"kind"},
+    "collector/async.yaml": {"kind"},
+    "collector/in_process.yaml": {"kind", "num_workers"},
+    "env/gymnasium.yaml": {"id"},
+    "env/pendulum.yaml": {"id"},
+    "logger/none.yaml": {"kind"},
+    "logger/tensorboard.yaml": {"kind"},
+    "logger/wandb.yaml": {"kind", "kwargs"},
+    "sync/actor_behind_noise.yaml": {"map"},
+    "sync/dreamer_v1.yaml": {"map"},
+    "sync/dreamer_v3.yaml": {"map"},
+    "sync/value_greedy.yaml": {"map", "when"},
+}
+
+
+@pytest.mark.parametrize("file", [f for f in TYPED if f.parent.name in GROUPS_OF_PARTS], ids=name_of)
+def test_a_file_differs_from_its_dataclass_only_in_what_it_is_for(file: Path) -> None:
+    found = type_of(file)
+    assert found is not None
+    content = OmegaConf.load(file)
+    del content["defaults"]
+    default = OmegaConf.structured(found[0])
+    merged = OmegaConf.merge(schema.writable(found[0]), content)
+    different = {str(key) for key in default if default[key] != merged[key]}
+    assert different == DIFFERENT.get(name_of(file), set())
+
+
+@pytest.mark.parametrize(
+    ("of", "argument", "setting"),
+    [
+        (WatchWorkers, "silent_timeout_s", CollectorConfig.silent_timeout_s),
+        (UnrollCollector, "silent_timeout_s", CollectorConfig.silent_timeout_s),
+        (BoardScheme, "adopt", CollectorConfig.adopt),
+        (BoardScheme, "start_timeout_s", BoardSchemeConfig.start_timeout_s),
+        (SyncWeights, "history", SyncConfig.history),
+        (SyncWeights, "finite", SyncWeightsConfig.finite),
+        (SyncWeights, "background", SyncWeightsConfig.background),
+    ],
+)
+def test_a_setting_has_the_default_of_the_argument_that_it_fills(
+    of: type, argument: str, setting: object
+) -> None:
+    assert inspect.signature(of).parameters[argument].default == setting
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_defaults_of_a_recipe_are_those_of_its_dataclass(recipe: str) -> None:
+    found = type_of(schema.config_dir() / "recipe" / f"{recipe}.yaml")
+    if found is None:
+        pytest.skip("builds on another recipe")
+    assert config_of(f"recipe={recipe}", "~tuned").recipe == found[0]()
+
+
+def commands() -> list[str]:
+    """The commands in the comments of all files, but for those that need a folder of the user's."""
+    found = []
+    for file in FILES:
+        for line in file.read_text().splitlines():
+            match = re.match(r"#\s+rlsync (train|check)\b(?P<line>.*?)(\s{2,}|$)", line)
+            if match and "FOLDER" not in line:
+                found.append(match["line"].strip())
+    return found
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("command", commands())
+def test_the_commands_in_the_comments_are_right(command: str) -> None:
+    if "pong" in command or "atari" in command:
+        pytest.importorskip("ale_py")
+    assert overrides.configs(overrides.read(command.split()))
+
+
+def test_no_environment_variable_is_read_and_none_is_needed(tmp_path: Path) -> None:
+    assert [name_of(file) for file in FILES if "oc.env" in file.read_text()] == []
+    done = subprocess.run(
+        [sys.executable, "-m", "rlsync", "train", "recipe=impala", "--cfg", "job"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+        check=True,
+    )
+    assert OmegaConf.create(done.stdout).recipe.name == "impala"
+
+
+# ----------------------------------------------------------------------------------------- typos
+
+
+def typos_of(name: str) -> list[str]:
+    """A letter lost, one too many, and two that changed places."""
+    middle = len(name) // 2
+    swapped = name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :]
+    return [name[:-1], name + name[-1], *([swapped] if swapped != name else [])]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_typo_in_any_key_of_any_group_is_nearest_to_that_key(recipe: str) -> None:
+    known = known_keys(f"recipe={recipe}")
+    leaves = [key for key in known if not any(other.startswith(key + ".") for other in known)]
+    wrong = {}
+    for key in leaves:
+        parent, dot, last = key.rpartition(".")
+        for typo in typos_of(last) if len(last) > 3 else []:
+            found = nearest(parent + dot + typo, known)
+            if typo and not typo.isdigit() and found != key:
+                wrong[parent + dot + typo] = found
+    assert wrong == {}
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("logger.every_frame=1", "logger.every_frames"),
+        ("sync.histoy=1", "sync.history"),
+        ("sync.when.evry=1", "sync.when.every"),
+        ("sync.map.0.sorce=x", "sync.map.0.source"),
+        ("collector.num_worker=1", "collector.num_workers"),
+        ("env.num_env=1", "env.num_envs"),
+        ("recipe.gama=1", "recipe.gamma"),
+        ("recipe=impala recipe.model.lstmm=1", "recipe.model.lstm"),
+        ("recipe=impala recipe.replay.ratoi=1", "recipe.replay.ratio"),
+        ("recipe=impala recipe.evaluation.episode=9", "recipe.evaluation.episodes"),
+        ("sead=1", "seed"),
+        ("sync.when={evry:1}", "every"),
+        ("sync.map=[{destination:policy,sorce:x}]", "source"),
+    ],
+)
+def test_a_typo_in_a_key_is_refused_with_the_nearest_key(line: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(*line.split())
+    assert refused.value.cure.startswith(f"did you mean {meant!r}?")
+    assert len(str(refused.value).splitlines()) == 3
+
+
+GROUPS = sorted({file.parent.name for file in FILES} - {schema.config_dir().name})
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_typo_in_a_group_or_an_option_is_refused_with_the_nearest(group: str) -> None:
+    option = next(iter(overrides.choices()[group]))
+    typo = group[:-1] + group[-1] * 2
+    with pytest.raises(ConfigError, match=f"unknown key '{typo}'") as refused:
+        config_of(f"{typo}=null")
+    assert refused.value.cure.startswith(f"did you mean {group!r}?")
+    with pytest.raises(ConfigError, match=f"no {group} '{option}x'") as refused:
+        config_of(f"{group}={option}x")
+    assert refused.value.cure.startswith(f"did you mean {option!r}?")
+
+
+# ------------------------------------------------------------------------------------------ maps
+
+
+def routes(*line: str) -> list[tuple[str, str, str | None]]:
+    return [(r.destination, r.source, r.dtype) for r in config_of(*line).sync.map]
+
+
+def test_one_entry_of_the_map_is_overridden_by_its_number() -> None:
+    assert routes("sync=value_greedy", "sync.map.1.source=loss_module.x", "sync.map.0.dtype=bfloat16") == [
+        ("policy.module[0]", "loss_module.value_network", "bfloat16"),
+        ("policy.module[1]", "loss_module.x", None),
+    ]
+    assert routes("sync.map.0={destination:a,source:b}") == [("a", "b", None)]
+
+
+def test_all_entries_are_given_as_a_list_of_any_length() -> None:
+    two = "sync.map=[{destination:\"policy.module[0]\",source:a.b},{destination:'env.transform[1]',source:c}]"
+    assert routes(two) == [("policy.module[0]", "a.b", None), ("env.transform[1]", "c", None)]
+    assert routes("sync=value_greedy", "sync.map=[{destination:policy,source:a}]") == [("policy", "a", None)]
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sync.map.1.source=x",
+        "+sync.map.1.source=x",
+        "+sync.map.1={destination:a,source:b}",
+        "++sync.map.1={destination:a,source:b}",
+        "~sync.map.0",
+    ],
+)
+def test_a_list_keeps_its_length_and_the_error_says_how_to_change_it(line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(line)
+    assert "give them all: sync.map=[..., ...]" in refused.value.cure
+
+
+def test_brackets_in_a_key_are_refused_with_the_spelling_that_hydra_reads() -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of("sync.map[0].source=x")
+    assert "sync.map.0.source=" in refused.value.cure
+
+
+# ---------------------------------------------------------------------------------------- sweeps
+
+
+def swept(*line: str) -> list[Config]:
+    return overrides.configs(overrides.read(["-m", *line]))
+
+
+@pytest.mark.seconds
+def test_sweeps_spell_out_keys_groups_ranges_and_entries_of_the_map() -> None:
+    assert [c.seed for c in swept("seed=range(0,3)")] == [0, 1, 2]
+    assert [(c.recipe.name, c.seed) for c in swept("recipe=ppo,dqn", "seed=0,1")] == [
+        ("ppo", 0),
+        ("ppo", 1),
+        ("dqn", 0),
+        ("dqn", 1),
+    ]
+    sources = [c.sync.map[0].source for c in swept("sync.map.0.source=a.b,c.d")]
+    assert sources == ["a.b", "c.d"]
+
+
+@pytest.mark.seconds
+def test_hydra_sweeps_like_the_check_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: list[tuple[Any, ...]] = []
+
+    def train(job: Job) -> int:
+        config = job.config
+        trained.append((config.recipe.name, config.sync.map[0].source, Path(str(config.run_dir)).name))
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlsync.cli.train.train_job", train)
+    assert main(["train", "-m", "recipe=ppo,dqn", "sync.map.0.source=a.b,c.d"]) == 0
+    capsys.readouterr()
+    assert trained == [
+        ("ppo", "a.b", "0"),
+        ("ppo", "c.d", "1"),
+        ("dqn", "a.b", "2"),
+        ("dqn", "c.d", "3"),
+    ]

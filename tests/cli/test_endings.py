@@ -1,0 +1,323 @@
+"""However a run ends, it leaves a checkpoint and says how it ended; ``resume=`` goes on from there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrl.trainers import Trainer
+
+from rlsync.cli.ended import Ended, ended
+from rlsync.cli.interrupt import Interrupts
+from rlsync.cli.main import EXIT_UNREAD, main
+from rlsync.cli.train import shut_down
+from rlsync.core.errors import WorkerLost
+from rlsync.recipes import ppo
+from rlsync.recipes.off_policy import dqn
+from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.torchrl_plugin.collector_state import CollectorState
+from rlsync.torchrl_plugin.last_checkpoint import save_before_the_end
+from tests.cli.test_main import ENDLESS, Run, finished
+from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
+from tests.tools.parts.processes import descendant_pids, is_alive, stopped, wait_until
+from tests.tools.parts.programs import run_program
+
+TRAIN = ("train", "logger=none", "collector.frames_per_batch=256", "recipe.num_epochs=1", *ENDLESS)
+IMPALA = ("train", "recipe=impala", "logger=none", "recipe.max_restarts=0", *ENDLESS)
+
+
+def status(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], str]:
+    """The exit status of ``rlsync status``, what it tells machines, and what it tells people."""
+    code = main(["status", "--json", str(run)])
+    told = json.loads(capsys.readouterr().out)
+    assert main(["status", str(run)]) == code
+    return code, told, capsys.readouterr().out
+
+
+def goes_on(folder: Path, run: str) -> None:
+    """The run is resumed in its own folder, for one more batch."""
+    frames = json.loads((folder / run / "ended.json").read_text())["frames"]
+    words = (f"resume={run}", f"recipe.total_frames={frames + 1}", f"run_dir={run}")
+    resumed = finished(folder, "train", *words)
+    assert f"resumed from {run}/checkpoint  frames {frames:,}" in resumed.output
+
+
+def test_a_run_that_ends_by_itself_says_when_and_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("recipe.total_frames=256", "recipe.target_return=1", "recipe.target_episodes=1")
+    finished(tmp_path, *TRAIN, *words, "run_dir=it")
+    assert not (tmp_path / "it" / "board.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["it"], "a run has one folder"
+    code, told, said = status(Path("it"), capsys)
+    assert (code, told["state"], told["ended"]["status"]) == (1, "ended", 0)
+    end = told["ended"]
+    assert said.splitlines()[:2] == [
+        f"ended {end['at']}: target return reached  frames 256  version {end['version']}",
+        "checkpoint it/checkpoint",
+    ]
+    assert told["statistics"]["frames"] == 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [TRAIN, IMPALA], ids=["ppo", "impala"])
+def test_a_run_that_loses_a_worker_has_saved_and_goes_on(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, *words, "run_dir=it")
+    try:
+        run.wait_for("^frames", 60)
+        os.kill(sorted(descendant_pids(run.process.pid))[0], signal.SIGKILL)
+        assert run.exit_status(60) == 1
+    finally:
+        run.kill()
+    assert "killed by SIGKILL" in run.output
+    assert "Traceback" not in run.output
+    assert "checkpoint it/checkpoint: resume=it goes on from" in run.output
+    code, told, said = status(tmp_path / "it", capsys)
+    assert (code, told["state"], told["ended"]["how"], told["ended"]["status"]) == (1, "ended", "failed", 1)
+    assert "killed by SIGKILL" in said
+    assert not (tmp_path / "it" / "board.json").exists()
+    goes_on(tmp_path, "it")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_group", [False, True], ids=["learner", "all"])
+def test_sigterm_ends_a_run_like_ctrl_c(
+    whole_group: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, *TRAIN, "run_dir=it")
+    try:
+        run.wait_for("^frames", 60)
+        workers = descendant_pids(run.process.pid)
+        (os.killpg if whole_group else os.kill)(run.process.pid, signal.SIGTERM)
+        assert run.exit_status(60) == 143, run.output
+        assert wait_until(lambda: not any(map(is_alive, workers)), 60)
+    finally:
+        run.kill()
+    assert "stopped: terminated  frames" in run.output
+    assert "Traceback" not in run.output
+    _, told, _ = status(tmp_path / "it", capsys)
+    assert (told["ended"]["how"], told["ended"]["status"]) == ("terminated", 143)
+    goes_on(tmp_path, "it")
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_run_whose_output_nobody_reads_any_more_has_saved_and_goes_on(
+    unbuffered: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "rlsync", *TRAIN, "run_dir=it"]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stderr is not None
+            next(line for line in run.stdout if line.startswith("frames "))
+            run.stdout.close()
+            errors = run.stderr.read()
+            assert run.wait(60) == EXIT_UNREAD
+        finally:
+            run.kill()
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
+    assert "checkpoint it/checkpoint: resume=it goes on from" in errors
+    assert "nobody reads the output any more" in errors
+    goes_on(tmp_path, "it")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_read_enough_is_no_error(unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "rlsync", "--help"]
+    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    try:
+        ended = subprocess.run(
+            command, env=env, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (EXIT_UNREAD, b"")
+
+
+@pytest.mark.seconds
+def test_a_run_that_was_killed_is_told_from_one_that_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, *TRAIN, "run_dir=it")
+    try:
+        run.wait_for("^frames", 60)
+        family = descendant_pids(run.process.pid)
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.wait(10)
+        assert wait_until(lambda: not any(map(is_alive, family)), 20)
+    finally:
+        run.kill()
+    code, told, said = status(tmp_path / "it", capsys)
+    assert (code, told["state"], told["ended"]) == (1, "killed", None)
+    assert said.startswith("killed, or the machine stopped; the run last wrote something 20")
+    assert "no checkpoint" in said
+
+
+BAD_HOOK = """
+import sys
+from rlsync.cli import train
+from rlsync.cli.main import EXIT_UNREAD, main
+from rlsync import LogReceipts
+
+def fails(self, batch=None, calls=[]):
+    calls.append(batch)
+    if len(calls) == 3:
+        raise ZeroDivisionError("a user's hook")
+
+LogReceipts._report = fails
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_an_error_in_a_hook_leaves_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "program.py").write_text(BAD_HOOK)
+    done = run_program("program.py", *TRAIN, "run_dir=it", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "ZeroDivisionError: a user's hook" in done.stderr
+    assert "checkpoint it/checkpoint: resume=it goes on from 768 frames" in done.stderr
+    _, told, _ = status(tmp_path / "it", capsys)
+    assert (told["ended"]["error"], told["ended"]["frames"]) == ("ZeroDivisionError: a user's hook", 768)
+    goes_on(tmp_path, "it")
+
+
+@pytest.mark.processes
+def test_a_forked_process_that_lives_on_does_not_hold_the_end_of_a_run_up() -> None:
+    lives_on = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+    try:
+        with Interrupts():
+            lives_on.start()  # it has the pipe of the signals open, too
+        assert lives_on.is_alive()
+    finally:
+        lives_on.kill()
+        lives_on.join()
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_what_a_run_started_is_ended_when_it_fails() -> None:
+    trainer = ppo.build(small_ppo())
+    ended: list[str] = []
+    trainer.register_op("shutdown", lambda: ended.append("the evaluator"))
+    trainer.register_op("post_steps", fails)
+    with pytest.raises(Stop), shut_down(trainer):
+        trainer.train()
+    assert ended == ["the evaluator"]
+
+
+def fails() -> None:
+    raise Stop
+
+
+# ------------------------------------------------------------------------ the last checkpoint
+
+
+class Stop(Exception):
+    """Raised in the trainer's loop."""
+
+
+def after_one_batch(trainer: Trainer) -> Trainer:
+    """The trainer as it is when an exception is raised after its first batch; its workers live."""
+
+    def fail() -> None:
+        raise Stop
+
+    trainer.register_op("post_steps", fail)
+    with pytest.raises(Stop):
+        trainer.train()
+    return trainer
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlsync.torchrl_plugin.last_checkpoint.ANSWER_WITHIN_S", 0.2)
+    trainer = after_one_batch(ppo.build(small_ppo(run_dir=str(tmp_path))))
+    try:
+        pids = [process.pid for process in trainer.collector.procs]
+        with stopped(pids[1]):
+            saved = save_before_the_end(trainer)
+        assert saved.path == tmp_path / CHECKPOINT
+    finally:
+        trainer.shutdown()
+    again = ppo.build(small_ppo())
+    try:
+        CollectorState.of(again)
+        again.load_from_file(tmp_path / CHECKPOINT)
+    finally:
+        again.shutdown()
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_weights_that_are_not_finite_do_not_replace_a_good_checkpoint(tmp_path: Path) -> None:
+    trainer = after_one_batch(dqn.build(small_dqn(WhenConfig(), run_dir=str(tmp_path))))
+    try:
+        assert save_before_the_end(trainer).path is not None
+        good = (tmp_path / CHECKPOINT / "manifest.json").read_text()
+        with torch.no_grad():
+            next(iter(trainer.loss_module.parameters())).fill_(float("nan"))
+        refused = save_before_the_end(trainer)
+    finally:
+        trainer.shutdown()
+    assert (refused.path, refused.why_not) == (None, "the weights are not finite")
+    assert (tmp_path / CHECKPOINT / "manifest.json").read_text() == good
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    trainer = after_one_batch(ppo.build(small_ppo(run_dir=str(tmp_path))))
+
+    class Unwilling:
+        def state_dict(self) -> dict[str, Any]:
+            raise WorkerLost("no state")
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    try:
+        assert save_before_the_end(trainer).path is not None
+        good = (tmp_path / CHECKPOINT / "manifest.json").read_text()
+        trainer.register_module("unwilling", Unwilling())
+        refused = save_before_the_end(trainer)
+    finally:
+        trainer.shutdown()
+    assert refused.path is None
+    assert "WorkerLost: no state" in refused.why_not
+    assert (tmp_path / CHECKPOINT / "manifest.json").read_text() == good
+    assert [path.name for path in tmp_path.glob(".*")] == [], "no half one is left either"
+
+
+# ------------------------------------------------------------------------------------ the note
+
+
+def test_the_note_is_whole_or_not_there(tmp_path: Path) -> None:
+    end = Ended("failed", "2026-11-20 18:00:00", 1, 10, 2, error="what\n  where  here\n  cure   this")
+    (tmp_path / "board.json").write_text("{}")
+    end.write(tmp_path)
+    assert ended(tmp_path) == end
+    assert [path.name for path in tmp_path.iterdir()] == ["ended.json"], "the board's address goes with it"
+
+
+def test_a_run_that_has_no_board_yet_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").touch()
+    code, told, said = status(tmp_path, capsys)
+    assert (code, told["state"]) == (1, "no board")
+    assert "the run is starting" in said

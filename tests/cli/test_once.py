@@ -1,0 +1,112 @@
+"""Before a run starts, its config is composed and checked once, and one environment is made to look at."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import OmegaConf
+
+from rlsync.cli.main import main
+from rlsync.recipes import config as recipe_config
+from rlsync.recipes import ppo
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig
+from tests.tools.parts.counted import ID
+
+pytestmark = pytest.mark.usefixtures("fork_workers")
+
+PPO = ("recipe.total_frames=128", "recipe.num_epochs=1", "collector.frames_per_batch=64")
+IMPALA = ("recipe=impala", "env.num_envs=2", "recipe.total_frames=160", "recipe.batch_size=4")
+IMPALA += ("recipe.unroll_length=10", "collector.frames_per_batch=40")
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often configs were composed and checked."""
+    counts: Counter[str] = Counter()
+
+    def counting(name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    impl = ConfigLoaderImpl._load_configuration_impl
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counting("composed", impl))
+    monkeypatch.setattr(recipe_config, "bound_errors", counting("checked", recipe_config.bound_errors))
+    return counts
+
+
+def made(file: Path) -> tuple[int, int]:
+    """Environments that were made in this process, and in others."""
+    pids = [int(line) for line in file.read_text().split()]
+    here = pids.count(os.getpid())
+    return here, len(pids) - here
+
+
+def train(folder: Path, *words: str) -> Path:
+    file = folder / "made.txt"
+    env = ("env=gymnasium", f"env.id='{ID}'", f"+env.kwargs.file={file}", "recipe.target_return=null")
+    assert main(["train", *words, *env, "logger=none"]) == 0
+    return file
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "of_workers"), [(PPO, 2), (IMPALA, 4)], ids=["ppo", "impala"])
+def test_one_run_composes_and_checks_once_and_makes_one_environment_besides_the_workers(
+    words: tuple[str, ...], of_workers: int, here: Path, counted: Counter[str]
+) -> None:
+    assert made(train(here, *words)) == (1, of_workers)
+    assert counted == {"composed": 1, "checked": 1}
+    (run,) = here.glob("runs/*/*")
+    assert OmegaConf.load(run / "config.yaml").env.id == ID
+    assert OmegaConf.load(run / ".hydra" / "config.yaml").env.id == ID
+    assert f"env.id='{ID}'" in OmegaConf.load(run / ".hydra" / "overrides.yaml")
+    assert (run / "train.log").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_does_so_for_each_job(here: Path, counted: Counter[str]) -> None:
+    assert made(train(here, "-m", "seed=0,1", *PPO)) == (2, 4)
+    assert counted == {"composed": 3, "checked": 2}, "two jobs, and Hydra's own view of the sweep"
+    runs = sorted(here.glob("runs/*/*/[01]"))
+    assert [OmegaConf.load(run / "config.yaml").seed for run in runs] == [0, 1]
+    assert [OmegaConf.load(run / ".hydra" / "hydra.yaml").hydra.job.num for run in runs] == [0, 1]
+
+
+def test_printing_the_config_composes_it_once(
+    here: Path, counted: Counter[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "recipe=dqn", "--cfg", "job"]) == 0
+    assert OmegaConf.create(capsys.readouterr().out).recipe.name == "dqn"
+    assert counted == {"composed": 1, "checked": 1}
+
+
+def test_hydras_own_settings_are_overridden_as_ever(here: Path) -> None:
+    train(here, *PPO, "hydra.run.dir=there", "hydra.job.name=mine", "hydra.output_subdir=about")
+    assert (here / "there" / "config.yaml").is_file()
+    assert (here / "there" / "mine.log").exists()
+    assert (here / "there" / "about" / "hydra.yaml").is_file()
+
+
+def test_a_builder_called_from_python_checks_and_probes_once(here: Path, counted: Counter[str]) -> None:
+    file = here / "made.txt"
+    config = Config(
+        env=EnvConfig(ID, 1, {"file": str(file)}),
+        collector=CollectorConfig(frames_per_batch=64),
+        recipe=PPOConfig(total_frames=64, hidden=[8]),
+    )
+    ppo.build(config).shutdown()
+    assert made(file)[0] == 1
+    assert counted == {"checked": 1}

@@ -1,0 +1,148 @@
+"""``rlsync plan`` says what a run will do; each recipe's run is held against it."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rlsync.cli.main import main
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
+from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig, UnrollReplayConfig
+from rlsync.recipes.timeline import Timeline, timeline
+from tests.recipes.test_dreamer_recipes import small as small_dreamer
+from tests.recipes.test_off_policy import Iteration, built, every_recipe, pace_of, small
+from tests.recipes.test_recipes import WhenConfig, hook_of, small_ppo, trained
+
+WHEN = [WhenConfig(), WhenConfig(every=5, unit="optim_steps"), WhenConfig(every=100, unit="frames")]
+
+
+@every_recipe
+@pytest.mark.parametrize("when", WHEN, ids=lambda when: when.unit)
+@pytest.mark.usefixtures("fork_workers")
+def test_a_run_does_what_its_plan_says(name: str, when: WhenConfig) -> None:
+    config = small(name)
+    config.sync.when = when
+    plan = held_plan(config)
+    assert plan.ratio == 0.25
+    assert [phase.updates for phase in plan.phases] == [0, 48]
+
+
+@pytest.mark.parametrize("name", ["dreamer_v1", "dreamer_v3"])
+@pytest.mark.usefixtures("fork_workers")
+def test_a_world_model_is_trained_when_the_plan_says(name: str) -> None:
+    plan = held_plan(small_dreamer(name, "sync.when.every=5", "sync.when.unit=optim_steps"))
+    assert [phase.updates for phase in plan.phases] == [0, 16]
+    assert "on 4 sequences of 4 stored frames; 3 steps are imagined from each of these 16" in plan.update
+
+
+def held_plan(config: Config) -> Timeline:
+    """The plan of a run, which the run was seen to keep: rounds, updates and publishes."""
+    plan = timeline(config)
+    trainer = built(config)
+    pace, trace = pace_of(trainer), [Iteration(0, 0)]
+    trainer.register_op("post_steps", lambda: trace.append(Iteration(trainer.collected_frames, pace.updates)))
+    hook = trained(trainer)
+    end = trace[-1]
+    assert (plan.frames, plan.updates) == (end.frames, end.updates)
+    assert sum(receipt.reason == "trigger" for receipt in hook.receipts) == plan.publishes
+    prefill, learning = plan.phases
+    for phase in (prefill, learning):
+        frames = range(phase.first_frame, phase.last_frame + 1)
+        made = [
+            after.updates - before.updates for before, after in pairwise(trace) if before.frames in frames
+        ]
+        assert (len(made), sum(made)) == (phase.rounds, phase.updates)
+        assert (min(made), max(made)) == (phase.fewest, phase.most)
+    return plan
+
+
+def on_policy(name: str) -> Config:
+    """A run of a few small batches."""
+    if name == "ppo":
+        return small_ppo(sync=SyncConfig(when=WhenConfig(every=3, unit="optim_steps")))
+    replay = (
+        UnrollReplayConfig(ratio=1.0, min_steps=20, capacity_steps=200)
+        if name == "laser"
+        else UnrollReplayConfig()
+    )
+    recipe = ImpalaConfig(
+        total_frames=205,
+        batch_size=4,
+        unroll_length=10,
+        model=ModelConfig(hidden=[16]),
+        replay=replay,
+    )
+    collector = CollectorConfig(kind="async", num_workers=1, frames_per_batch=40)
+    when = WhenConfig(every=2, unit="batches")
+    return Config(env=EnvConfig(num_envs=2), recipe=recipe, collector=collector, sync=SyncConfig(when=when))
+
+
+@pytest.mark.parametrize(
+    ("name", "updates", "publishes"), [("ppo", 16, 5), ("impala", 6, 3), ("laser", 6, 3)]
+)
+@pytest.mark.usefixtures("fork_workers")
+def test_a_run_without_a_pace_does_what_its_plan_says(name: str, updates: int, publishes: int) -> None:
+    config = on_policy(name)
+    plan, trainer = timeline(config), built(config)
+    hook, trace = hook_of(trainer), [Iteration(0, 0)]
+    trainer.register_op(
+        "post_steps", lambda: trace.append(Iteration(trainer.collected_frames, hook.counters().optim_steps))
+    )
+    trained(trainer)
+    end = trace[-1]
+    assert (plan.frames, plan.updates, plan.updates) == (end.frames, end.updates, updates)
+    assert sum(receipt.reason == "trigger" for receipt in hook.receipts) == plan.publishes == publishes
+    (learning,) = plan.phases
+    made = [after.updates - before.updates for before, after in pairwise(trace)]
+    assert (len(made), min(made), max(made)) == (learning.rounds, learning.fewest, learning.most)
+
+
+@pytest.mark.seconds
+def test_the_verb_prints_phases_publishes_evaluations_and_what_the_words_mean(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "recipe=dqn"]) == 0
+    said = capsys.readouterr().out
+    assert "plan of dqn on CartPole-v1" in said
+    assert "frames 0 to 895" in said
+    assert "learning: 12 to 64 updates after each batch of 128 frames (384 rounds)" in said
+    assert "every 4 optim_steps: 6,131 versions after the first" in said
+    assert "at least 2,000 frames apart, which are 250 versions" in said
+    assert "50,048 frames, 24,524 updates, ratio 0.5" in said
+    assert "one step of the optimizer" in said
+
+
+@pytest.mark.seconds
+def test_the_verb_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--json", "recipe=td3", "env=gymnasium", "env.id=Pendulum-v1"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (plan,) = said["plans"]
+    assert [phase["name"] for phase in plan["phases"]] == ["prefill", "learning"]
+    assert plan["evaluation_every_versions"] == 0
+    assert "update" in said["glossary"]
+
+
+@pytest.mark.seconds
+def test_a_recipe_that_cannot_tell_its_updates_has_no_plan() -> None:
+    with pytest.raises(ConfigError, match="does not say how many updates follow a batch"):
+        timeline(Config(recipe=RecipeConfig(name="mine")))
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("recipe", ["ppo", "dqn", "impala"])
+def test_the_verb_draws_the_plan(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.png"
+    assert main(["plan", "--plot", str(file), f"recipe={recipe}"]) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert f"plan of {recipe} on " in capsys.readouterr().out
+
+
+@pytest.mark.seconds
+def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--plot", str(tmp_path / "no" / "plan.png"), "recipe=ppo"]) == 1
+    assert "cannot write" in capsys.readouterr().err
+    assert main(["plan", "--plot", "plan.words", "recipe=ppo"]) == 2

@@ -1,0 +1,244 @@
+"""The config of a resumed run is that of the run before, with what this command line changes; it is true."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from torchrl.checkpoint import Checkpoint
+from torchrl.trainers import Trainer
+
+from rlsync.cli.compose import overrides, schema
+from rlsync.cli.job import Job
+from rlsync.cli.main import main
+from rlsync.cli.resume import load
+from rlsync.cli.settings_of_checkpoint import schedulers
+from rlsync.torchrl_plugin import compat
+from tests.cli.test_main import finished
+
+#: What a user tried first.
+FIRST = ("seed=7", "recipe.lr=1e-4", "logger=none")
+PPO = ("recipe.total_frames=512", "recipe.num_epochs=1", "collector.frames_per_batch=256")
+DQN = ("recipe=dqn", "recipe.total_frames=256", "recipe.gamma=0.9", "recipe.pace.prefill=100")
+IMPALA = ("recipe=impala", "env.num_envs=2", "recipe.total_frames=160", "recipe.batch_size=4")
+IMPALA += ("recipe.unroll_length=10", "collector.frames_per_batch=40", "recipe.rho_bar=2.0")
+LASER = ("recipe=laser", *IMPALA[1:], "recipe.replay.ratio=2", "recipe.replay.min_steps=40")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run ``ppo``."""
+    folder = tmp_path_factory.mktemp("resumed")
+    finished(folder, "train", *FIRST, *PPO, "run_dir=ppo")
+    return folder
+
+
+def config_of(run: Path) -> Any:
+    return OmegaConf.load(run / "config.yaml")
+
+
+def job_of(*words: str) -> Job:
+    line = overrides.read(list(words))
+    with schema.initialised():
+        (job,) = overrides.jobs(line)
+    return job
+
+
+def learning_rates(run: Path) -> list[float]:
+    """The rate at which each parameter group of the checkpoint began."""
+    received = Received()
+    Checkpoint(optimizer=received).load(run / "checkpoint")
+    return [group["initial_lr"] for group in received.state["param_groups"]]
+
+
+class Received:
+    """A component of a checkpoint, as it was written."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_what_the_first_one_was_told_and_so_does_the_next(runs: Path) -> None:
+    second = finished(runs, "train", "resume=ppo", "recipe.total_frames=768", "run_dir=second")
+    assert "resumed from ppo/checkpoint  frames 512" in second.output
+    assert "changed recipe.total_frames 512 -> 768" in second.output
+    finished(runs, "train", "resume=second", "recipe.total_frames=1024", "seed=8", "run_dir=third")
+    first = config_of(runs / "ppo")
+    assert (first.seed, first.recipe.lr) == (7, 1e-4)
+    for name, total, seed in (("second", 768, 7), ("third", 1024, 8)):
+        config = config_of(runs / name)
+        assert (config.seed, config.recipe.lr, config.recipe.num_epochs) == (seed, 1e-4, 1)
+        assert (config.logger.kind, config.recipe.total_frames) == ("none", total)
+        assert learning_rates(runs / name) == [1e-4]
+        assert json.loads((runs / name / "ended.json").read_text())["frames"] == total
+        seen_by_hydra = OmegaConf.load(runs / name / ".hydra" / "config.yaml")
+        assert (seen_by_hydra.recipe.lr, seen_by_hydra.seed) == (1e-4, seed)
+    assert config_of(runs / "third").resume == "second"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (DQN, ("recipe.total_frames=512", "recipe.pace.ratio=0.25")),
+        (IMPALA, ("recipe.total_frames=240", "recipe.c_bar=0.5")),
+        (LASER, ("recipe.total_frames=240", "recipe.replay.threshold=0.2")),
+    ],
+    ids=["dqn", "impala", "laser"],
+)
+def test_every_recipe_is_resumed_without_being_named(
+    words: tuple[str, ...], more: tuple[str, ...], tmp_path: Path
+) -> None:
+    finished(tmp_path, "train", *FIRST, *words, "run_dir=first")
+    told = finished(tmp_path, "train", "resume=first", *more, "run_dir=second").output
+    (recipe,) = (word for word in words if word.startswith("recipe="))
+    assert f"settings those of the run that is resumed, {recipe.replace('=', ' ')}" in told
+    before = OmegaConf.to_container(config_of(tmp_path / "first"))
+    after = OmegaConf.to_container(config_of(tmp_path / "second"))
+    expected = OmegaConf.create(before)
+    for word in (*more, "resume=first", "run_dir=second"):
+        key, _, value = word.partition("=")
+        OmegaConf.update(expected, key, OmegaConf.create(f"it: {value}").it)
+    assert after == OmegaConf.to_container(expected)
+    assert after["recipe"]["lr"] == 1e-4
+
+
+def built(runs: Path, *words: str) -> tuple[Job, Trainer]:
+    job = job_of(f"resume={runs / 'ppo'}", "recipe.total_frames=1024", *words)
+    assert job.checkpoint is not None
+    trainer = job.build()
+    try:
+        load(trainer, job.checkpoint, job.changes)
+    finally:
+        trainer.shutdown()
+    return job, trainer
+
+
+@pytest.mark.seconds
+@pytest.mark.usefixtures("fork_workers")
+def test_a_learning_rate_that_is_changed_is_the_one_that_is_used(runs: Path) -> None:
+    _, kept = built(runs)
+    _, changed = built(runs, "recipe.lr=5e-4")
+    (before,), (after,) = (compat.optimizers(trainer) for trainer in (kept, changed))
+    assert before.param_groups[0]["initial_lr"] == 1e-4
+    assert after.param_groups[0]["initial_lr"] == 5e-4
+    assert after.param_groups[0]["lr"] == pytest.approx(5 * before.param_groups[0]["lr"])
+    (schedule,) = schedulers(changed)
+    assert (schedule.base_lrs, schedule.last_epoch) == ([5e-4], 2)
+    assert after.state, "the moments are those of the checkpoint"
+
+
+@pytest.mark.seconds
+@pytest.mark.usefixtures("fork_workers")
+def test_coefficients_that_torchrl_keeps_in_buffers_are_those_of_this_config(runs: Path) -> None:
+    _, trainer = built(runs, "recipe.clip_epsilon=0.1", "recipe.gamma=0.9", "recipe.critic_coeff=1.5")
+    loss: Any = trainer.loss_module
+    assert float(loss.clip_epsilon) == pytest.approx(0.1)
+    assert float(loss.critic_coeff) == pytest.approx(1.5)
+    held = [value for hook in compat.registered_modules(trainer) for value in vars(hook).values()]
+    (gamma,) = {float(value.gamma) for value in held if hasattr(value, "gamma")}
+    assert gamma == pytest.approx(0.9)
+
+
+@pytest.mark.seconds
+@pytest.mark.usefixtures("fork_workers")
+def test_another_number_of_workers_and_another_logger_are_honoured(runs: Path) -> None:
+    job, trainer = built(runs, "collector.num_workers=1", "collector=async", "logger=csv", "run_dir=null")
+    assert (job.config.collector.num_workers, job.config.collector.kind) == (1, "async")
+    assert (job.config.logger.kind, job.config.collector.frames_per_batch) == ("csv", 256)
+    assert trainer.collected_frames == 512
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("words", "what", "cure"),
+    [
+        ("recipe.hidden=[16]", "does not fit", "recipe.hidden [64, 64] -> [16]"),
+        ("env=gymnasium env.id=Acrobot-v1", "size mismatch for", "env.id CartPole-v1 -> Acrobot-v1"),
+        ("recipe=dqn", "cannot resume a run of 'ppo' with the recipe 'dqn'", "add recipe=ppo"),
+        ("recipe.anneal_lr=false", "recipe.anneal_lr True -> False", "leave recipe.anneal_lr out"),
+        ("collector.frames_per_batch=512", "collector.frames_per_batch 256 -> 512", "leave"),
+        ("recipe.lrr=1", "unknown key 'recipe.lrr'", "did you mean 'recipe.lr'?"),
+        ("recipe.total_frames=512", "has collected 512 frames already", "recipe.total_frames=1024"),
+        ("recipe=impala tuned=impala_pong", "with the recipe 'impala'", "add recipe=ppo"),
+    ],
+)
+def test_what_a_checkpoint_does_not_fit_is_refused_in_three_lines_before_a_worker_starts(
+    runs: Path,
+    words: str,
+    what: str,
+    cure: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", f"resume={runs / 'ppo'}", "recipe.total_frames=1024", *words.split()]) == 2
+    said = capsys.readouterr()
+    first, where, last = said.err.splitlines()
+    assert what in first
+    assert where.startswith("  where  ")
+    assert cure in last.removeprefix("  cure   ")
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == [], "nothing is written either"
+
+
+@pytest.mark.seconds
+def test_naming_the_recipe_and_the_environment_again_changes_nothing(runs: Path) -> None:
+    plain = job_of(f"resume={runs / 'ppo'}", "recipe.total_frames=1024")
+    again = job_of(
+        f"resume={runs / 'ppo'}", "recipe=ppo", "env=cartpole", "logger=none", "recipe.total_frames=1024"
+    )
+    assert again.config == plain.config
+    assert again.config.recipe.lr == 1e-4
+
+
+@pytest.mark.seconds
+def test_impala_is_not_resumed_as_laser(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(tmp_path, "train", *FIRST, *IMPALA, "run_dir=first")
+    resume = f"resume={tmp_path / 'first'}"
+    for words in (["recipe=laser"], ["recipe.replay.ratio=4"]):
+        assert main(["check", resume, *words]) == 2
+        assert "cannot resume a run of 'impala' with the recipe 'laser'" in capsys.readouterr().out
+
+
+@pytest.mark.seconds
+def test_each_job_of_a_sweep_resumes_with_its_own_changes(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = overrides.read(["-m", f"resume={runs / 'ppo'}", "recipe.total_frames=1024", "recipe.lr=1e-3,2e-3"])
+    with schema.initialised():
+        jobs = overrides.jobs(line)
+    assert [(job.config.recipe.lr, job.config.seed) for job in jobs] == [(1e-3, 7), (2e-3, 7)]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_was_taken_elsewhere_is_resumed_with_the_config_of_the_command_line(
+    runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "ppo" / "checkpoint", tmp_path / "kept")
+    words = (*PPO[1:], "recipe.total_frames=768", "recipe.lr=3e-4", "logger=none")
+    run = finished(tmp_path, "train", "resume=kept", *words, "run_dir=it")
+    assert "no config.yaml lies beside this checkpoint" in run.output
+    assert config_of(tmp_path / "it").recipe.lr == 3e-4
+    assert learning_rates(tmp_path / "it") == [3e-4], "the record is true"
+
+
+@pytest.mark.seconds
+def test_a_checkpoint_that_was_moved_aside_by_a_killed_writer_is_found(runs: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(runs / "ppo", tmp_path / "run")
+    (run / "checkpoint").rename(run / ".checkpoint.backup-1f")
+    job = job_of(f"resume={run}", "recipe.total_frames=1024")
+    assert job.checkpoint == run / ".checkpoint.backup-1f"
+    assert job.config.recipe.lr == 1e-4

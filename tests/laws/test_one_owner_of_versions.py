@@ -1,0 +1,166 @@
+"""Versions under TorchRL have one owner: whoever publishes, each is numbered, aged and told the same way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.collectors import MultiSyncCollector
+
+from rlsync import BoardScheme, ConfigError, Every, SyncWeights, UpdateWeights, VerifySync, WeightBoard
+from rlsync.core.ledger import HISTORY
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
+from tests.tools.parts import (
+    CanaryPolicy,
+    make_collector,
+    make_dqn_trainer,
+    make_env_with_module,
+    make_small_canary,
+    make_workers,
+)
+from tests.tools.running import in_three_lines, on_a_board, running
+
+pytestmark = pytest.mark.usefixtures("fork_workers")
+
+
+def with_canary(collector, **options) -> tuple[CanaryPolicy, SyncWeights]:
+    trainer = make_dqn_trainer(collector)
+    trainer.canary = make_small_canary()
+    sync = SyncWeights({"policy": "canary"}, **options)
+    sync.register(trainer)
+    return trainer.canary, sync
+
+
+def stamped(*versions: int) -> TensorDict:
+    return TensorDict({"policy_version": torch.tensor(versions)})
+
+
+def test_a_version_published_outside_the_hook_has_the_age_of_its_own_publish() -> None:
+    with on_a_board(make_small_canary()) as collector:
+        canary, sync = with_canary(collector)
+        sync._optim_steps = 100
+        sync.publish()
+        sync._optim_steps = 500
+        collector.update_policy_weights_(canary)
+        sync._optim_steps = 510
+        newest = sync.version
+        age = sync.staleness(stamped(newest - 1, newest))
+        assert age.versions.tolist() == [1, 0]
+        assert age.optim_steps.tolist() == [410, 10]
+
+
+def test_a_version_that_the_ledger_does_not_know_has_no_age_in_steps() -> None:
+    with on_a_board(make_small_canary()) as collector:
+        _, sync = with_canary(collector)
+        sync._optim_steps = 100
+        sync.publish()
+        age = sync.staleness(stamped(sync.version + 40, sync.version))
+        assert age.optim_steps.tolist() == [UNKNOWN, 0]
+
+
+def test_what_a_checkpoint_carries_of_versions_is_bounded() -> None:
+    collector = make_collector(make_small_canary())
+    _, sync = with_canary(collector)
+    for _ in range(HISTORY + 50):
+        sync.publish()
+    published = sync.state_dict()["published"]
+    assert published.shape == (HISTORY, 2)
+    assert int(published[-1, 0]) == sync.version
+    collector.shutdown()
+
+
+def test_a_resumed_hook_is_the_next_generation_and_publishes_a_greater_stamp() -> None:
+    with on_a_board(make_small_canary()) as collector:
+        _, sync = with_canary(collector)
+        for _ in range(5):
+            sync.publish()
+        state = sync.state_dict()
+    with on_a_board(make_small_canary()) as collector:
+        _, resumed = with_canary(collector)
+        resumed.load_state_dict(state)
+        receipt = resumed.publish()
+        board = collector._weight_sync_schemes["policy"].board
+        assert receipt.version == state["version"] + 1
+        assert board.newest_stamp == (2, receipt.version)
+        assert board.handle.generation == 2
+
+
+def test_none_and_a_tensor_in_one_call_make_one_version() -> None:
+    board = WeightBoard()
+    inner = "env.transform[0].module"
+    schemes = {"policy": board.scheme(), inner: board.scheme()}
+    collector = make_workers(
+        MultiSyncCollector, make_small_canary(), schemes=schemes, env=make_env_with_module
+    )
+    with running(collector):
+        trainer = make_dqn_trainer(collector)
+        trainer.canary = make_small_canary()
+        trainer.inner = make_env_with_module().transform[0].module
+        sync = SyncWeights({"policy": "canary", inner: "inner"})
+        sync.register(trainer)
+        sync.publish()
+        before = sync.version
+        trainer.canary.fill(7.0)
+        explicit = {name: torch.full_like(p, 3.0) for name, p in trainer.inner.state_dict().items()}
+        collector.update_policy_weights_(weights_dict={"policy": None, inner: explicit})
+        assert sync.version == before + 1
+        assert {7.0, 3.0} <= {float(view.min()) for view in board.newest_views()}
+    board.close()
+
+
+def test_a_coalesced_publish_is_told_in_the_receipt_of_update_weights() -> None:
+    board = WeightBoard(max_slots=3)
+    collector = make_workers(
+        MultiSyncCollector, make_small_canary(), schemes={"policy": board.scheme()}, workers=1
+    )
+    with running(collector):
+        hooks = (
+            UpdateWeights(collector, 1),
+            UpdateWeights(collector, 1, policy_weights_getter=make_small_canary),
+        )
+        leases = []
+        try:
+            for hook in hooks:
+                receipt = hook.publish()
+                while not receipt.coalesced:
+                    lease = board.handle.subscribe(lambda version, layout, views: True)
+                    lease.adopt()
+                    leases.append(lease)
+                    assert len(leases) < 9, "a board of three slots never was full"
+                    receipt = hook.publish()
+                assert (receipt.copied_leaves, receipt.copied_bytes) == (0, 0)
+                assert receipt.version == board.newest
+        finally:
+            for lease in leases:
+                lease.close()
+    board.close()
+
+
+def test_a_second_hook_that_verifies_is_refused_with_the_cure() -> None:
+    with on_a_board(make_small_canary()) as collector:
+        _, sync = with_canary(collector)
+        VerifySync(sync).register(sync.trainer)
+        with pytest.raises(ConfigError, match="the workers are verified already") as refusal:
+            VerifySync(sync, when=Every(3), prefix="again").register(sync.trainer, "another")
+        assert in_three_lines(refusal.value)
+
+
+def test_the_plan_says_how_each_destination_is_adopted() -> None:
+    board = WeightBoard()
+    inner = "env.transform[0].module"
+    schemes = {"policy": board.scheme("copy"), inner: board.scheme("alias")}
+    collector = make_workers(
+        MultiSyncCollector, make_small_canary(), schemes=schemes, env=make_env_with_module
+    )
+    with running(collector):
+        _, sync = with_canary(collector)
+        assert f"adopted by copy (policy), alias ({inner})" in sync.plan.transport
+    board.close()
+    with on_a_board(make_small_canary()) as collector:
+        _, sync = with_canary(collector)
+        assert "adopted by alias, one copy a publish" in sync.plan.transport
+
+
+def test_a_scheme_without_a_collector_still_refuses_to_send() -> None:
+    with pytest.raises(Exception, match="this scheme has no collector yet"):
+        BoardScheme().send({})

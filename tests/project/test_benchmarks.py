@@ -1,0 +1,321 @@
+"""The scripts in benchmarks/, run for a few seconds: they count, they fail when they should, they write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.tools.parts.namespaces import in_a_session
+from tests.tools.parts.programs import ENDS_WITHIN_S, fresh_python
+
+pytestmark = pytest.mark.processes
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra rlsync[ray]")
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+#: A reader that takes a slot without a lease and without asking which version lies there.
+WITHOUT_LEASES = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from rlsync.transport.board import BoardReader
+BoardReader._lease_slot = lambda self, version, slot: True  # workers import this file and do it too
+from soak import main
+if __name__ == "__main__":
+    raise SystemExit(main())
+"""
+
+#: A server that stamps its answers with the version before.
+ONE_BEHIND = f"""
+import sys
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from rlsync.torchrl_plugin import compat
+exact = compat.serve_version
+compat.serve_version = lambda server, version: exact(server, max(0, version - 1))
+from servers import main
+if __name__ == "__main__":
+    raise SystemExit(main())
+"""
+
+
+def _run(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return fresh_python(str(script), *map(str, arguments), check=False)
+
+
+def test_a_short_soak_counts_kills_stops_and_layouts_and_finds_nothing_bad(tmp_path: Path) -> None:
+    out = tmp_path / "soak.json"
+    ended = _run(BENCHMARKS / "soak.py", "--workers", 3, "--seconds", 2, "--seed", 9, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    assert not any(found["bad"].values()), found
+    assert set(found["bad"]) > {"torn", "wrong", "fell", "lost", "coalesced", "leaked_descriptors"}
+    counts = found["counts"]
+    assert counts["respawns"] == counts["kills"] > 0
+    assert counts["stops"] > 0
+    assert counts["layouts"] >= 2  # the first, and the last one that all must reach
+    assert counts["publishes"] > 100
+    assert 3 <= counts["adoptions"] <= counts["looks"]
+
+
+def test_a_soak_of_readers_without_leases_finds_what_they_tear_and_fails(tmp_path: Path) -> None:
+    script, out = tmp_path / "without_leases.py", tmp_path / "soak.json"
+    script.write_text(WITHOUT_LEASES)
+    ended = _run(script, "--workers", 2, "--seconds", 1.5, "--out", out)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    bad = json.loads(out.read_text())["bad"]
+    assert bad["wrong"] > 0
+    assert bad["torn"] > 0
+
+
+def test_the_footprint_of_a_board_is_one_descriptor_a_worker_however_many_tensors(tmp_path: Path) -> None:
+    out, table = tmp_path / "footprint.json", tmp_path / "footprint.md"
+    schemes, size = ["board alias", "board copy"], ["--tensors", 10, 200, "--workers", 2, "--big-floats", 0]
+    ended = _run(BENCHMARKS / "footprint.py", "--schemes", *schemes, *size, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["tensors"], row["scheme"]) for row in rows] == [(n, s) for n in (10, 200) for s in schemes]
+    assert {row["worker_board_descriptors"] for row in rows} == {1}
+    assert len({row["worker_descriptors"] for row in rows}) == 1
+    assert all(row["grown_bytes"] > 0 for row in rows)
+    assert "| 200 | 2 |" in table.read_text()
+
+
+def test_workers_that_adopt_by_alias_keep_no_copy_of_their_own(tmp_path: Path) -> None:
+    out, table = tmp_path / "footprint.json", tmp_path / "footprint.md"
+    size = ["--tensors", 20, "--floats", 1_000_000, "--workers", 3, "--big-floats", 0]
+    script, written = BENCHMARKS / "footprint.py", ["--out", out, "--table", table]
+    ended = _run(script, "--schemes", "board alias", "board copy", *size, *written)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    by_alias, by_copy = (row["copies"] for row in json.loads(out.read_text())["rows"])
+    assert by_alias < 3.5  # three slots
+    assert by_copy > 5.5  # and a copy for each of three workers
+
+
+def test_a_step_is_timed_without_a_publish_with_one_and_with_one_in_the_background(tmp_path: Path) -> None:
+    out = tmp_path / "background.json"
+    ended = _run(BENCHMARKS / "background.py", "--models", "small", "--steps", 2, "--busy", "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert row["payload_bytes"] == 4 * 3 * (128 * 128 + 128)
+    assert all(row[way]["step_s"] > row[way]["held_s"] > 0 for way in ("at once", "in background"))
+    assert "| small, busy |" in ended.stdout
+
+
+def test_the_steps_of_a_learner_are_timed_for_each_precision_and_beside_torchrl(tmp_path: Path) -> None:
+    ended = _run(BENCHMARKS / "impala_loss.py", "--repeats", 1)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "TorchRL" in ended.stdout
+
+
+def test_laser_and_impala_run_to_the_last_step_allowed_and_a_run_that_failed_says_so(tmp_path: Path) -> None:
+    out, table = tmp_path / "laser.json", tmp_path / "laser.md"
+    size = ["--seeds", 3, 4, "--max-steps", 3200, "--replay-ratio", 2]
+    ended = _run(BENCHMARKS / "laser_cartpole.py", *size, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    assert found["replay"]["ratio"] == 2
+    runs = [(run["algorithm"], run["seed"]) for run in found["runs"]]
+    assert runs == [("impala", 3), ("impala", 4), ("laser", 3), ("laser", 4)]
+    assert {run["updates"] for run in found["runs"]} == {3200 // (8 * 20)}
+    assert {run["env_steps"] for run in found["runs"]} == {None}
+    differs = {run["algorithm"]: set(run["last"]) for run in found["runs"]}
+    assert differs["laser"] > differs["impala"]
+    assert table.read_text().count("> 3,200") == 2 * 3  # two seeds and their median
+
+
+def test_agents_are_run_alone_and_sharing_their_experience(tmp_path: Path) -> None:
+    out, table = tmp_path / "shared.json", tmp_path / "shared.md"
+    size = ["--lrs", 1e-3, 1e-2, "--seeds", 0, "--max-steps", 2400]
+    ended = _run(BENCHMARKS / "shared_experience.py", *size, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads(out.read_text())["steps"] == {"alone": [[None, None]], "sharing": [[None, None]]}
+    assert [line.split("|")[1].strip() for line in table.read_text().splitlines()[2:]] == ["alone", "sharing"]
+
+
+def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> None:
+    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
+    contenders = ["--only", "rlsync-fp32", "torchrl", "--seconds", 4, "--envs", 2, "--rollout", 8]
+    ended = _run(BENCHMARKS / "actor_learner.py", *contenders, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    for name in ("rlsync-fp32", "torchrl"):
+        (figures,) = found["rounds"][name]
+        assert figures["steps_per_s"] > 0
+        assert figures["cpu_per_s"] > 0.1
+        assert figures["lag_mean"] >= 0
+        assert name in found["versions"]
+        assert f"| {name} |" in table.read_text()
+
+
+def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(tmp_path: Path) -> None:
+    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
+    contenders = ["--only", "rlsync-async", "torchrl", "--seconds", 5, "--prefill", 64]
+    ended = _run(BENCHMARKS / "off_policy.py", *contenders, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    for name in ("rlsync-async", "torchrl"):
+        (rates,) = found["rounds"][name]
+        assert rates["frames_per_s"] > 0
+        assert rates["updates_per_s"] > 0
+        assert f"| {name} |" in table.read_text()
+    assert found["rounds"]["rlsync-async"][0]["updates_per_frame"] == 1  # the pace holds it
+
+
+def test_training_a_world_model_is_measured_at_a_held_pace(tmp_path: Path) -> None:
+    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
+    small = ["--belief", 16, "--width", 16, "--sequence-length", 8, "--batch-size", 4, "--horizon", 3]
+    contenders = ["--only", "rlsync-coupled", "--seconds", 6, "--prefill", 64, *small]
+    ended = _run(BENCHMARKS / "dreamer.py", *contenders, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (rates,) = json.loads(out.read_text())["rounds"]["rlsync-coupled"]
+    assert rates["updates_per_frame"] == pytest.approx(0.5, rel=0.1)
+    assert "| rlsync-coupled |" in table.read_text()
+
+
+@pytest.mark.seconds
+def test_the_canary_of_inference_servers_finds_nothing_torn_or_misnamed(tmp_path: Path) -> None:
+    out = tmp_path / "servers.json"
+    ended = _run(BENCHMARKS / "servers.py", "canary", "--servers", "thread", "--steps", 300, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert (row["torn"], row["misnamed"]) == (0, 0)
+    assert row["steps"] >= 300
+    assert row["versions_that_acted"] > 10
+
+
+@pytest.mark.seconds
+def test_the_canary_of_inference_servers_finds_stamps_that_are_one_behind(tmp_path: Path) -> None:
+    script, out = tmp_path / "one_behind.py", tmp_path / "servers.json"
+    script.write_text(ONE_BEHIND)
+    ended = _run(script, "canary", "--servers", "thread", "--steps", 50, "--out", out)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert row["misnamed"] > 0
+
+
+@pytest.mark.seconds
+def test_the_cost_of_publishing_to_an_inference_server_is_measured(tmp_path: Path) -> None:
+    out = tmp_path / "servers.json"
+    short = ["--servers", "thread", "--turns", 2, "--turn-seconds", 0.3]
+    ended = _run(BENCHMARKS / "servers.py", "cost", *short, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert row["steps_per_s_quiet"] > 0
+    assert row["steps_per_s_publishing"] > 0
+    assert row["held_us"] > 0
+
+
+def _run_alone(*command: object) -> subprocess.CompletedProcess[str]:
+    """Run a script in a network of its own, and see that it leaves no process."""
+    ran, left = in_a_session(
+        [sys.executable, *map(str, command)], alone=True, timeout_s=ENDS_WITHIN_S, grace_s=90
+    )
+    assert left == set(), ran.stdout + ran.stderr
+    return ran
+
+
+@needs_ray
+@pytest.mark.slow
+def test_the_canary_of_a_cluster_finds_nothing_torn_misnamed_or_left(tmp_path: Path) -> None:
+    out = tmp_path / "canary.json"
+    short = ["--steps", 10_000, "--destinations", 2, "--adopt", "alias", "--out", out]
+    ended = _run_alone(BENCHMARKS / "ray_cluster.py", "canary", *short)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(out.read_text())
+    assert row["steps"] >= 10_000
+    assert row["nodes"] == 3
+    assert row["versions_that_acted"] > 1
+    assert set(row["bad"]) >= {"torn", "misnamed", "fell", "missing", "doubled", "objects_left"}
+    assert not any(row["bad"].values())
+
+
+@needs_ray
+@pytest.mark.slow
+def test_the_actor_learner_is_measured_on_a_ray_node(tmp_path: Path) -> None:
+    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
+    size = ["--seconds", 4, "--envs", 2, "--rollout", 8, "--workers", 1]
+    contenders = ["--cluster", "--only", "rlsync-ray", *size]
+    ended = _run_alone(BENCHMARKS / "actor_learner.py", *contenders, "--out", out, "--table", table)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(out.read_text())
+    (figures,) = found["rounds"]["rlsync-ray"]
+    assert figures["steps_per_s"] > 0
+    assert found["versions"]["rlsync-ray"]["ray"]
+    assert "x without Ray" in table.read_text()
+    assert "| rlsync-ray |" in table.read_text()
+
+
+@needs_ray
+@pytest.mark.seconds
+def test_an_image_crosses_to_each_other_node_of_a_cluster_once(tmp_path: Path) -> None:
+    out = tmp_path / "nodes.json"
+    short = ["--nodes", 2, "--models", "mlp", "--trials", 3, "--store-mb", 200, "--out", out]
+    ended = _run_alone(BENCHMARKS / "ray_publish.py", "nodes", *short)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    row = json.loads(out.read_text())["mlp"]["2"]
+    assert row["image_mb"] <= row["came_elsewhere_mb"] < 1.5 * row["image_mb"]
+    assert row["adopted_ms"] > 0
+    assert row["late_ms"] > 0
+
+
+@needs_ray
+@pytest.mark.seconds
+def test_what_a_storm_does_is_the_same_for_the_same_seed() -> None:
+    storm = [BENCHMARKS / "ray_cluster.py", "storm", "--plan"]
+    first, again, other = (_run(*storm, "--seconds", 600, "--seed", seed).stdout for seed in (3, 3, 4))
+    assert first == again != other
+    struck = [f"how={how!r}, whom={whom!r}" for how in ("kill", "stop") for whom in ("worker", "agent")]
+    struck += [f"how={how!r}, whom={whom!r}" for how in ("kill", "stop") for whom in ("mailbox", "raylet")]
+    assert all(strike in first for strike in struck)
+
+
+#: Stands for TorchRL's own tests: one asks for a scheme, one for batches without stamps.
+THEIR_TESTS = """
+from torchrl.collectors import MultiSyncCollector
+
+from rlsync import BoardScheme
+from tests.tools.parts import make_counting_env, make_plain_policy
+
+
+def batch_of(**options):
+    size = {"frames_per_batch": 20, "total_frames": 20}
+    collector = MultiSyncCollector([make_counting_env], make_plain_policy(), **size, **options)
+    try:
+        return next(iter(collector)), collector._weight_sync_schemes["policy"]
+    finally:
+        collector.shutdown()
+
+
+def test_a_default():
+    assert not isinstance(batch_of()[1], BoardScheme)
+
+
+def test_a_key():
+    assert "policy_version" not in batch_of()[0].keys()
+
+
+def test_a_choice():
+    assert isinstance(batch_of(weight_sync_schemes={"policy": BoardScheme()})[1], BoardScheme)
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_with_a_board_only_is_told_from_what_fails_with_stamps(tmp_path: Path) -> None:
+    tests = tmp_path / "test" / "test_collectors.py"
+    tests.parent.mkdir()
+    tests.write_text(THEIR_TESTS)
+    ended = _run(BENCHMARKS / "torchrl_tests.py", tmp_path)
+    told = ended.stdout.splitlines()
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "stock 3 passed" in told
+    assert "stamped 1 failed 2 passed" in told
+    assert "board 2 failed 1 passed" in told
+    (default,) = (line for line in told if "test_a_default:" in line)
+    assert default.endswith("stock passed stamped passed board failed")
+    (key,) = (line for line in told if "test_a_key:" in line)
+    assert key.endswith("stock passed stamped failed board failed")

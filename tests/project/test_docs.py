@@ -1,0 +1,238 @@
+"""The documentation is true: its Python runs, its commands parse, its links lead somewhere."""
+
+from __future__ import annotations
+
+import argparse
+import doctest
+import importlib
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib.metadata import requires
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from packaging.requirements import Requirement
+from sybil import Document
+from sybil.parsers.myst import PythonCodeBlockParser
+
+import rlsync
+from rlsync.cli.compose import overrides, schema
+from rlsync.cli.main import VERBS
+from rlsync.recipes import impala
+from tests.tools.parts.programs import ENDS_WITHIN_S, run_program
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+BUILT = DOCS / "_build"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [page for page in sorted(DOCS.rglob("*.md")) if not page.is_relative_to(BUILT)]
+
+FENCED = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+CHECKED = {"python", "sh", "console"}
+NOT_RUN = {"text", "yaml", "{toctree}", "{eval-rst}", "{config-keys}"}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and content of every fenced block of a page."""
+    return [(language, textwrap.dedent(body)) for _, language, body in FENCED.findall(page.read_text())]
+
+
+def with_a(*languages: str) -> list[Path]:
+    return [page for page in PAGES if any(language in languages for language, _ in blocks(page))]
+
+
+# ------------------------------------------------------------------------------------------- Python
+
+
+@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.parametrize("page", with_a("python"), ids=name_of)
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One page, one test: what a block starts, a later block of the page ends.
+
+    The pages go on from the quickstart: what its script defines, they have.
+    """
+    monkeypatch.chdir(tmp_path)
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    document = Document.parse(str(page), PythonCodeBlockParser(doctest_optionflags=options))
+    exec(quickstart(), document.namespace)
+    for example in document.examples():
+        example.evaluate()
+
+
+def quickstart() -> str:
+    """The script on the page of that name."""
+    (script,) = (body for _, body in blocks(DOCS / "quickstart.md") if "__main__" in body)
+    return script
+
+
+def test_the_script_of_the_quickstart_runs_as_a_file_with_spawned_workers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(quickstart())
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+        check=True,
+    )
+    assert "versions that acted: [2, 2, 3, 3, 4]" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_quickstart_look_at_the_trainer_of_its_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(quickstart())
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    told = []
+    for page, words in OF_RLSYNC:
+        if page == "docs/quickstart.md" and any("train.py:" in word for word in words):
+            done = run_program("rlsync", *words, cwd=tmp_path, env=environment)
+            assert done.returncode == 0, done.stderr
+            told.append(done.stdout)
+    explained, examined = told
+    assert "loss_module.actor_network" in explained
+    assert examined.count("the weights arrive") == 2
+
+
+def test_every_block_is_run_or_of_a_kind_that_cannot_be() -> None:
+    odd = {(name_of(page), language) for page in PAGES for language, _ in blocks(page)}
+    assert not {(page, language) for page, language in odd if language not in CHECKED | NOT_RUN}
+
+
+# ----------------------------------------------------------------------------------------- commands
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every command of every shell block, as words, with the page it stands on."""
+    for page in PAGES:
+        for language, body in blocks(page):
+            if language not in ("sh", "console"):
+                continue
+            for line in body.replace("\\\n", " ").splitlines():
+                if language == "sh" or line.startswith("$ "):
+                    words = shlex.split(line.removeprefix("$ "), comments=True)
+                    if words:
+                        yield name_of(page), words
+
+
+ALL_COMMANDS = list(commands())
+OF_RLSYNC = [(page, words[1:]) for page, words in ALL_COMMANDS if words[0] == "rlsync"]
+
+
+class Parsed(Exception):
+    """A command line was understood; nothing of it is carried out."""
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(("page", "words"), OF_RLSYNC, ids=[f"{p}: {' '.join(w)}" for p, w in OF_RLSYNC])
+def test_every_rlsync_command_of_the_documentation_is_understood(
+    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verb, *arguments = words
+    if verb in ("--help", "--version"):
+        return
+    assert verb in VERBS
+    if takes_overrides(verb, arguments):
+        schema.register()
+        there = [a for a in arguments if a != "--json" and not a.startswith("resume=")]
+        overrides.configs(overrides.read(there))
+        return
+    understand = argparse.ArgumentParser.parse_args
+
+    def parse_only(self: argparse.ArgumentParser, *given: object) -> None:
+        understand(self, *given)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    with pytest.raises(Parsed):
+        importlib.import_module(f"rlsync.cli.{verb}").main(arguments)
+
+
+def takes_overrides(verb: str, arguments: list[str]) -> bool:
+    return verb in ("train", "explain", "check") and not any(".py:" in a or a == "--help" for a in arguments)
+
+
+def test_every_other_command_names_what_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page, words in ALL_COMMANDS:
+        match words:
+            case ["make", target, *_]:
+                assert target in targets, (page, words)
+            case ["python", "-m", "pip", *_]:
+                pass  # files of the reader's
+            case ["python" | "pytest", *rest]:
+                files = [word.partition("::")[0] for word in rest if "/" in word]
+                assert all((ROOT / file).exists() for file in files), (page, words)
+
+
+def test_every_verb_has_a_section_on_the_page_of_commands() -> None:
+    headings = re.findall(r"^## rlsync (\w+)$", (DOCS / "command_line.md").read_text(), re.MULTILINE)
+    assert headings == list(VERBS)
+
+
+# -------------------------------------------------------------------------------------------- links
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    text = FENCED.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, DOCS / "llms.txt"], ids=name_of)
+def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        assert target.exists(), f"{name_of(page)} links to {link}"
+        assert not anchor or anchor in slugs(target), f"{name_of(page)} links to {link}"
+
+
+def test_the_map_for_machines_lists_every_page() -> None:
+    listed = set(LINK.findall((DOCS / "llms.txt").read_text()))
+    pages = {str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)}
+    assert pages - {"index.md"} == {link for link in listed if not link.startswith("http")}
+
+
+# ---------------------------------------------------------------------------- what pages must agree with
+
+
+@pytest.mark.parametrize(("file", "module"), [("api.md", rlsync), ("api_impala.md", impala)])
+def test_every_public_name_stands_in_the_reference_once(file: str, module: object) -> None:
+    shown = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", (DOCS / file).read_text(), re.MULTILINE)
+    names = [name.removeprefix(f"{module.__name__}.") for name in shown]
+    public = [name for name in module.__all__ if name != "__version__"]
+    assert sorted(name for name in names if name in public) == sorted(public)
+
+
+def test_the_supported_versions_are_those_of_the_package() -> None:
+    page = (DOCS / "compatibility.md").read_text()
+    needs = {need.name: str(need.specifier) for need in map(Requirement, requires("rlsync") or [])}
+    for name in ("torchrl", "tensordict", "torch", "gymnasium", "hydra-core"):
+        (stated,) = re.findall(rf"^\| {name} \| `([^`]+)` \|", page, re.MULTILINE)
+        assert set(stated.replace(" ", "").split(",")) == set(needs[name].split(",")), name
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_the_picture_of_explain_shows_what_explain_prints_now() -> None:
+    printed = runpy.run_path(str(DOCS / "pictures.py"))["explained"]()
+    shown = "".join(ElementTree.parse(DOCS / "pictures" / "explain.svg").getroot().itertext())
+    assert "".join(printed.split()) in "".join(shown.split())

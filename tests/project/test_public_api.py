@@ -1,0 +1,134 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import rlsync
+from tests.tools.parts.programs import fresh_python
+
+PUBLIC = [
+    "AdoptionTimeout",
+    "AmbiguousSource",
+    "BoardClosed",
+    "BoardScheme",
+    "BoundStaleness",
+    "ConfigError",
+    "DestinationNotFound",
+    "DreamerPlayer",
+    "Every",
+    "Forkserver",
+    "LayoutMismatch",
+    "LogPolicyLag",
+    "LogReceipts",
+    "NoBoard",
+    "NodeBoardScheme",
+    "NotFinite",
+    "NothingChanged",
+    "NothingPublished",
+    "NothingToSync",
+    "PathSyntaxError",
+    "PublishError",
+    "RayBoardScheme",
+    "Receipt",
+    "RlsyncError",
+    "RlsyncWarning",
+    "SendShards",
+    "Source",
+    "SourceNotFound",
+    "StalenessExceeded",
+    "StepsAhead",
+    "Stop",
+    "SyncMapError",
+    "SyncPlan",
+    "SyncWeights",
+    "UpdateWeights",
+    "VerifySync",
+    "WatchWorkers",
+    "WeightBoard",
+    "WorkerLost",
+    "__version__",
+    "dreamer_map",
+    "resolve",
+]
+
+
+def run(code: str) -> str:
+    done = fresh_python("-c", code)
+    return done.stdout
+
+
+def test_the_public_names_are_these_and_no_others():
+    assert sorted(rlsync.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(rlsync, name) is not None
+
+
+def test_every_error_belongs_to_one_tree():
+    for name in PUBLIC:
+        public = getattr(rlsync, name)
+        if isinstance(public, type) and issubclass(public, BaseException):
+            assert issubclass(public, rlsync.RlsyncError), name
+
+
+def test_each_public_name_is_loaded_from_where_a_type_checker_sees_it():
+    """Each name is written in the imports for type checkers, and in the table of modules."""
+    blocks = (node for node in ast.parse(Path(rlsync.__file__).read_text()).body if isinstance(node, ast.If))
+    block = next(node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    typed = {name.name: node.module for node in imports for name in node.names}
+    assert set(typed) == set(rlsync.__all__) - {"__version__"}
+    for name, module in typed.items():
+        assert getattr(rlsync, name) is getattr(importlib.import_module(module), name), name
+        assert rlsync.__dict__[name] is getattr(rlsync, name), "kept after its first use"
+
+
+def test_a_star_import_gives_every_public_name():
+    found: dict[str, object] = {}
+    exec("from rlsync import *", found)
+    assert set(rlsync.__all__) <= set(found)
+
+
+@pytest.mark.processes
+def test_dir_names_what_is_not_loaded_yet():
+    assert run(
+        "import rlsync, sys; print(set(rlsync.__all__) <= set(dir(rlsync)), 'torch' in sys.modules)"
+    ) == ("True False\n")
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'rlsync' has no attribute 'SyncWeight'"):
+        _ = rlsync.SyncWeight
+    with pytest.raises(ImportError, match="cannot import name 'SyncWeight'"):
+        exec("from rlsync import SyncWeight")
+
+
+@pytest.mark.processes
+def test_no_public_name_loads_rich_or_hydra_or_matplotlib_and_rlsync_alone_does_not_load_ray():
+    heavy = run(
+        "import rlsync\nimport sys\n"
+        "print('ray' in sys.modules)\n"
+        "from rlsync import *\n"  # which imports torchrl.collectors, and this loads ray where it is installed
+        "print([m for m in ('rich', 'hydra', 'omegaconf', 'matplotlib') if m in sys.modules])"
+    )
+    assert heavy.split() == ["False", "[]"]
+
+
+@pytest.mark.processes
+def test_importing_registers_nothing_and_a_call_registers_the_backend():
+    told = run(
+        "import rlsync\n"
+        "from rlsync.torchrl_plugin.scheme import register_backend\n"
+        "from torchrl.weight_update import WeightSyncScheme\n"
+        "try:\n"
+        "    WeightSyncScheme.from_backend('board')\n"
+        "except ValueError:\n"
+        "    print('unknown')\n"
+        "register_backend()\n"
+        "print(type(WeightSyncScheme.from_backend('board', adopt='copy')).__name__)\n"
+    )
+    assert told.split() == ["unknown", "BoardScheme"]

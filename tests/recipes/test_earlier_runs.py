@@ -1,0 +1,69 @@
+"""Runs that an earlier rlsync wrote: they evaluate, resume and plot, also where keys have gone since."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlsync.cli.compose.written import written
+from rlsync.cli.eval import config_of
+from rlsync.core.errors import ConfigError
+from rlsync.recipes import run_files
+from tests.recipes.test_registry import rlsync
+
+RUNS = Path(__file__).parents[1] / "data" / "earlier_runs"
+RECIPES = ("ppo", "dqn", "sac", "impala")
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run's folder, as rlsync wrote it at commit e1fd3dc."""
+    with tarfile.open(RUNS / f"{request.param}.tar.gz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    return tmp_path / request.param
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RECIPES, indirect=True)
+def test_an_earlier_run_evaluates_resumes_and_plots(run: Path) -> None:
+    name, config = run.name, OmegaConf.load(run / run_files.RESOLVED)
+    goal = int(config.recipe.total_frames) + 4 * int(config.collector.frames_per_batch)
+    told, resumed, _ = rlsync(
+        run.parent,
+        ("eval", name, "--episodes=1", "--no-video", "--json"),
+        ("train", f"resume={name}", "run_dir=again", f"recipe.total_frames={goal}"),
+        ("plot", name, "again", "--out", "both.png"),
+    )
+    scored = json.loads(told)
+    assert (scored["recipe"], scored["frames"]) == (name, config.recipe.total_frames)
+    assert f"stopped: total_frames collected  frames {goal}" in resumed
+
+
+@pytest.mark.parametrize("run", RECIPES, indirect=True)
+def test_the_config_of_an_earlier_run_is_read_with_the_defaults_of_newer_keys(run: Path) -> None:
+    file = run / run_files.RESOLVED
+    config = config_of(run)
+    assert config.recipe.name == run.name
+    found = OmegaConf.load(file)
+    del found.stop_within_s, found.recipe.clip_norm
+    OmegaConf.save(found, file)
+    again = config_of(run)
+    assert (again.stop_within_s, again.recipe.lr) == (config.stop_within_s, config.recipe.lr)
+
+
+@pytest.mark.parametrize("run", ["dqn"], indirect=True)
+def test_a_key_that_has_gone_is_left_out_where_it_was_null_and_refused_where_it_was_not(run: Path) -> None:
+    file = run / run_files.RESOLVED
+    before, found = written(file), OmegaConf.load(file)
+    found.recipe.gone = None
+    found.sync.when.gone = None
+    OmegaConf.save(found, file)
+    assert written(file) == before
+    found.recipe.gone = 3
+    OmegaConf.save(found, file)
+    with pytest.raises(ConfigError, match="'gone' not in 'DQNConfig'"):
+        written(file)

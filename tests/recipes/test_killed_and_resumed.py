@@ -1,0 +1,72 @@
+"""A training that is killed at a random moment and resumed publishes when it would have published."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_main import Run, folder
+from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
+
+__all__ = ["folder"]  # a fixture
+
+PPO = ("recipe.num_epochs=1", "collector.frames_per_batch=256", "sync.when.every=3")
+DQN = ("recipe=dqn", "sync.when.every=7", "sync.when.unit=batches")
+COMMON = ("logger=none", "recipe.target_return=null", "checkpoint_every_frames=600")
+
+
+def receipts(run_folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_folder / "receipts.jsonl").read_text().splitlines()]
+
+
+def kill_after_its_first_checkpoint(run: Run, folder: Path) -> Path:
+    run.wait_for(r"frames ", 60)
+    run_folder = folder / run.run_folder()
+    saved = run_folder / "checkpoint" / "manifest.json"
+    assert wait_until(lambda: saved.exists() and len(receipts(run_folder)) > 1, 40)
+    time.sleep(random.Random(os.getpid()).uniform(0, 1.5))
+    family = descendant_pids(run.process.pid)
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait(10)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in family), 20), "workers end by themselves"
+    return run_folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "every"), [(PPO, 3), (DQN, 7)], ids=["ppo", "dqn"])
+def test_publishes_come_at_the_batches_of_the_uninterrupted_run(
+    folder: Path, arguments: tuple[str, ...], every: int
+) -> None:
+    killed = Run(folder, "train", *COMMON, *arguments, "recipe.total_frames=1000000")
+    try:
+        before = kill_after_its_first_checkpoint(killed, folder)
+    finally:
+        killed.kill()
+    done = receipts(before)
+    frames_per_batch = done[-1]["frames"] // done[-1]["batches"]
+    saved = shutil.copytree(before / "checkpoint", folder / f"saved-{every}")
+    goal = done[-1]["frames"] + 4 * every * frames_per_batch
+    resumed = Run(folder, "train", *COMMON, *arguments, f"recipe.total_frames={goal}", f"resume={saved}")
+    try:
+        assert resumed.exit_status(90) == 0, resumed.output
+        after = receipts(folder / resumed.run_folder())
+    finally:
+        resumed.kill()
+    first = next(r for r in after if r["reason"] == "resume")
+    at_the_checkpoint = [r for r in done if r["batches"] <= first["batches"]]
+    assert 0 < first["batches"] <= done[-1]["batches"] + every
+    assert first["version"] > max(r["version"] for r in at_the_checkpoint)
+    triggered = [r["batches"] for r in after if r["reason"] == "trigger"]
+    expected = (first["batches"] // every + 1) * every
+    assert triggered[:3] == [expected, expected + every, expected + 2 * every]
+    sooner = [r["batches"] for r in done if r["reason"] == "trigger"]
+    assert sooner == [every * (i + 1) for i in range(len(sooner))]
+    versions = [r["version"] for r in after]
+    assert versions == sorted(set(versions))

@@ -1,0 +1,63 @@
+"""docs/metrics.md names what each recipe logs: no more, no less."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlsync.recipes.config import Config
+from rlsync.recipes.off_policy.normalize import NormalizeConfig
+from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.run_files import METRICS, SCALARS
+from tests.recipes.test_dreamer_recipes import small as small_dreamer
+from tests.recipes.test_impala_recipe import LASER
+from tests.recipes.test_impala_recipe import small as small_impala
+from tests.recipes.test_off_policy import small
+from tests.recipes.test_recipes import small_ppo, trained
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+#: With all options on: some are logged with an option alone.
+NORMALIZED = NormalizeConfig(observations=True, rewards=True)
+CONFIGS: dict[str, Callable[[], Config]] = {
+    "ppo": small_ppo,
+    "dqn": lambda: small("dqn", normalize=NORMALIZED, prioritized=True, ladder_alpha=7.0),
+    "sac": lambda: small("sac", normalize=NORMALIZED, prioritized=True),
+    "td3": lambda: small("td3", normalize=NORMALIZED, prioritized=True),
+    "dreamer_v1": lambda: small_dreamer("dreamer_v1"),
+    "dreamer_v3": lambda: small_dreamer("dreamer_v3"),
+    "impala": small_impala,
+    "laser": lambda: small_impala(replay=LASER),
+}
+#: An episode of Pendulum does not end in a run of a test.
+FROM_THE_FIRST_EPISODE_ON = {"return", "episodes"}
+#: These runs are too short for an evaluation.
+OF_EVALUATIONS = {"eval/return", "eval/version"}
+
+
+def documented(recipe: str) -> set[str]:
+    """The metrics that the page says a recipe logs."""
+    found: set[str] = set()
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 3 or not cells[0].startswith("`"):
+            continue
+        named = re.findall(r"`(\w+)`", cells[1])
+        everybody = cells[1].startswith("all")
+        if (recipe in named) is not everybody:
+            found |= set(re.findall(r"`([^`]+)`", cells[0]))
+    return found
+
+
+@pytest.mark.parametrize("recipe", CONFIGS)
+@pytest.mark.usefixtures("fork_workers")
+def test_what_a_recipe_logs_is_what_the_page_says(recipe: str, tmp_path: Path) -> None:
+    config = replace(CONFIGS[recipe](), run_dir=str(tmp_path))
+    assert config.logger.kind == "csv"
+    trained(recipe_of(config).build(config, None))
+    curves = tmp_path / METRICS / SCALARS
+    logged = {str(file.relative_to(curves).with_suffix("")) for file in curves.rglob("*.csv")}
+    assert (logged | FROM_THE_FIRST_EPISODE_ON) - OF_EVALUATIONS == documented(recipe) - OF_EVALUATIONS

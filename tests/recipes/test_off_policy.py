@@ -1,0 +1,364 @@
+"""The recipes with a replay buffer: what an update changes, what workers get, what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.testing import assert_close
+from torchrl.checkpoint import Checkpoint
+from torchrl.trainers import Trainer
+
+from rlsync.cli.ended import begin
+from rlsync.cli.resume import load
+from rlsync.core.errors import ConfigError, WorkerLost
+from rlsync.core.plan import Verdict
+from rlsync.evaluation.best import best_in
+from rlsync.evaluation.evaluator import read_evaluations
+from rlsync.evaluation.play import Score, play
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RouteConfig, SyncConfig
+from rlsync.recipes.evaluate_checkpoint import load_best
+from rlsync.recipes.evaluation_config import EvaluationConfig
+from rlsync.recipes.hooks import EpisodeReturns, KeepPace
+from rlsync.recipes.off_policy import sac, td3
+from rlsync.recipes.off_policy.config import DQNConfig, OffPolicyConfig, PaceConfig, SACConfig, TD3Config
+from rlsync.recipes.off_policy.memory import with_n_step_returns
+from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
+from rlsync.recipes.spaces import BOX
+from rlsync.recipes.timeline import Iteration, iterations
+from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.last_checkpoint import save_before_the_end
+from rlsync.workers.envs.specs import make_venv
+from tests.recipes.test_recipes import hook_of, trained
+from tests.tools.parts import wait_until
+
+SIZES: dict[str, Any] = {"total_frames": 256, "batch_size": 16, "hidden": [16]}
+RATIO = PaceConfig(ratio=0.25, prefill=64)
+ROUTES = {
+    "dqn": [
+        RouteConfig("policy.module[0]", "loss_module.value_network"),
+        RouteConfig("policy.module[1]", "greedy_module"),
+    ],
+    "sac": [RouteConfig("policy", "loss_module.actor_network")],
+    "td3": [RouteConfig("policy.module[0]", "loss_module.actor_network")],
+}
+SETTINGS: dict[str, type[OffPolicyConfig]] = {"dqn": DQNConfig, "sac": SACConfig, "td3": TD3Config}
+#: The parameters of each loss that an optimizer step changes.
+TRAINED = {
+    "dqn": ["value_network_params"],
+    "sac": ["actor_network_params", "qvalue_network_params"],
+    "td3": ["actor_network_params", "qvalue_network_params"],
+}
+
+every_recipe = pytest.mark.parametrize("name", ["dqn", "sac", "td3"])
+
+
+def small(
+    name: str, *, kind: str = "sync", num_envs: int = 1, run_dir: Path | None = None, **keys: Any
+) -> Config:
+    """Four batches of 64 frames, of which the first is the prefill."""
+    settings = SETTINGS[name](**{**SIZES, "pace": RATIO, **keys})
+    return Config(
+        env=EnvConfig("CartPole-v1" if name == "dqn" else "Pendulum-v1", num_envs),
+        recipe=settings,
+        collector=CollectorConfig(kind=kind, frames_per_batch=64),
+        sync=SyncConfig(map=ROUTES[name]),
+        run_dir=None if run_dir is None else str(run_dir),
+    )
+
+
+def built(config: Config) -> Trainer:
+    return recipe_of(config).build(config, None)
+
+
+def pace_of(trainer: Trainer) -> KeepPace:
+    (pace,) = (m for m in compat.registered_modules(trainer) if isinstance(m, KeepPace))
+    return pace
+
+
+def parameters(trainer: Trainer, name: str) -> dict[str, torch.Tensor]:
+    found = {}
+    for part in TRAINED[name]:
+        for key, value in getattr(trainer.loss_module, part).flatten_keys().items():
+            if value.requires_grad:  # not the bounds of the actions
+                found[f"{part}.{key}"] = value.detach().clone()
+    return found
+
+
+# -------------------------------------------------------------------------------- initial weights
+
+
+@pytest.mark.parametrize("recipe", [sac, td3])
+def test_two_critics_differ_and_each_has_the_orthogonal_weights_of_its_network(recipe: ModuleType) -> None:
+    name = recipe.RECIPE.name
+    loss = recipe.make_loss(SETTINGS[name](hidden=[16, 16]), BOX.probe(EnvConfig("Pendulum-v1")))
+    first, second = loss.qvalue_network_params["module", "2", "weight"].detach()
+    for weight in (first, second):
+        assert_close(weight @ weight.T, 2 * torch.eye(16))
+    assert not torch.allclose(first, second)
+
+
+@pytest.mark.parametrize("recipe", [sac, td3])
+def test_the_initial_weights_can_be_torchs_own_in_all_layers(recipe: ModuleType) -> None:
+    settings = SETTINGS[recipe.RECIPE.name](hidden=[64, 32], initial_weights="torch")
+    loss = recipe.make_loss(settings, BOX.probe(EnvConfig("Pendulum-v1")))
+    found = {key: value.detach() for key, value in loss.named_parameters() if "network" in key}
+    assert len(found) == 2 * (3 + 3)  # three layers; the critics' tensors are stacked
+    for key, weight in found.items():
+        if key.endswith("weight"):
+            bound, bias = weight.shape[-1] ** -0.5, found[key.removesuffix("weight") + "bias"]
+            assert 0.8 * bound < weight.abs().max() <= bound, key
+            assert 0 < bias.abs().min() <= bias.abs().max() <= bound, key
+
+
+# -------------------------------------------------------------------------------------- training
+
+
+@every_recipe
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.usefixtures("fork_workers")
+def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) -> None:
+    config = small(name, kind=kind)
+    trainer = built(config)
+    pace, trace = pace_of(trainer), []
+    trainer.register_op("post_steps", lambda: trace.append(Iteration(trainer.collected_frames, pace.updates)))
+    before = parameters(trainer, name)
+    trained(trainer)
+    assert trace == list(iterations(config.recipe.pace.pace(), 64, 256))
+    assert trace[-1].updates == 48, "a quarter of 192 frames"
+    after = parameters(trainer, name)
+    assert [key for key, old in before.items() if torch.equal(old, after[key])] == []
+    assert len(trainer.replay_buffer) == 256, "the prefill is stored, too"
+
+
+@every_recipe
+@pytest.mark.usefixtures("fork_workers")
+def test_every_leaf_that_is_trained_reaches_the_workers(name: str) -> None:
+    trainer = built(small(name, num_envs=2))
+    plan = hook_of(trainer).plan
+    assert {str(row.verdict) for row in plan.rows} <= {str(Verdict.COPIED)}
+    shapes: list[tuple[int, ...]] = []
+    hook = trained(trainer, lambda batch: shapes.append(tuple(batch.shape)))
+    assert shapes == [(2, 2, 16)] * 4
+    assert [receipt.reason for receipt in hook.receipts] == ["start", *["trigger"] * 4]
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_the_prefill_acts_at_random_and_what_follows_does_not() -> None:
+    trainer = built(small("sac"))
+    spreads: list[float] = []
+    trained(trainer, lambda batch: spreads.append(float(batch["action"].abs().max())))
+    assert spreads[0] > 1.5, "uniform in -2 to 2"
+
+
+# ---------------------------------------------------------------------------------- n-step returns
+
+
+def rollout(ends: list[bool]) -> TensorDict:
+    steps = len(ends)
+    done = torch.tensor(ends)[:, None]
+    following = TensorDict(
+        {
+            "observation": torch.arange(1.0, steps + 1)[:, None],
+            "reward": torch.ones(steps, 1),
+            "done": done,
+            "terminated": done.clone(),
+        },
+        [steps],
+    )
+    return TensorDict({"observation": torch.arange(float(steps))[:, None], "next": following}, [steps])
+
+
+def test_a_sum_of_rewards_ends_with_its_episode_and_says_so() -> None:
+    summed = with_n_step_returns(rollout([False, False, False, True, False, False]), gamma=0.5, n=3)
+    assert summed["next", "reward"].flatten().tolist() == [1.75, 1.75, 1.5, 1.0, 1.5, 1.0]
+    assert summed["next", "observation"].flatten().tolist() == [3, 4, 4, 4, 6, 6]
+    assert summed["next", "terminated"].flatten().tolist() == [False, True, True, True, False, False]
+    assert summed["steps_to_next_obs"].flatten().tolist() == [3, 3, 2, 1, 2, 1]
+
+
+def test_sums_of_several_environments_do_not_mix() -> None:
+    both = torch.stack([rollout([False, True, False]), rollout([False, False, False])])
+    summed = with_n_step_returns(both, gamma=1.0, n=2)
+    assert summed["next", "reward"].squeeze(-1).tolist() == [[2, 1, 1], [2, 2, 1]]
+    assert summed["next", "done"].squeeze(-1).tolist() == [[True, True, False], [False, False, False]]
+
+
+def test_one_step_leaves_a_batch_alone() -> None:
+    batch = rollout([False, True])
+    assert with_n_step_returns(batch, gamma=0.9, n=1) is batch
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "why"),
+    [
+        ("sac", "CartPole-v1", "its action is OneHot"),
+        ("td3", "CartPole-v1", "its action is OneHot"),
+        ("dqn", "Pendulum-v1", "its action is Bounded"),
+        ("sac", "Blackjack-v1", "its action is OneHot"),
+    ],
+)
+def test_an_environment_with_other_actions_is_refused_with_examples(name: str, env: str, why: str) -> None:
+    config = small(name)
+    with pytest.raises(ConfigError, match="does not have a flat observation and") as refused:
+        recipe_of(config).probe(EnvConfig(env))
+    assert why in refused.value.where
+    assert "-v" in refused.value.cure
+
+
+# --------------------------------------------------------------------------------------- resumed
+
+
+@every_recipe
+@pytest.mark.usefixtures("fork_workers")
+def test_a_resumed_run_goes_on_at_the_same_pace_with_what_it_had(name: str, tmp_path: Path) -> None:
+    first = built(small(name, run_dir=tmp_path))
+    trained(first)
+    learned = parameters(first, name)
+    again = built(small(name, total_frames=384))
+    again.load_from_file(tmp_path / CHECKPOINT)
+    assert again.collector.init_random_frames == 0, "the prefill is over"
+    kept = parameters(again, name)
+    assert all(torch.equal(kept[key], value) for key, value in learned.items())
+    assert (pace_of(again).updates, len(again.replay_buffer)) == (48, 256)
+    trained(again)
+    assert (again.collected_frames, pace_of(again).updates) == (384, 80)
+
+
+@every_recipe
+@pytest.mark.usefixtures("fork_workers")
+def test_a_resumed_run_does_not_play_the_episodes_of_the_run_before_again(name: str, tmp_path: Path) -> None:
+    trained(built(small(name, run_dir=tmp_path)))
+    again = built(small(name, total_frames=384))
+    load(again, tmp_path / CHECKPOINT)
+    trained(again)
+    seen = again.replay_buffer[:]["observation"]
+    assert len(seen) == 384
+    assert len(seen.unique(dim=0)) == 384, "an observation of a CartPole or a Pendulum never comes twice"
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_worker_that_is_killed_before_a_checkpoint_is_loaded_is_told_as_that(tmp_path: Path) -> None:
+    trained(built(small("sac", run_dir=tmp_path)))
+    again = built(small("sac"))
+    try:
+        os.kill(again.collector.procs[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="killed by SIGKILL"):
+            load(again, tmp_path / CHECKPOINT)
+    finally:
+        again.collector.shutdown()
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_checkpoints_of_an_asynchronous_run_cost_it_no_worker(tmp_path: Path) -> None:
+    config = small("dqn", kind="async", run_dir=tmp_path, total_frames=640)
+    config.checkpoint_every_frames = 64
+    trainer = built(config)
+    trained(trainer)
+    assert trainer.collected_frames == 640
+
+
+# ------------------------------------------------------------------------------------- evaluated
+
+
+class Deadly:
+    """Kills the process that saves it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def saved_components(folder: Path) -> dict[str, Any]:
+    return dict(Checkpoint.manifest(folder / CHECKPOINT)["components"])
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_without_the_buffer_in_the_checkpoint_a_resumed_run_fills_it_again_before_it_learns(
+    tmp_path: Path,
+) -> None:
+    first = built(small("dqn", run_dir=tmp_path, buffer_checkpointed=False))
+    trained(first)
+    assert saved_components(tmp_path)["replay_buffer"]["adapter"] == "torchrl.state_dict"
+    again = built(small("dqn", total_frames=448, buffer_checkpointed=False))
+    again.load_from_file(tmp_path / CHECKPOINT)
+    pace, trace = pace_of(again), []
+    assert (pace.updates, len(again.replay_buffer)) == (48, 0)
+    again.register_op("post_steps", lambda: trace.append(Iteration(again.collected_frames, pace.updates)))
+    epsilon = float(again.greedy_module.eps)
+    assert epsilon == float(first.greedy_module.eps)
+    trained(again)
+    # 64 frames are collected first, as in a prefill; then a quarter of the frames, as before.
+    assert trace == [Iteration(320, 48), Iteration(384, 64), Iteration(448, 80)]
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_of_before(tmp_path: Path) -> None:
+    trainer = built(small("dqn", run_dir=tmp_path))
+    try:
+        trained(trainer)
+        before = (tmp_path / CHECKPOINT / "manifest.json").read_bytes()
+        pid = os.fork()
+        if pid == 0:  # a learner that dies when a part of the checkpoint is written
+            try:
+                trainer.register_module("zz_deadly", Deadly())
+                save_before_the_end(trainer)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    finally:
+        trainer.shutdown()
+    assert (tmp_path / CHECKPOINT / "manifest.json").read_bytes() == before
+    assert list(tmp_path.glob(f".{CHECKPOINT}.stage-*")) != []
+    begin(tmp_path)
+    assert list(tmp_path.glob(f".{CHECKPOINT}.stage-*")) == [], "the next run there takes the half one away"
+    again = built(small("dqn", total_frames=384))
+    try:
+        again.load_from_file(tmp_path / CHECKPOINT)
+        assert len(again.replay_buffer) == 256
+    finally:
+        again.shutdown()
+
+
+@every_recipe
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_process_evaluates_greedily_and_its_result_ends_the_run(name: str, tmp_path: Path) -> None:
+    goal = 1.0 if name == "dqn" else -100_000.0  # any evaluation reaches it
+    config = small(
+        name,
+        run_dir=tmp_path,
+        total_frames=100_000,
+        target_return=goal,
+        evaluation=EvaluationConfig(every_frames=64, episodes=2),
+    )
+    trainer = built(config)
+    file = tmp_path / EVALUATIONS
+    # The learner is faster than the process starts: it waits for the first result, as long as that takes.
+    trainer.register_op("post_steps", lambda: wait_until(file.exists, 60.0))
+    trained(trainer)
+    (returns,) = (m for m in compat.registered_modules(trainer) if isinstance(m, EpisodeReturns))
+    assert returns.reached
+    assert trainer.collected_frames < 100_000
+    assert read_evaluations(file)[0].episodes == 2
+
+    kept = best_in(tmp_path / BEST)
+    assert kept is not None
+    best = load_best(tmp_path, config, deterministic=True)
+    assert best.version == kept.version
+    envs = make_venv(best.env, 2)
+    played = [episode for ended in play(best.player, envs, 2, seed=config.seed) for episode in ended]
+    envs.close()
+    assert Score.of(played).return_mean == kept.return_mean, "these weights made the best evaluation"

@@ -1,0 +1,102 @@
+"""Prioritised replay: how likely each frame is, what its step weighs, and what a resumed run knows of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from rlsync.recipes.off_policy.prioritized import WEIGHT, PrioritizedRows, SumTree
+from rlsync.recipes.run_files import CHECKPOINT
+from tests.recipes.test_off_policy import built, every_recipe, small
+from tests.recipes.test_recipes import trained
+
+
+def buffer_of(sampler: PrioritizedRows, frames: int) -> TensorDictReplayBuffer:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=20_000)
+    buffer.extend(TensorDict({"row": torch.arange(frames)}, [frames]))
+    return buffer
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 1000])
+def test_a_tree_finds_the_place_where_the_running_sum_passes(capacity: int) -> None:
+    draw = np.random.default_rng(7)
+    tree, plain = SumTree(capacity), np.zeros(capacity)
+    for _ in range(20):
+        index = draw.integers(0, capacity, 30)
+        values = draw.random(30) * draw.integers(0, 2, 30)
+        tree.set(index, values)
+        plain[index] = values
+    tree.set(np.array([0]), 1.0)
+    plain[0] = 1.0
+    np.testing.assert_array_equal(tree.values, plain)
+    assert tree.total == pytest.approx(plain.sum())
+    mass = draw.random(500) * plain.sum() * (1 - 1e-9)
+    np.testing.assert_array_equal(tree.find(mass), np.searchsorted(plain.cumsum(), mass, side="right"))
+    (end,) = tree.find(np.array([tree.total * (1 + 1e-12)]))
+    assert plain[end] > 0, "never a frame that is not there"
+
+
+def test_frames_are_drawn_as_often_as_their_errors_say_and_weigh_less_for_it() -> None:
+    sampler = PrioritizedRows(8, alpha=0.5, beta=1.0)
+    buffer = buffer_of(sampler, 5)
+    errors = torch.tensor([1.0, 4.0, 9.0, 16.0])
+    buffer.update_priority(torch.arange(1, 5), errors)
+    meant = torch.tensor([1.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0]).double() / 11
+    torch.testing.assert_close(sampler.probabilities(), meant, rtol=1e-5, atol=0)
+    torch.manual_seed(0)
+    drawn = buffer.sample()
+    counts = torch.bincount(drawn["row"], minlength=8) / 20_000
+    torch.testing.assert_close(counts.double(), meant, rtol=0, atol=0.02)
+    weighed = torch.tensor([1.0, 1.0, 1 / 2, 1 / 3, 1 / 4])[drawn["row"]]
+    torch.testing.assert_close(drawn[WEIGHT], weighed, rtol=1e-5, atol=0)
+    estimate = float((drawn[WEIGHT] * drawn["row"]).sum() / drawn[WEIGHT].sum())
+    assert estimate == pytest.approx(2.0, abs=0.05), "the weighted mean is that of all frames alike"
+
+
+def test_a_new_frame_is_as_likely_as_the_likeliest_and_takes_the_place_of_the_oldest() -> None:
+    sampler = PrioritizedRows(8, alpha=1.0, beta=0.4)
+    buffer = buffer_of(sampler, 8)
+    buffer.update_priority(torch.tensor([0, 1]), torch.tensor([50.0, 0.0]))
+    buffer.extend(TensorDict({"row": torch.tensor([8])}, [1]))
+    values = sampler.probabilities() / sampler.probabilities()[2]
+    assert values[0] == pytest.approx(50.0), "row 0 is the new frame now"
+    assert 0 < values[1] < 1e-5, "without an error it is drawn hardly ever"
+    assert buffer[0]["row"] == 8
+
+
+@every_recipe
+@pytest.mark.usefixtures("fork_workers")
+def test_a_run_gives_what_it_drew_the_errors_of_its_loss_and_a_resumed_run_knows_them(
+    name: str, tmp_path: Path
+) -> None:
+    config = small(name, prioritized=True, run_dir=tmp_path, buffer_frames=512)
+    trainer = built(config)
+    newest: dict[int, float] = {}
+
+    def look(batch: TensorDict) -> None:
+        assert batch[WEIGHT].max() <= 1.0
+        sizes = batch["td_error"].reshape(-1)
+        sizes = sizes if name == "sac" else sizes.sqrt()
+        newest.update(zip(batch["index"].reshape(-1).tolist(), sizes.tolist(), strict=True))
+
+    trainer.register_op("post_optim_log", look)
+    trained(trainer)
+    sampler = trainer.replay_buffer.sampler
+    shares = sampler.probabilities()
+    rows = torch.tensor(list(newest))
+    meant = (torch.tensor(list(newest.values())).double() + 1e-6) ** 0.6
+    torch.testing.assert_close(shares[rows] / shares[rows].sum(), meant / meant.sum(), rtol=1e-4, atol=1e-7)
+    assert len(set(meant.tolist())) > 10
+    assert shares[:256].min() > 0
+    assert shares[256:].max() == 0
+
+    again = built(small(name, prioritized=True, total_frames=320, buffer_frames=512))
+    again.load_from_file(tmp_path / CHECKPOINT)
+    assert torch.equal(again.replay_buffer.sampler.probabilities(), shares)
+    trained(again)
+    assert again.replay_buffer.sampler.probabilities()[256:320].min() > 0

@@ -1,0 +1,382 @@
+"""The recipes: stock trainers on a board, and the values they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.trainers import Trainer
+
+from rlsync import SyncWeights
+from rlsync.core.errors import ConfigError
+from rlsync.core.plan import Verdict
+from rlsync.evaluation.best import best_in
+from rlsync.evaluation.play import Score, play
+from rlsync.recipes import parts, ppo
+from rlsync.recipes.config import (
+    CollectorConfig,
+    Config,
+    EnvConfig,
+    PPOConfig,
+    RouteConfig,
+    SyncConfig,
+    WhenConfig,
+    check,
+    sync_map,
+    trigger,
+)
+from rlsync.recipes.evaluate_checkpoint import load_best
+from rlsync.recipes.evaluation_config import EvaluationConfig
+from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.off_policy import dqn
+from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
+from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
+from rlsync.torchrl_plugin import compat
+from rlsync.workers.envs.specs import make_venv
+from tests.tools.parts import wait_until
+
+
+def small_ppo(**changes: Any) -> Config:
+    recipe = PPOConfig(total_frames=512, batch_size=64, num_epochs=2, hidden=[16])
+    return Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=128), **changes)
+
+
+def small_dqn(when: WhenConfig, **changes: Any) -> Config:
+    recipe = DQNConfig(
+        total_frames=256,
+        batch_size=32,
+        pace=PaceConfig(ratio=6 / 64, prefill=0),
+        epsilon_frames=256,
+        hidden=[16],
+    )
+    routes = [
+        RouteConfig("policy.module[0]", "loss_module.value_network"),
+        RouteConfig("policy.module[1]", "greedy_module"),
+    ]
+    return Config(
+        recipe=recipe,
+        collector=CollectorConfig(frames_per_batch=64),
+        sync=SyncConfig(map=routes, when=when),
+        **changes,
+    )
+
+
+def hook_of(trainer: Trainer) -> SyncWeights:
+    (hook,) = (m for m in compat.registered_modules(trainer) if isinstance(m, SyncWeights))
+    return hook
+
+
+def trained(trainer: Trainer, look: Callable[[TensorDict], None] | None = None) -> SyncWeights:
+    """Train to the end, looking at every batch, and return the hook."""
+    if look is not None:
+        trainer.register_op("batch_process", look)
+    try:
+        trainer.train()
+    finally:
+        trainer.shutdown()
+    return hook_of(trainer)
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "cure"),
+    [
+        ("recipe", "lr", 0.0, "give a finite number > 0"),
+        ("recipe", "gamma", 1.5, "give a number >= 0 and <= 1"),
+        ("recipe", "entropy_coeff", -0.1, "give a number >= 0"),
+        ("collector", "num_workers", 0, "give a number > 0"),
+        ("collector", "adopt", "alais", "did you mean 'alias'? give one of alias, copy"),
+        ("logger", "kind", "cvs", "did you mean 'csv'? give one of csv, tensorboard, wandb, none"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_with_its_key_and_what_it_accepts(
+    section: str, key: str, value: object, cure: str
+) -> None:
+    config = Config()
+    setattr(getattr(config, section), key, value)
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    assert refused.value.where == f"{section}.{key}"
+    assert refused.value.cure == cure
+    assert repr(value) in refused.value.what
+
+
+def test_a_batch_smaller_than_the_number_of_environments_is_refused() -> None:
+    config = Config(env=EnvConfig(num_envs=8), collector=CollectorConfig(num_workers=2, frames_per_batch=15))
+    with pytest.raises(ConfigError, match="15 frames") as refused:
+        check(config)
+    assert "16" in refused.value.cure
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        (WhenConfig(every=None), "nothing says when"),
+        (WhenConfig(every=1, unit="batchs"), "no unit 'batchs'"),
+        (WhenConfig(every=0), "positive whole number"),
+        (WhenConfig(every=1, steps_ahead=-1), "steps ahead"),
+    ],
+)
+def test_a_trigger_that_cannot_be_is_refused_under_its_key(when: WhenConfig, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        trigger(when)
+    assert refused.value.where.startswith("sync.when")
+
+
+def test_a_count_and_steps_ahead_make_a_trigger_that_fires_on_either() -> None:
+    both = trigger(WhenConfig(every=10, unit="seconds", steps_ahead=50))
+    assert both.units() == {"seconds", "optim_steps"}
+    assert trigger(WhenConfig(every=None, steps_ahead=50)).units() == {"optim_steps"}
+
+
+@pytest.mark.parametrize(
+    ("routes", "said"),
+    [
+        ([], "empty"),
+        ([RouteConfig("policy", "")], "no source"),
+        ([RouteConfig("", "loss_module")], "no destination"),
+        ([RouteConfig("policy", "a"), RouteConfig("policy", "b")], "two entries"),
+        ([RouteConfig("policy", "a", "bfloat61")], "no dtype 'bfloat61'"),
+    ],
+)
+def test_a_sync_map_that_says_nothing_or_too_much_is_refused(routes: list[RouteConfig], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        sync_map(SyncConfig(map=routes))
+
+
+@pytest.mark.parametrize("env_id", ["CartPol-v1", "NoSuchThing-v0", "Pendulum-v1"])
+def test_an_environment_that_cannot_serve_is_refused_before_a_worker_starts(env_id: str) -> None:
+    with pytest.raises(ConfigError, match=env_id) as refused:
+        ppo.build(Config(env=EnvConfig(id=env_id)))
+    assert refused.value.where.startswith("env.id")
+
+
+def test_a_recipe_that_is_given_the_settings_of_another_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes the settings PPOConfig, got DQNConfig"):
+        ppo.build(Config(recipe=DQNConfig()))
+    with pytest.raises(ConfigError, match="takes the settings DQNConfig, got PPOConfig"):
+        dqn.build(Config(recipe=PPOConfig()))
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_bad_sync_map_leaves_no_worker_behind() -> None:
+    config = small_ppo()
+    config.sync.map = [RouteConfig("polcy", "loss_module.actor_network")]
+    with pytest.raises(Exception, match="no destination 'polcy'"):
+        ppo.build(config)
+
+
+# ------------------------------------------------------------------------------------- returns
+
+
+def episode(*, ends: list[bool], sums: list[float]) -> TensorDict:
+    column = {"done": torch.tensor(ends)[:, None], "reward_sum": torch.tensor(sums)[:, None]}
+    return TensorDict({"next": TensorDict(column, [len(ends)])}, [len(ends)])
+
+
+class Stoppable:
+    """As much of a trainer as EpisodeReturns needs."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def register_op(self, stage: str, op: object) -> None:
+        assert stage == "post_steps_log"
+
+    def register_module(self, name: str, module: object) -> None:
+        assert name == "episode_returns"
+
+    def request_stop(self, reason: str) -> None:
+        self.reason = reason
+
+
+def test_only_finished_episodes_make_the_mean_and_only_a_full_window_stops() -> None:
+    returns, trainer = EpisodeReturns(target=100.0, episodes=2), Stoppable()
+    returns.register(trainer)  # type: ignore[arg-type]
+    assert returns(episode(ends=[False], sums=[999.0])) is None
+    assert math.isnan(returns.mean)
+    assert returns(episode(ends=[True, False], sums=[120.0, 999.0])) == {
+        "return": 120.0,
+        "episodes": 1,
+    }
+    assert trainer.reason is None, "one episode of two"
+    returns(episode(ends=[True], sums=[90.0]))
+    assert trainer.reason is not None
+    assert returns.reached
+
+
+def test_the_newest_returns_survive_a_checkpoint() -> None:
+    before, after = EpisodeReturns(episodes=2), EpisodeReturns(episodes=2)
+    before.newest.extend([1.0, 3.0])
+    before.finished = 7
+    after.load_state_dict(before.state_dict())
+    assert (after.mean, after.finished) == (2.0, 7)
+
+
+# ------------------------------------------------------------------------------------ training
+
+
+@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.parametrize("adopt", ["alias", "copy"])
+def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_version(
+    adopt: str,
+) -> None:
+    config = small_ppo()
+    config.collector.adopt = adopt
+    seen: list[set[int]] = []
+    trainer = ppo.build(config)
+    hook = hook_of(trainer)
+    expected: list[int] = []
+
+    def look(batch: TensorDict) -> None:
+        seen.append(set(batch["policy_version"].flatten().tolist()))
+        expected.append(hook.version)
+
+    trained(trainer, look)
+    assert seen == [{version} for version in expected]
+    assert [r.reason for r in hook.receipts] == ["start", *["trigger"] * 4]
+    assert all(r.copied_leaves == 4 for r in hook.receipts), "two layers, weight and bias"
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_ppo_runs_on_asynchronous_workers() -> None:
+    config = small_ppo()
+    config.collector.kind = "async"
+    hook = trained(ppo.build(config))
+    assert [r.reason for r in hook.receipts] == ["start", *["trigger"] * 4]
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_ppo_runs_on_batched_environments() -> None:
+    config = small_ppo(env=EnvConfig(num_envs=4))
+    shapes: list[tuple[int, ...]] = []
+    trained(ppo.build(config), lambda batch: shapes.append(tuple(batch.shape)))
+    assert shapes == [(2, 4, 16)] * 4
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_dqn_sends_the_q_network_and_the_exploration_rate_at_the_configured_interval() -> None:
+    trainer = dqn.build(small_dqn(WhenConfig(every=4, unit="optim_steps")))
+    routes = {str(route) for route in hook_of(trainer).plan.routes}
+    assert routes == {
+        "policy.module[0] <- loss_module.value_network",
+        "policy.module[1] <- greedy_module",
+    }
+    hook = trained(trainer)
+    # 256 frames are 4 batches of 6 optimizer steps: 24 steps, a publish at every fourth.
+    due = [r.optim_steps for r in hook.receipts if r.reason == "trigger"]
+    assert due == [4, 8, 12, 16, 20, 24]
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_dqn_explores_less_and_less() -> None:
+    trainer = dqn.build(small_dqn(WhenConfig()))
+    before = float(trainer.greedy_module.eps)
+    trained(trainer)
+    assert before == 1.0
+    assert float(trainer.greedy_module.eps) == pytest.approx(0.04, abs=1e-4)
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_the_same_seed_gives_the_same_run() -> None:
+    def rewards(seed: int) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        trained(ppo.build(small_ppo(seed=seed)), lambda b: found.append(b["observation"].clone()))
+        return found
+
+    first, again, other = rewards(3), rewards(3), rewards(4)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fork_workers")
+def test_dqn_learns_cartpole() -> None:
+    config = small_dqn(WhenConfig(every=4, unit="optim_steps"))
+    config.recipe = DQNConfig(total_frames=12_000, target_return=100.0)
+    config.collector.frames_per_batch = 128
+    trainer = dqn.build(config)
+    trained(trainer)
+    (returns,) = (m for m in compat.registered_modules(trainer) if isinstance(m, EpisodeReturns))
+    assert returns.mean >= 100, "a random policy gets 22"
+
+
+def test_no_run_folder_means_that_nothing_is_written() -> None:
+    settings = parts.trainer_settings(Config())
+    assert settings["logger"] is None
+    assert settings["save_trainer_file"] is None
+
+
+@pytest.mark.processes
+def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) -> None:
+    trained(ppo.build(small_ppo(run_dir=str(tmp_path))))
+    drawn = torch.rand(8)
+    assert not torch.equal(torch.rand(8), drawn)
+    resumed = ppo.build(small_ppo(seed=1))
+    try:
+        resumed.load_from_file(tmp_path / CHECKPOINT)
+        assert torch.equal(torch.rand(8), drawn)
+    finally:
+        resumed.shutdown()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("build", "routes"),
+    [
+        (lambda config: ppo.build(config), [RouteConfig("policy", "loss_module.actor_network", "bfloat16")]),
+        (
+            lambda config: dqn.build(config),
+            [
+                RouteConfig("policy.module[0]", "loss_module.value_network", "bfloat16"),
+                RouteConfig("policy.module[1]", "greedy_module"),
+            ],
+        ),
+    ],
+    ids=["ppo", "dqn"],
+)
+def test_an_entry_with_a_dtype_makes_workers_act_and_receive_in_it(
+    build: Callable[[Config], Trainer], routes: list[RouteConfig]
+) -> None:
+    config = small_ppo() if len(routes) == 1 else small_dqn(WhenConfig(every=3, unit="optim_steps"))
+    trainer = build(config)
+    full_bytes = hook_of(trainer).plan.payload_bytes
+    trainer.shutdown()
+    config.sync.map = routes
+    trainer = build(config)
+    cast = [row for row in hook_of(trainer).plan.rows if row.verdict is Verdict.CAST]
+    greedy_bytes = sum(row.payload_bytes for row in hook_of(trainer).plan.rows if row not in cast)
+    assert sum(row.payload_bytes for row in cast) == (full_bytes - greedy_bytes) // 2
+    hook = trained(trainer)
+    assert hook.version > 2
+    assert hook.receipts[-1].cast_leaves == len(cast) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_ppo_is_evaluated_in_a_process_of_its_own_whose_result_ends_the_run(tmp_path: Path) -> None:
+    config = small_ppo(run_dir=str(tmp_path))
+    recipe = PPOConfig.of(config)
+    recipe.total_frames, recipe.target_return = 100_000, 1.0  # any evaluation reaches it
+    recipe.evaluation = EvaluationConfig(every_frames=128, episodes=2)
+    assert recipe.goal() == "at a mean return of 1 in a greedy evaluation over 2 episodes"
+    trainer = ppo.build(config)
+    file = tmp_path / EVALUATIONS
+    # The learner is faster than the process starts: it waits for the first result, as long as that takes.
+    trainer.register_op("post_steps", lambda: wait_until(file.exists, 60.0))
+    trained(trainer)
+    assert trainer.collected_frames < 100_000
+    kept = best_in(tmp_path / BEST)
+    assert kept is not None
+    best = load_best(tmp_path, config, deterministic=True)
+    envs = make_venv(best.env, 2)
+    played = [episode for ended in play(best.player, envs, 2, seed=config.seed) for episode in ended]
+    envs.close()
+    assert Score.of(played).return_mean == kept.return_mean, "these weights made the best evaluation"

@@ -1,0 +1,261 @@
+"""Recipes of the user's, made by following the page; and the registry."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from rlsync.cli.compose import schema
+from rlsync.cli.eval import config_of
+from rlsync.core.errors import ConfigError
+from rlsync.recipes import registry, run_files
+from rlsync.recipes.config import Config, EnvConfig
+from rlsync.recipes.registry import loaded, recipe_named
+from tests.tools.parts.programs import ENDS_WITHIN_S, fresh_python, run_program
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "how_to" / "write_a_recipe.md"
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    return [body for kind, body in BLOCK.findall(PAGE.read_text()) if kind == language]
+
+
+def written(folder: Path, *, installed: bool) -> Path:
+    """The two files of the page; and for an installed recipe what an installer leaves beside a package."""
+    home = folder / "my_recipes"
+    (home / "configs" / "recipe").mkdir(parents=True)
+    module = [body for body in blocks("python") if ">>>" not in body and "trainer.train()" not in body]
+    (home / "a2c.py").write_text("\n".join(module))
+    (yaml,) = blocks("yaml")
+    if installed:
+        yaml = "".join(line for line in yaml.splitlines(keepends=True) if "_recipe_" not in line)
+        (home / "__init__.py").touch()
+        (entry,) = (body for body in blocks("text") if "entry-points" in body)
+        about = folder / "my_recipes-0.1.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-recipes\nVersion: 0.1\n")
+        points = entry.splitlines()[1].replace('"', "")
+        (about / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{points}\n")
+    (home / "configs" / "recipe" / "a2c.yaml").write_text(yaml)
+    return home
+
+
+#: Runs several commands in one process that has rlsync imported once, and forks its workers.
+SESSION = """
+import json, multiprocessing, sys
+multiprocessing.set_start_method("fork")
+from rlsync.cli.main import main
+for words in json.loads(sys.argv[1]):
+    status = main(words)
+    print(chr(30), end="", flush=True)
+    assert status == 0, (words, status)
+"""
+
+
+def rlsync(cwd: Path, *commands: tuple[str, ...], path: Path | None = None) -> list[str]:
+    """What each of several ``rlsync`` commands prints, in one process of its own."""
+    paths = ":".join([str(ROOT), *([str(path)] if path else [])])
+    env = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, json.dumps(commands)],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+    )
+    assert done.returncode == 0, f"{commands}\n{done.stdout}\n{done.stderr}"
+    return done.stdout.split(chr(30))[:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [True, False], ids=["entry point", "config dir"])
+def test_a_recipe_of_the_page_trains_resumes_evaluates_plots_and_is_listed(
+    installed: bool, tmp_path: Path
+) -> None:
+    home = written(tmp_path, installed=installed)
+    path = tmp_path if installed else None
+    own = () if installed else ("--config-dir", str(home / "configs"))
+    here = tmp_path / "elsewhere"
+    here.mkdir()
+
+    again = ("recipe.total_frames=800", "resume=first", "run_dir=again")
+    first, resumed, listed, _ = rlsync(
+        here,
+        ("train", *own, "recipe=a2c", "run_dir=first", "recipe.total_frames=400"),
+        ("train", *own, "recipe=a2c", *again),
+        ("ls", *own),
+        ("cp", "recipe/a2c") if installed else ("ls",),
+        path=path,
+    )
+    assert "stopped: total_frames collected  frames 400" in first
+    assert OmegaConf.load(here / "first" / run_files.RESOLVED).recipe.gae_lambda == 0.95
+    assert re.search(r"^stopped: .*frames 800 ", resumed, re.M)
+    assert re.search(r"^recipe/a2c +Advantage actor-critic *$", listed, re.M)
+    assert (here / "my_configs" / "recipe" / "my_a2c.yaml").is_file() == installed
+
+    # Another process, that has not seen --config-dir.
+    score = ("eval", "again", "--episodes=2", "--no-video", "--json")
+    told, _ = rlsync(here, score, ("plot", "again"), path=path)
+    scored = json.loads(told)
+    assert (scored["recipe"], scored["frames"], scored["episodes"]) == ("a2c", 800, 2)
+    assert (here / "again" / run_files.PLOT).stat().st_size > 10_000
+
+
+@pytest.mark.processes
+def test_the_keys_of_an_outside_recipe_are_typed_and_bounded(tmp_path: Path) -> None:
+    home = written(tmp_path, installed=False)
+    (home / "configs" / "recipe" / "lost.yaml").write_text(
+        "# @package _global_\nrecipe:\n  name: lost\n  _recipe_: nowhere:RECIPE\n"
+    )
+    script = textwrap.dedent(
+        f"""
+        from rlsync.cli.main import main
+        folder = ["--config-dir", {str(home / "configs")!r}]
+        assert main(["check", *folder, "recipe=a2c"]) == 0
+        for wrong in ("recipe.gae_lambda=2", "recipe.gae_lamda=1", "recipe.hidden=wide"):
+            assert main(["check", *folder, "recipe=a2c", wrong]) == 2
+        assert main(["check", *folder, "recipe=lost"]) == 2
+        assert main(["check", *folder, "recipe=ppo"]) == 0, "what is not chosen does no harm"
+        """
+    )
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    done = run_program(str(file), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "recipe.gae_lambda cannot be 2.0" in done.stdout
+    assert "did you mean 'recipe.gae_lambda'?" in done.stdout
+    assert "a recipe cannot be imported: No module named 'nowhere'" in done.stdout
+
+
+# ------------------------------------------------------------------------------------ the registry
+
+
+def test_every_shipped_recipe_has_the_name_it_is_listed_under_and_settings_of_its_own() -> None:
+    recipes = [recipe_named(name) for name in registry.SHIPPED]
+    assert [recipe.name for recipe in recipes] == list(registry.SHIPPED)
+    assert [recipe.settings().name for recipe in recipes] == list(registry.SHIPPED)
+
+
+@pytest.mark.processes
+def test_listing_the_recipes_imports_none_of_them() -> None:
+    script = (
+        "import sys; from rlsync.recipes import registry; registry.names(); "
+        "print('rlsync.recipes.ppo' in sys.modules)"
+    )
+    done = fresh_python("-c", script, check=False)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("at", "what"),
+    [
+        ("rlsync.recipes.nowhere:RECIPE", "No module named"),
+        ("rlsync.recipes.ppo:RECIPEE", "RECIPEE"),
+        ("rlsync.recipes.ppo:build", "not a Recipe"),
+        ("rlsync.recipes.ppo:RECIPE", "calls itself 'ppo'"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_with_the_place_it_was_looked_for(at: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as refused:
+        loaded(EntryPoint("mine", at, registry.GROUP))
+    assert at in refused.value.where
+
+
+def test_the_name_of_a_shipped_recipe_cannot_be_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "thief-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: thief\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text(f"[{registry.GROUP}]\nppo = thief:RECIPE\nown = thief:RECIPE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(registry.installed()) == ["own"]
+    assert recipe_named("ppo").build.__module__ == "rlsync.recipes.ppo"
+
+
+def test_a_recipe_of_ones_own_may_not_have_the_name_of_a_shipped_one() -> None:
+    with pytest.raises(ConfigError, match="rlsync's own is named 'ppo'"):
+        recipe_named("ppo", at="mine:RECIPE")
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Settings that belong together and never change."""
+
+    bound: float = 1.0
+
+
+@dataclass
+class Outer:
+    """A config node with frozen settings in it."""
+
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_a_frozen_dataclass_can_be_a_config_node_that_overrides_change() -> None:
+    node = schema.writable(Outer)
+    OmegaConf.update(node, "inner.bound", 2.0)
+    assert OmegaConf.to_object(OmegaConf.merge(node, {"inner": {"bound": 3.0}})).inner == Inner(3.0)
+
+
+# ------------------------------------------------------------------------------------ names of files
+
+
+def literals(file: Path) -> set[str]:
+    """The string constants of a module without its docstrings, f-strings in parts."""
+    tree = ast.parse(file.read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+    values = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    return {value for value in values if isinstance(value, str)} - docs
+
+
+def path_literals(file: Path) -> set[str]:
+    """The string constants that are joined to a path with ``/``."""
+    joins = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.BinOp))
+    return {
+        join.right.value
+        for join in joins
+        if isinstance(join.op, ast.Div) and isinstance(join.right, ast.Constant)
+    }
+
+
+@pytest.mark.seconds
+def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
+    home = Path(run_files.__file__)
+    names = {value for key, value in vars(run_files).items() if key.isupper()}
+    with_suffix = {name for name in names if "." in name}
+    found = {}
+    for file in (ROOT / "rlsync").rglob("*.py"):
+        if file != home:
+            said = {name for name in with_suffix for text in literals(file) if name in text}
+            said |= names & path_literals(file)
+            if said:
+                found[str(file.relative_to(ROOT))] = said
+    assert found == {}
+    assert len(names) == 18
+
+
+def test_a_key_that_is_gone_and_that_a_run_left_null_does_not_keep_its_config_from_being_read(
+    tmp_path: Path,
+) -> None:
+    config = Config(run_dir=str(tmp_path), env=EnvConfig(kwargs={"own": None}))
+    written = asdict(config)
+    written["sync"]["when"]["lag_above"] = None
+    OmegaConf.save(OmegaConf.create(written), tmp_path / run_files.RESOLVED)
+    assert config_of(tmp_path) == config

@@ -1,9 +1,0 @@
-"""Observe every row, and write the tables: `python -m tests.table`."""
-
-import multiprocessing
-
-from tests.table.page import write
-
-if __name__ == "__main__":
-    multiprocessing.set_start_method("fork", force=True)  # milliseconds for a worker, as in the tests
-    write()

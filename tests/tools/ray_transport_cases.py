@@ -1,0 +1,384 @@
+"""Versions on a Ray cluster of three nodes; test_ray_transport.py runs this in a network of its own.
+
+Nothing here expects that something has happened at once in another process: it is waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray._private.internal_api import node_stats
+from ray.cluster_utils import Cluster
+
+from rlsync.core.errors import AdoptionTimeout, BoardClosed, WorkerLost
+from rlsync.core.ledger import Stamp
+from rlsync.tensors.layout import Layout
+from rlsync.transport.contract import Note
+from rlsync.transport.ray.handle import RaySubscriber
+from rlsync.transport.ray.learner import RayTransport
+from rlsync.transport.relay.letter import Letter
+from rlsync.transport.relay.sender import KEPT_IMAGES
+from tests.laws import test_transport_contract as laws
+from tests.tools.board_workers import Acts, filled, plain_layout
+from tests.tools.parts.processes import wait_until
+from tests.tools.parts.ray_cluster import add_node, cluster_of
+from tests.tools.ray_nodes import start_node
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+LONG_S = 120.0  # for what takes a second on a machine that has nothing else to do
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+LAYOUT = plain_layout(4, 5000, "env.transform[0]")
+
+
+@dataclass
+class Nodes:
+    """A cluster of three nodes, and an actor on each."""
+
+    cluster: Cluster
+    actors: list[Any]
+
+    def attached(self, transport: RayTransport, mode: str = "alias") -> list[Any]:
+        """All of them, attached to a learner."""
+        ray.get(
+            [a.attach.remote(transport.mailbox, f"node {i}", i, mode) for i, a in enumerate(self.actors)],
+            timeout=LONG_S,
+        )
+        return self.actors
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    with cluster_of(3, **NODE) as cluster:
+        actors = [start_node(node["NodeID"]) for node in ray.nodes()]
+        ray.get([actor.pid.remote() for actor in actors], timeout=LONG_S)
+        yield Nodes(cluster, actors)
+
+
+@contextmanager
+def learner(layout: Layout = LAYOUT) -> Iterator[RayTransport]:
+    transport = RayTransport(repeat_s=0.2)
+    try:
+        transport.lay_out(layout)
+        yield transport
+    finally:
+        transport.close()
+
+
+def publish(transport: RayTransport, version: int, generation: int = 1) -> Stamp:
+    assert transport.layout is not None
+    stamp = Stamp(generation, version)
+    transport.publish(filled(transport.layout, version), stamp=stamp)
+    return stamp
+
+
+def reach(actors: list[Any], stamp: Stamp) -> None:
+    """All of them act with a version, and with nothing else."""
+    stamps = ray.get([actor.await_stamp.remote(stamp, LONG_S) for actor in actors], timeout=2 * LONG_S)
+    assert stamps == [stamp] * len(actors)
+
+
+def posted(transport: RayTransport, stamp: Stamp) -> Letter:
+    """The letter about a version, once it is on its way."""
+    assert wait_until(lambda: transport.letter is not None and transport.letter.stamp == stamp, LONG_S)
+    assert transport.letter is not None
+    return transport.letter
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+# ------------------------------------------------------------------ the contract
+
+
+class Here(laws.Here):
+    """A subscriber in the learner's own process; an adoption waits until the newest version has come."""
+
+    def __init__(self, transport: RayTransport, subscriber: RaySubscriber, acts: Acts) -> None:
+        super().__init__(transport, subscriber, acts)
+        self.adopt = self._adopt
+
+    def _adopt(self) -> int:
+        assert isinstance(self.subscriber, RaySubscriber)
+        self.subscriber.await_stamp(self.transport.newest_stamp, LONG_S)
+        return self.subscriber.adopt()
+
+
+def opened(mode: str) -> laws.Open:
+    @contextmanager
+    def connect(layout: Layout) -> Iterator[laws.Link]:
+        with learner(layout) as transport:
+            acts = Acts(mode)
+            subscriber = transport.handle.subscribe(acts)
+            try:
+                yield Here(transport, subscriber, acts)
+            finally:
+                subscriber.close()
+
+    return connect
+
+
+LAWS = [
+    laws.test_what_is_published_is_a_copy,
+    laws.test_a_publish_leaves_the_source_as_it_was,
+    laws.test_versions_begin_at_one_and_grow_by_one,
+    laws.test_versions_up_to_the_one_advanced_to_are_never_given_out_again,
+    laws.test_before_the_first_publish_there_is_nothing_to_adopt,
+    laws.test_an_adoption_takes_the_newest_version_and_skips_the_others,
+    laws.test_what_acts_stays_as_it_is_until_the_next_adoption,
+    laws.test_a_subscriber_that_never_adopts_holds_nothing_up,
+    laws.test_an_adoption_with_nothing_new_changes_nothing,
+    laws.test_a_stamp_that_is_not_newer_is_refused_and_changes_nothing,
+    laws.test_the_next_life_of_a_learner_may_publish_a_lower_number,
+    laws.test_numbers_may_be_left_out,
+    laws.test_an_entry_that_is_left_out_keeps_its_value,
+    laws.test_an_entry_without_a_value_before_cannot_be_left_out,
+    laws.test_a_value_is_kept_across_a_new_layout,
+]
+
+
+@pytest.mark.usefixtures("nodes")
+@pytest.mark.parametrize("law", LAWS, ids=[law.__name__.removeprefix("test_") for law in LAWS])
+def test_the_contract_of_transports_holds(law: Callable[[laws.Open], None]) -> None:
+    law(opened("alias"))
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_publish_that_does_not_fit_raises_and_changes_nothing() -> None:
+    laws.test_a_publish_that_does_not_fit_raises_and_changes_nothing(
+        opened("copy"), laws._last_of_a_wrong_shape
+    )
+
+
+@pytest.mark.usefixtures("nodes")
+def test_every_leaf_of_every_destination_arrives_bit_for_bit() -> None:
+    with opened("copy")(laws.MIXED) as link:
+        for seed in range(20):
+            tensors = laws.random_tensors(laws.MIXED, seed)
+            assert link.publish(tensors) == seed + 1
+            assert link.adopt() == seed + 1
+            assert link.bits() == laws.expected(laws.MIXED, tensors)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_the_learner_hears_what_workers_adopt_and_leave_and_they_hear_its_questions() -> None:
+    with opened("alias")(LAYOUT) as link:
+        transport, subscriber = link.transport, link.subscriber  # type: ignore[attr-defined]
+        link.publish(filled(LAYOUT, 1.0))
+        link.adopt()
+        transport.wait(1, LONG_S, readers=[0])
+        (reader,) = transport.status()
+        assert (reader.reader, reader.pid, reader.alive) == (0, os.getpid(), True)
+        assert (reader.adopted_version, reader.lag_versions) == (1, 0)
+        with pytest.raises(AdoptionTimeout, match="version 2 was not adopted"):
+            transport.wait(2, timeout_s=0.05)
+        assert subscriber.asked == 0
+        question = transport.ask(lowest=1)
+        assert wait_until(lambda: subscriber.asked == question, LONG_S)
+        assert transport.note(0, Note.ANSWER) is None
+        subscriber.leave_note(b"mine", Note.ANSWER)
+        subscriber.leave_note(b"leaves", Note.LEAVES)
+        assert transport.note(0, Note.LEAVES) == b"leaves"
+        assert wait_until(lambda: transport.note(0, Note.ANSWER) == b"mine", LONG_S)
+        transport.close()
+        transport.close()
+        assert wait_until(lambda: subscriber.closed_by_learner, LONG_S)
+        assert not subscriber.learner_died
+        assert link.values() == (1.0, 1.0)
+        with pytest.raises(BoardClosed):
+            transport.publish(filled(LAYOUT, 2.0), stamp=Stamp(1, 2))
+
+
+# ------------------------------------------------------------------ three nodes
+
+
+@pytest.mark.parametrize("mode", ["alias", "copy"])
+def test_no_node_ever_acts_with_a_torn_or_a_misnamed_version(nodes: Nodes, mode: str) -> None:
+    with learner() as transport:
+        actors = nodes.attached(transport, mode)
+        stop = threading.Event()
+
+        def publish_on() -> None:
+            version = 0
+            while not stop.is_set():
+                version += 1
+                publish(transport, version)
+                time.sleep(1e-3)
+
+        thread = threading.Thread(target=publish_on)
+        thread.start()
+        try:
+            seen = ray.get([a.watch.remote(20, LONG_S) for a in actors], timeout=2 * LONG_S)
+        finally:
+            stop.set()
+            thread.join(LONG_S)
+        reach(actors, transport.newest_stamp)
+        assert all(torn == wrong == 0 for _, torn, wrong in seen), seen
+        assert all(versions >= 20 for versions, _, _ in seen), seen
+        assert len(transport.kept) <= KEPT_IMAGES
+        # The mailbox says who pulls what, and the learner lets go of what nobody needs.
+        assert wait_until(lambda: transport.kept == [transport.newest_stamp], LONG_S)
+
+
+def test_a_node_that_joins_late_gets_the_newest_version_without_the_learner(nodes: Nodes) -> None:
+    with learner() as transport:
+        for version in (1, 2, 3):
+            stamp = publish(transport, version)
+        reach(nodes.attached(transport), stamp)
+        late = start_node(nodes.cluster.head_node.node_id)
+        ray.get(late.attach.remote(transport.mailbox, "late", 7, "alias"), timeout=LONG_S)
+        reach([late], stamp)
+        assert wait_until(lambda: 7 in {status.reader for status in transport.status()}, LONG_S)
+        ray.kill(late)
+
+
+def test_a_mailbox_that_was_killed_comes_back_and_everybody_repeats_what_they_said(nodes: Nodes) -> None:
+    with learner() as transport:
+        actors = nodes.attached(transport)
+        reach(actors, publish(transport, 1))
+        ray.kill(transport.mailbox, no_restart=False)
+        stamp = publish(transport, 2)  # raises nothing, and does not wait
+        reach(actors, stamp)
+        transport.wait(2, LONG_S, readers=range(3))
+        ray.kill(transport.mailbox, no_restart=False)
+        late = start_node(nodes.cluster.head_node.node_id)
+        ray.get(late.attach.remote(transport.mailbox, "late", 3, "alias"), timeout=LONG_S)
+        reach([late], stamp)
+        ray.kill(late)
+
+
+def test_a_stopped_node_holds_nobody_up_and_comes_back_to_the_newest_version(nodes: Nodes) -> None:
+    with learner() as transport:
+        actors = nodes.attached(transport)
+        reach(actors, publish(transport, 1))
+        with stopped(ray.get(actors[2].pid.remote(), timeout=LONG_S)):
+            for version in range(2, 12):
+                reach(actors[:2], publish(transport, version))
+                assert len(transport.kept) <= KEPT_IMAGES
+        reach(actors, transport.newest_stamp)
+
+
+def test_an_image_that_was_damaged_in_the_store_is_put_again(nodes: Nodes) -> None:
+    with learner() as transport:
+        node = nodes.actors[2]
+        ray.get(node.attach.remote(transport.mailbox, "node 2", 2, "alias"), timeout=LONG_S)
+        reach([node], publish(transport, 1))
+        with stopped(ray.get(node.pid.remote(), timeout=LONG_S)):
+            stamp = publish(transport, 2)
+            letter = posted(transport, stamp)
+            held = ray.get(letter.address, timeout=LONG_S)
+            ctypes.memset(held.ctypes.data + held.nbytes // 2, 0x5A, 1)  # it is mapped as the store has it
+        reach([node], stamp)
+        assert ray.get(node.tally.remote(), timeout=LONG_S).damaged >= 1
+        assert transport.letter is not None
+        assert transport.letter.number > letter.number
+
+
+def test_an_image_that_the_store_lost_before_it_was_pulled_is_put_again(nodes: Nodes) -> None:
+    with learner() as transport:
+        here = nodes.cluster.head_node.node_id
+        node = start_node(next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here))
+        ray.get(node.attach.remote(transport.mailbox, "node", 0, "alias", 10.0), timeout=LONG_S)
+        reach([node], publish(transport, 1))
+        for version in range(2, 7):
+            with stopped(ray.get(node.pid.remote(), timeout=LONG_S)):
+                stamp = publish(transport, version)
+                letter = posted(transport, stamp)
+                lose(letter.address)
+            reach([node], stamp)
+            if ray.get(node.tally.remote(), timeout=LONG_S).lost:
+                break  # else the store had the image in its memory still, and the node has pulled it
+        assert ray.get(node.tally.remote(), timeout=LONG_S).lost
+        assert transport.letter is not None
+        assert transport.letter.number > letter.number
+        ray.kill(node)
+
+
+def lose(address: ray.ObjectRef) -> None:
+    """Fill the store until it has an object on disk only, then remove it from there."""
+    others: list[ray.ObjectRef] = []
+
+    def put_more() -> None:
+        others[:] = [*others[-13:], ray.put(np.zeros(10 * 2**20, np.uint8))]  # there is room for eight
+
+    def spilled() -> bool:
+        put_more()
+        return bool(ray.experimental.get_object_locations([address])[address]["did_spill"])
+
+    assert wait_until(spilled, LONG_S)
+    for _ in range(14):
+        put_more()
+    for file in Path(os.environ["RAY_TMPDIR"]).glob("ray/session_2*/ray_spilled_objects*/*"):
+        file.unlink(missing_ok=True)
+
+
+def test_a_learner_that_has_closed_keeps_no_image_in_the_store(nodes: Nodes) -> None:
+    before = objects_in_stores()
+    with learner() as transport:
+        reach(nodes.attached(transport), publish(transport, 1))
+        assert objects_in_stores() > before
+    assert wait_until(lambda: objects_in_stores() <= before, LONG_S, 0.1)
+    assert transport.letter is None, "the transport is there, and has let go"
+
+
+def objects_in_stores() -> int:
+    """Objects in the stores of all living nodes."""
+    return sum(
+        node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], False).store_stats.num_local_objects
+        for node in ray.nodes()
+        if node["Alive"]
+    )
+
+
+def test_a_learner_that_comes_back_is_the_next_generation_for_the_same_nodes(nodes: Nodes) -> None:
+    with learner() as transport:
+        actors = nodes.attached(transport)
+        reach(actors, publish(transport, 15))
+        reach(actors, publish(transport, 11, generation=2))  # resumed from version 10
+
+
+def test_nodes_hear_that_the_learner_has_closed(nodes: Nodes) -> None:
+    with learner() as transport:
+        actors = nodes.attached(transport)
+        reach(actors, publish(transport, 1))
+    told = ray.get([actor.learner_gone.remote(LONG_S) for actor in actors], timeout=2 * LONG_S)
+    assert told == [(True, False)] * 3
+
+
+def test_a_node_that_dies_is_named_and_the_others_go_on(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = add_node(nodes.cluster, **NODE)
+    there = start_node(node.node_id)
+    with learner() as transport:
+        ray.get(there.attach.remote(transport.mailbox, "doomed", 3, "alias"), timeout=LONG_S)
+        actors = nodes.attached(transport)
+        transport.watch({**dict(enumerate(actors)), 3: there})
+        reach([*actors, there], publish(transport, 1))
+        transport.wait(1, LONG_S, readers=range(4))
+        nodes.cluster.remove_node(node, allow_graceful=False)
+        reach(actors, publish(transport, 2))
+        transport.wait(2, LONG_S, readers=range(3))
+        with pytest.raises(WorkerLost, match="worker 3"):  # a loaded machine's Ray takes minutes to see it
+            transport.wait(2, 2 * LONG_S, readers=range(4))
+        monkeypatch.setattr(transport, "_refresh", lambda: None)
+        transport._words = {}  # as when the mailbox has forgotten all of them
+        assert [(status.reader, status.state) for status in transport.status()] == [(3, "dead")]

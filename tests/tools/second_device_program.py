@@ -1,0 +1,59 @@
+"""The command line of rlsync in a process that has a second device; see tests/tools/parts/second_device.py.
+
+What the device lacks for a whole training is lent to it here: random numbers, which are the CPU's; the dtype
+of autocast; and copies to the host that ask for pinned memory, of which it has none. TorchRL's collectors
+know CUDA, MPS and NPU by name, and take this device for an NPU.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.tools.parts import second_device
+
+_Generator = torch.Generator
+_libraries: list[torch.library.Library] = []
+
+
+def lend() -> torch.device:
+    """Give this process the device, with all that a training needs; workers that it forks have it, too."""
+    device = second_device.register()
+    module = second_device._module
+    type(module).get_amp_supported_dtype = lambda _: [torch.bfloat16]  # type: ignore[attr-defined]
+    torch.Generator = _generator  # type: ignore[assignment,misc]
+    torch.npu = module  # type: ignore[attr-defined]
+    if not _libraries:
+        _libraries.append(torch.library.Library("aten", "IMPL"))
+        _libraries[0].impl("_to_copy", _to_copy, "PrivateUse1")
+    return device
+
+
+def _generator(device: object = "cpu") -> torch.Generator:
+    return _Generator()
+
+
+def _to_copy(
+    tensor: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    non_blocking: bool = False,
+    **_: Any,
+) -> Tensor:
+    copy = torch.empty_like(tensor, dtype=dtype, device=device)
+    return copy.copy_(tensor, non_blocking=non_blocking)
+
+
+if __name__ in ("__main__", "__mp_main__"):  # the latter in a fork server, whose workers have the device, too
+    lend()
+
+if __name__ == "__main__":
+    from rlsync.cli.main import main
+
+    multiprocessing.set_start_method("fork", force=True)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""Stop on a Ray cluster that goes on: test_cluster.py runs these tests in their own network.
+
+They share one Ray, which outlives every run: so what a run leaves is seen. Each builds a recipe, lets its
+agent or its workers stop, die or hang, and ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from rlsync.core.errors import WorkerLost
+from rlsync.recipes.cluster_config import ClusterConfig
+from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig
+from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.off_policy.config import DQNConfig
+from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.sync_config import SyncConfig
+from rlsync.workers.cluster.collector import ClusterCollector
+from tests.tools.cluster_recipe_cases import VALUE_GREEDY
+from tests.tools.parts import hanging
+from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
+from tests.tools.parts.ray_cluster import cluster_of
+from tests.tools.parts.stopping import stopped_run
+from tests.torchrl_plugin.test_stop import saved_frames
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
+
+WITHIN_S, FOR_EVER = 1.0, 10**9
+
+#: Beyond the deadline: workers have 5 s to leave, their agent 5 s more to answer, and this machine is loaded.
+GONE_WITHIN_S = 40.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_ray() -> Iterator[None]:
+    alike = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "_system_config": {"worker_niceness": 0}}
+    with cluster_of(1, **alike):
+        yield
+
+
+def config(recipe: str, run_dir: Path, flag: Path) -> Config:
+    impala = recipe == "impala"
+    return Config(
+        seed=3,
+        run_dir=str(run_dir),
+        env=EnvConfig(hanging.ID, 2, {"flag": str(flag)}),
+        collector=CollectorConfig("async" if impala else "sync", 2, 20),
+        cluster=ClusterConfig(kind="ray"),
+        sync=SyncConfig() if impala else SyncConfig(map=VALUE_GREEDY),
+        logger=LoggerConfig(kind="none"),
+        recipe=ImpalaConfig(total_frames=FOR_EVER, target_return=None, unroll_length=5, batch_size=4)
+        if impala
+        else DQNConfig(total_frames=FOR_EVER, target_return=None),
+    )
+
+
+def processes_of_runs() -> set[int]:
+    """Agents, mailboxes and workers that live on this machine, of whichever run."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and is_alive(int(folder.name)):
+            try:
+                command = (folder / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if re.search(rb"ray::(NodeAgent|MailboxActor)", command) and is_ours(int(folder.name)):
+                found.add(int(folder.name))
+    return found
+
+
+def is_ours(pid: int) -> bool:
+    return Path(f"/proc/{pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fault", "whom"),
+    [
+        ("impala", "stopped", "workers"),
+        ("impala", "stopped", "agent"),
+        ("impala", "stopped", "agent and workers"),
+        ("impala", "killed", "agent, its workers stopped"),
+        ("impala", "hanging", "environments"),
+        ("dqn", "stopped", "agent and workers"),
+        ("dqn", "hanging", "environments"),
+    ],
+)
+def test_a_run_ends_with_a_checkpoint_and_leaves_no_process(
+    recipe: str, fault: str, whom: str, tmp_path: Path
+) -> None:
+    settings = config(recipe, tmp_path, tmp_path / "hang")
+    trainer = recipe_of(settings).build(settings, None)
+    collector = trainer.collector
+    assert isinstance(collector, ClusterCollector)
+    (node,) = collector._nodes
+    assert node.pid is not None
+    workers = descendant_pids(node.pid)
+    assert len(workers) >= 2
+    before = processes_of_runs()
+    assert node.pid in before
+
+    def hit() -> set[int]:
+        if whom == "agent, its workers stopped":
+            for pid in workers:
+                os.kill(pid, signal.SIGSTOP)
+        return {"workers": workers, "agent and workers": workers | {node.pid}}.get(whom, {node.pid})
+
+    ended = stopped_run(trainer, WITHIN_S, fault, tmp_path / "hang", hit)
+    assert not any(map(is_alive, workers | {node.pid})), "at the end of the block"
+    assert isinstance(ended.stop.lost, WorkerLost)
+    assert ended.seconds < GONE_WITHIN_S
+    assert trainer.collected_frames == saved_frames(tmp_path) >= 3 * 20
+    assert ray.is_initialized(), "the cluster is somebody else's"
+    assert wait_until(lambda: processes_of_runs() == set(), 10.0), "Ray ends the mailbox in its own time"

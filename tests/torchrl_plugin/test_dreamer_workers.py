@@ -1,0 +1,225 @@
+"""Decoupled Dreamer players: workers on a board, all modules of one version, and no lockstep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.envs import Compose, EnvBase, InitTracker, TransformedEnv
+
+from rlsync import (
+    BoardScheme,
+    DreamerPlayer,
+    Every,
+    SyncWeights,
+    VerifySync,
+    WatchWorkers,
+    WorkerLost,
+    dreamer_map,
+)
+from tests.tools.dreamer_canary import ShowingPlayer, fill, make_canary
+from tests.tools.dreamer_parts import (
+    Dreamer,
+    make_dreamer_env,
+    make_stock_trainer,
+    make_trainer,
+    make_v3,
+)
+from tests.tools.parts import CountingEnv, is_alive, kill, stopped, wait_until
+from tests.tools.running import in_three_lines, running, values
+from tests.torchrl_plugin.test_dreamer_map import as_trainer, losses_of
+from tests.torchrl_plugin.test_dreamer_state import expected
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("fork_workers")]
+
+WORKERS, ROLLOUT = 2, 8
+kinds = pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+
+
+@contextmanager
+def playing(
+    player: DreamerPlayer,
+    kind: type[BaseCollector],
+    scheme: BoardScheme | None = None,
+    *,
+    version: int = 3,
+    envs: Sequence[Callable[[], EnvBase]] | None = None,
+) -> Iterator[BaseCollector]:
+    """Two workers that act with a player."""
+    frames = ROLLOUT * WORKERS if kind is MultiSyncCollector else ROLLOUT
+    collector = kind(
+        envs or [partial(make_dreamer_env, player, version=version)] * WORKERS,
+        player,
+        frames_per_batch=frames,
+        total_frames=-1,
+        weight_sync_schemes={"policy": scheme or BoardScheme()},
+    )
+    with running(collector):
+        yield collector
+
+
+def hooked(collector: BaseCollector, dreamer: Dreamer, player: DreamerPlayer) -> SyncWeights:
+    """The hook of a learner that publishes by hand."""
+    hook = SyncWeights(dreamer_map(losses_of(dreamer), player))
+    hook.register(as_trainer(make_trainer(dreamer, collector)))
+    return hook
+
+
+def publish(dreamer: Dreamer, hook: SyncWeights) -> None:
+    """The number of the version is in all weights of it."""
+    fill(dreamer.player, hook.version + 1)
+    hook.publish()
+
+
+def check_frames(frames: TensorDictBase) -> None:
+    """All modules acted with the stamped version."""
+    after_the_first = frames[frames["policy_version"] > 1]
+    stamps = after_the_first["policy_version"].float()
+    assert torch.equal(after_the_first["canary_min"], stamps)
+    assert torch.equal(after_the_first["canary_max"], stamps)
+
+
+@kinds
+@pytest.mark.parametrize("version", [1, 3])
+def test_all_modules_of_a_player_act_with_one_version(kind: type[BaseCollector], version: int) -> None:
+    dreamer = make_canary(version)
+    player = ShowingPlayer(dreamer.copied())
+    with playing(player, kind, version=version) as collector:
+        hook, seen = hooked(collector, dreamer, player), set()
+        publish(dreamer, hook)
+        for batch in collector:
+            check_frames(batch.reshape(-1))
+            seen |= values(batch, "policy_version")
+            publish(dreamer, hook)
+            if len(seen) > 5:
+                break
+
+
+@pytest.mark.parametrize("on_adoption", ["keep", "reset", "recompute"])
+def test_workers_do_to_the_state_what_was_declared(on_adoption: str) -> None:
+    dreamer = make_canary(3)
+    player = ShowingPlayer(dreamer.copied(), on_adoption=on_adoption)
+    fill(player, 1)  # what the workers begin with, version 1
+    with playing(player, MultiSyncCollector) as collector:
+        hook, found = hooked(collector, dreamer, player), []
+        for batch in collector:
+            found.append(batch.reshape(WORKERS, ROLLOUT).clone())
+            publish(dreamer, hook)
+            if len(found) == 4:
+                break
+    for frames in torch.cat(found, 1).unbind(0):
+        said = zip(frames["state_version"].flatten().tolist(), frames["belief"].tolist(), strict=True)
+        assert list(said) == expected(frames, on_adoption)
+        assert len(values(frames, "policy_version")) > 1
+
+
+def test_a_worker_that_adopts_at_every_policy_call_recomputes_in_the_middle_of_a_rollout() -> None:
+    dreamer = make_canary(3)
+    player = ShowingPlayer(dreamer.copied(), on_adoption="recompute")
+    scheme = BoardScheme(adopt_at="policy_call")
+    with playing(player, MultiAsyncCollector, scheme) as collector:
+        hook = hooked(collector, dreamer, player)
+        publish(dreamer, hook)
+        for taken, batch in enumerate(collector):
+            publish(dreamer, hook)
+            frames = batch.reshape(-1)
+            check_frames(frames)
+            carried = frames["state_version"].flatten()
+            assert bool(((carried == frames["policy_version"]) | (carried == -1)).all())
+            if taken == 8:
+                break
+
+
+def test_a_decoupled_training_acts_with_what_it_publishes() -> None:
+    dreamer = make_v3()
+    player = DreamerPlayer(dreamer.copied(), on_adoption="reset")
+    with playing(player, MultiSyncCollector) as collector:
+        trainer = make_stock_trainer(dreamer, collector, total_frames=4 * WORKERS * ROLLOUT)
+        hook = SyncWeights(dreamer_map(dreamer.loss_module, player))
+        hook.register(trainer)
+        verify = VerifySync(hook, when=Every(1, "batches"), timeout_s=60.0)
+        verify.register(trainer)
+        stamps: list[set[float]] = []
+        trainer.register_op("batch_process", lambda batch: stamps.append(values(batch, "policy_version")))
+        trainer.train()
+    assert [len(acted) for acted in stamps] == [1] * 4
+    assert len(set().union(*stamps)) > 1
+    assert verify.checks > 0
+    assert verify.deviations == []
+
+
+# ------------------------------------------------------------------------------------- workers that are lost
+
+
+#: Shared with forked workers: whether a worker is asked to wait within a step, and whether it does.
+HELD = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+
+class HeldEnv(CountingEnv):
+    """Can be held in the middle of a rollout, where its worker has no lock of TorchRL's queue."""
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        while HELD[0]:
+            HELD[1] = 1
+            time.sleep(0.001)
+        return super()._step(tensordict)
+
+
+def make_held_env(player: DreamerPlayer) -> EnvBase:
+    return TransformedEnv(HeldEnv(), Compose(InitTracker(), player.primer()))
+
+
+def test_a_stopped_player_delays_no_publish_and_the_others_go_on() -> None:
+    dreamer = make_canary(3)
+    player = ShowingPlayer(dreamer.copied())
+    HELD.zero_()
+    envs = [partial(make_held_env, player), partial(make_dreamer_env, player)]
+    with playing(player, MultiAsyncCollector, envs=envs) as collector:
+        hook, batches = hooked(collector, dreamer, player), iter(collector)
+        next(batches)
+        HELD[0] = 1
+        for _ in range(4):  # its finished batch may have to be taken before it begins another
+            next(batches)
+        assert wait_until(lambda: bool(HELD[1]), 60.0)
+        with stopped(collector.procs[0].pid):
+            reached: set[float] = set()
+            for _ in range(20):  # batches of the other player arrive, with newer and newer versions
+                publish(dreamer, hook)
+                batch = next(batches)
+                check_frames(batch.reshape(-1))
+                reached |= values(batch, "policy_version")
+            assert len(reached) > 5
+        HELD[0] = 0
+        newest = hook.version
+        while values(next(batches), "policy_version") != {newest}:
+            pass
+
+
+@kinds
+def test_a_killed_player_ends_the_training_with_worker_lost(kind: type[BaseCollector]) -> None:
+    dreamer = make_v3()
+    player = DreamerPlayer(dreamer.copied())
+    with playing(player, kind) as collector:
+        trainer = make_stock_trainer(dreamer, collector, total_frames=10**6)
+        hook = SyncWeights(dreamer_map(dreamer.loss_module, player))
+        hook.register(trainer)
+        WatchWorkers(60.0).register(trainer)
+        pid, batches = collector.procs[0].pid, []
+
+        def kill_one(batch: TensorDictBase) -> None:
+            batches.append(values(batch, "policy_version"))
+            if len(batches) == 3:
+                kill(pid)
+
+        trainer.register_op("batch_process", kill_one)
+        with pytest.raises(WorkerLost, match=f"pid {pid}") as lost:
+            trainer.train()
+        assert in_three_lines(lost.value)
+        assert len(batches) >= 3
+        assert not is_alive(pid)

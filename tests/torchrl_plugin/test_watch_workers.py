@@ -1,0 +1,589 @@
+"""A learner that waits for its workers is told when one dies, stops or hangs, and none is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from torch import nn
+from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.objectives import SoftUpdate
+from torchrl.trainers import Trainer
+from torchrl.trainers.algorithms import SACTrainer
+from torchrl.weight_update import SharedMemWeightSyncScheme
+
+from rlsync import AdoptionTimeout, BoardScheme, ConfigError, SyncWeights, WatchWorkers, WorkerLost
+from rlsync.recipes import ppo
+from rlsync.recipes.config import CollectorConfig, Config
+from rlsync.torchrl_plugin.collectors.board import lost_workers
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.hooks import watch_workers
+from tests.tools.parts import (
+    FRAMES_PER_BATCH,
+    CanaryPolicy,
+    CountingEnv,
+    child_pids,
+    is_alive,
+    kill,
+    make_collector,
+    make_continuous_env,
+    make_continuous_policy,
+    make_dqn_trainer,
+    make_sac_loss,
+    make_small_canary,
+    make_workers,
+    stopped,
+    wait_until,
+)
+from tests.tools.running import ACTOR, in_three_lines, on_a_board, running, values
+
+pytestmark = pytest.mark.usefixtures("fork_workers", "_little_time_to_leave")
+
+IDLE_S = 1.0  # so long after a batch all workers wait for the learner
+SILENT_S = 8.0  # longer than a loaded machine keeps a process waiting
+NEVER_S = 600.0
+SOON_S = 30.0
+FOR_EVER = 10**9
+both_kinds = pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+
+
+@pytest.fixture
+def _little_time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_workers, "END_WITHIN_S", 1.0)
+
+
+def _watched(
+    collector: BaseCollector, policy: CanaryPolicy, *, frames: int = FOR_EVER, timeout_s: float = NEVER_S
+) -> Trainer:
+    """A real trainer that publishes `policy` after every batch, with a watch over its workers."""
+    trainer = make_dqn_trainer(collector, total_frames=frames)
+    trainer.canary = policy
+    SyncWeights({"policy": "canary"}).register(trainer)
+    WatchWorkers(timeout_s).register(trainer)
+    return trainer
+
+
+def _at_batch(trainer: Trainer, number: int, fault: Callable[[], object]) -> None:
+    """Call `fault` when batch `number` is being learned from."""
+    count = iter(range(1, FOR_EVER))
+    trainer.register_op("post_steps", lambda: fault() if next(count) == number else None)
+
+
+def _pids(collector: BaseCollector) -> list[int]:
+    return [process.pid for process in collector.procs]
+
+
+@contextmanager
+def _ends_soon(pids: list[int]) -> Iterator[None]:
+    """The block ends within the deadline, and the workers with it, without anybody's shutdown."""
+    started = time.monotonic()
+    yield
+    assert time.monotonic() - started < SOON_S
+    assert wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0)
+
+
+def _signal(sent: signal.Signals, *pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, sent)
+
+
+def _stop(pid: int) -> None:
+    _signal(signal.SIGSTOP, pid)
+
+
+# ------------------------------------------------------------------- iterated: sync and async
+
+
+@both_kinds
+def test_a_worker_killed_while_the_learner_learns_is_named_at_the_next_batch(kind: type) -> None:
+    policy = make_small_canary()
+    with on_a_board(policy, kind) as collector:
+        trainer, pids = _watched(collector, policy), _pids(collector)
+        _at_batch(trainer, 3, lambda: kill(pids[1]))
+        with _ends_soon(pids), pytest.raises(WorkerLost) as lost:
+            trainer.train()
+    said = str(lost.value)
+    assert f"worker 1 (pid {pids[1]}, killed by SIGKILL, acted with version" in said
+    assert str(pids[0]) not in said, "TorchRL ends the other worker; it was not lost"
+    assert in_three_lines(lost.value)
+
+
+@both_kinds
+def test_a_worker_killed_before_it_answers_a_question_is_named(kind: type) -> None:
+    policy = make_small_canary()
+    with on_a_board(policy, kind) as collector:
+        trainer, pids = _watched(collector, policy), _pids(collector)
+
+        def ask() -> None:
+            _stop(pids[1])
+            threading.Timer(0.5, kill, [pids[1]]).start()
+            collector.state_dict()
+
+        _at_batch(trainer, 3, ask)
+        with _ends_soon(pids), pytest.raises(WorkerLost) as lost:
+            trainer.train()
+    assert f"worker 1 (pid {pids[1]}, killed by SIGKILL, acted with version" in str(lost.value)
+    assert in_three_lines(lost.value)
+
+
+def test_workers_that_were_ended_because_another_one_died_are_not_named() -> None:
+    with on_a_board(make_small_canary()) as collector:
+        pids, publisher = _pids(collector), endpoint_of(collector).publisher
+        _signal(signal.SIGTERM, pids[0])
+        kill(pids[1])
+        assert wait_until(lambda: not any(process.is_alive() for process in collector.procs), 30.0)
+        lost = lost_workers(publisher, publisher.transport.status(), "a test")
+    assert f"worker 1 (pid {pids[1]}, killed by SIGKILL" in str(lost)
+    assert str(pids[0]) not in str(lost)
+
+
+@both_kinds
+def test_a_worker_killed_while_the_learner_waits_for_it_is_named_at_once(kind: type) -> None:
+    policy = make_small_canary()
+    with on_a_board(policy, kind) as collector:
+        trainer, pids = _watched(collector, policy), _pids(collector)
+
+        def keep_waiting_then_kill() -> None:
+            _signal(signal.SIGSTOP, *pids)
+            threading.Timer(0.5, _signal, (signal.SIGKILL, pids[0])).start()
+
+        _at_batch(trainer, 3, keep_waiting_then_kill)
+        with _ends_soon(pids), pytest.raises(WorkerLost) as lost:
+            trainer.train()
+    assert f"worker 0 (pid {pids[0]}, killed by SIGKILL, acted with version" in str(lost.value)
+    assert lost.value.__cause__ is None, "the watch saw it before TorchRL did"
+    assert in_three_lines(lost.value)
+
+
+def test_a_stopped_worker_ends_a_synchronous_training_and_is_named_alone() -> None:
+    policy = make_small_canary()
+    with on_a_board(policy) as collector:
+        trainer, pids = _watched(collector, policy, timeout_s=SILENT_S), _pids(collector)
+        _at_batch(trainer, 3, lambda: _signal(signal.SIGSTOP, pids[1]))
+        with _ends_soon(pids), pytest.raises(AdoptionTimeout) as late:
+            trainer.train()
+    said = str(late.value)
+    assert f"worker 1 (pid {pids[1]}, stopped, acts with version" in said
+    assert str(pids[0]) not in said
+    assert in_three_lines(late.value)
+
+
+def test_an_asynchronous_training_goes_on_with_the_others_and_ends_when_all_are_stopped() -> None:
+    policy = make_small_canary()
+    with on_a_board(policy, MultiAsyncCollector) as collector:
+        trainer, pids = _watched(collector, policy, timeout_s=SILENT_S), _pids(collector)
+        batches = []
+        trainer.register_op("post_steps", lambda: batches.append(time.monotonic()))
+
+        def stop_one_that_waits() -> None:
+            time.sleep(IDLE_S)  # stopped while it sends a batch, it would hold the lock of all workers
+            _signal(signal.SIGSTOP, pids[1])
+
+        _at_batch(trainer, 3, stop_one_that_waits)
+        _at_batch(trainer, 6, lambda: _signal(signal.SIGSTOP, pids[0]))
+        with _ends_soon(pids), pytest.raises(AdoptionTimeout) as late:
+            trainer.train()
+    assert len(batches) >= 6
+    assert all(f"worker {i} (pid {pid}, stopped, " in str(late.value) for i, pid in enumerate(pids))
+
+
+class _HangingEnv(CountingEnv):
+    """Never comes back from a step of a later rollout, in the worker that ought to hang."""
+
+    def __init__(self, hangs: bool) -> None:
+        super().__init__()
+        self.left = 3 * FRAMES_PER_BATCH if hangs else FOR_EVER
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.left -= 1
+        if self.left < 0:
+            time.sleep(600)
+        return super()._step(tensordict)
+
+
+def test_a_worker_that_hangs_in_its_environment_is_named_and_those_that_wait_are_not() -> None:
+    policy = make_small_canary()
+    with running(
+        MultiSyncCollector(
+            [partial(_HangingEnv, hangs) for hangs in (False, True, False)],
+            policy,
+            frames_per_batch=3 * FRAMES_PER_BATCH,
+            total_frames=-1,
+            weight_sync_schemes={"policy": BoardScheme()},
+        )
+    ) as collector:
+        trainer, pids = _watched(collector, policy, timeout_s=SILENT_S), _pids(collector)
+        with _ends_soon(pids), pytest.raises(AdoptionTimeout) as late:
+            trainer.train()
+    said = str(late.value)
+    assert f"worker 1 (pid {pids[1]}, running, acts with version" in said
+    assert str(pids[0]) not in said
+    assert str(pids[2]) not in said
+
+
+# ----------------------------------------------------------------- what a worker itself raises
+
+
+class _BreakingEnv(CountingEnv):
+    """Breaks down after some steps."""
+
+    left = 50
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("the emulator broke down")
+        return super()._step(tensordict)
+
+
+@both_kinds
+def test_an_error_in_an_environment_ends_the_training_and_stands_on_stderr(
+    kind: type, capfd: pytest.CaptureFixture[str]
+) -> None:
+    policy = make_small_canary()
+    with on_a_board(policy, kind, env=_BreakingEnv) as collector:
+        trainer, pids = _watched(collector, policy), _pids(collector)
+        with _ends_soon(pids), pytest.raises(WorkerLost, match="exited with status 1, acted with") as lost:
+            trainer.train()
+    assert in_three_lines(lost.value)
+    assert "RuntimeError: the emulator broke down" in capfd.readouterr().err
+
+
+class _GrowingPolicy(CanaryPolicy):
+    """Replaces one of its weights by a longer one after some calls, in the worker only."""
+
+    learner_pid = 0
+    left = 50
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        self.left -= 1
+        if self.left == 0 and os.getpid() != self.learner_pid:
+            self.canary.weights[0] = nn.Parameter(torch.zeros(11))
+        return super().forward(tensordict)
+
+
+@both_kinds
+def test_weights_that_do_not_fit_a_workers_module_end_the_training_and_are_named_on_stderr(
+    kind: type, capfd: pytest.CaptureFixture[str]
+) -> None:
+    policy = _GrowingPolicy(tensors=4, size=10)
+    policy.learner_pid = os.getpid()
+    with on_a_board(policy, kind) as collector:
+        trainer, pids = _watched(collector, policy), _pids(collector)
+        with _ends_soon(pids), pytest.raises(WorkerLost, match="exited with status 1, acted with"):
+            trainer.train()
+    told = capfd.readouterr().err
+    assert "LayoutMismatch" in told
+    assert "canary.weights.0" in told
+
+
+def _env_that_cannot_be_made() -> CountingEnv:
+    if os.getpid() != LEARNER_PID:
+        raise ValueError("no such level")
+    return CountingEnv()
+
+
+LEARNER_PID = os.getpid()
+
+
+def test_a_worker_whose_environment_cannot_be_made_says_so_at_construction() -> None:
+    with pytest.raises(WorkerLost, match=r"worker [01] .*ValueError: no such level"):
+        make_workers(
+            MultiSyncCollector,
+            make_small_canary(),
+            schemes={"policy": BoardScheme()},
+            env=_env_that_cannot_be_made,
+        )
+
+
+def _env_that_is_never_made() -> CountingEnv:
+    if os.getpid() != LEARNER_PID:
+        time.sleep(600)
+    return CountingEnv()
+
+
+def _env_that_kills() -> CountingEnv:
+    if os.getpid() != LEARNER_PID:
+        _signal(signal.SIGKILL, os.getpid())
+    return CountingEnv()
+
+
+@both_kinds
+@pytest.mark.parametrize(
+    ("env", "error", "says"),
+    [
+        (_env_that_is_never_made, AdoptionTimeout, r"worker 1 .pid \d+. is not ready after 2 s"),
+        (_env_that_kills, WorkerLost, r"worker 1 .pid \d+, killed by SIGKILL. ended before it was ready"),
+    ],
+)
+def test_a_worker_that_never_starts_ends_the_construction_and_is_named(
+    kind: type, env: Callable[[], CountingEnv], error: type[Exception], says: str
+) -> None:
+    before = child_pids()
+    with pytest.raises(error, match=says) as refusal:
+        kind(
+            [CountingEnv, env],
+            make_small_canary(),
+            frames_per_batch=FRAMES_PER_BATCH,
+            total_frames=-1,
+            weight_sync_schemes={"policy": BoardScheme(start_timeout_s=2.0)},
+        )
+    assert in_three_lines(refusal.value)
+    assert child_pids() <= before
+
+
+# --------------------------------------------------------- workers that fill a buffer themselves
+
+
+@contextmanager
+def _free_running(
+    storage: Callable[[int], LazyTensorStorage] = LazyTensorStorage, timeout_s: float = NEVER_S
+) -> Iterator[Trainer]:
+    """A stock trainer with `async_collection`: its loop goes round whether frames come or not."""
+    actor = make_continuous_policy()
+    buffer = TensorDictReplayBuffer(storage=storage(5000), batch_size=10, shared=True)
+    with running(
+        MultiAsyncCollector(
+            [make_continuous_env] * 2,
+            actor,
+            frames_per_batch=FRAMES_PER_BATCH,
+            total_frames=-1,
+            replay_buffer=buffer,
+            weight_sync_schemes={"policy": BoardScheme()},
+        )
+    ) as collector:
+        loss = make_sac_loss(actor)
+        trainer = SACTrainer(
+            collector=collector,
+            total_frames=FOR_EVER,
+            frame_skip=1,
+            optim_steps_per_batch=2,
+            loss_module=loss,
+            optimizer=torch.optim.Adam(loss.parameters()),
+            replay_buffer=buffer,
+            target_net_updater=SoftUpdate(loss, eps=0.99),
+            async_collection=True,
+            progress_bar=False,
+            enable_logging=False,
+            auto_log_optim_steps=False,
+        )
+        SyncWeights(ACTOR).register(trainer)
+        WatchWorkers(timeout_s).register(trainer)
+        yield trainer
+
+
+def test_a_killed_worker_that_fills_a_buffer_ends_the_training_at_once() -> None:
+    with _free_running() as trainer:
+        pids = _pids(trainer.collector)
+        _at_batch(trainer, 3, lambda: kill(pids[1]))
+        with _ends_soon(pids), pytest.raises(WorkerLost) as lost:
+            trainer.train()
+    assert f"worker 1 (pid {pids[1]}, killed by SIGKILL, acted with version" in str(lost.value)
+    assert in_three_lines(lost.value)
+
+
+def test_a_stopped_worker_that_fills_a_buffer_is_named_although_the_other_goes_on() -> None:
+    with _free_running(timeout_s=SILENT_S) as trainer:
+        pids = _pids(trainer.collector)
+        _at_batch(trainer, 3, lambda: _signal(signal.SIGSTOP, pids[1]))
+        with _ends_soon(pids), pytest.raises(AdoptionTimeout) as late:
+            trainer.train()
+    assert f"worker 1 (pid {pids[1]}, stopped, acts with version" in str(late.value)
+    assert str(pids[0]) not in str(late.value)
+    assert in_three_lines(late.value)
+
+
+@pytest.mark.parametrize(("fault", "error"), [(kill, WorkerLost), (_stop, AdoptionTimeout)])
+def test_a_trainer_that_waits_for_the_first_frame_of_a_buffer_does_not_wait_for_ever(
+    fault: Callable[[int], None], error: type[Exception]
+) -> None:
+    with _free_running(timeout_s=SILENT_S) as trainer:
+        pids = _pids(trainer.collector)
+        for pid in pids:
+            fault(pid)
+        with _ends_soon(pids), pytest.raises(error, match=f"worker 0 .pid {pids[0]}, "):
+            trainer.train()
+
+
+class _DeadlyStorage(LazyTensorStorage):
+    """Kills the worker that writes to it for the third time, which holds the buffer's lock then."""
+
+    left = 3
+
+    def set(self, *args: object, **kwargs: object) -> None:
+        if os.getpid() != LEARNER_PID:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        super().set(*args, **kwargs)
+
+
+def test_a_worker_that_died_with_the_lock_of_the_buffer_does_not_hang_who_samples() -> None:
+    with _free_running(_DeadlyStorage) as trainer:
+        pids = _pids(trainer.collector)
+        trainer.collector.start()
+        assert wait_until(lambda: not all(is_alive(pid) for pid in pids), SOON_S)
+        with _ends_soon(pids), pytest.raises(WorkerLost, match="killed by SIGKILL"):
+            trainer.replay_buffer.sample()
+
+
+def _suspended(trainer: Trainer) -> None:
+    """As after Ctrl-Z and fg: nobody ran for long, and the learner looks before its workers move."""
+    for pid in _pids(trainer.collector):
+        _stop(pid)
+    time.sleep(SILENT_S + 1)
+
+
+def _paused(trainer: Trainer) -> None:
+    with trainer.collector.pause():
+        time.sleep(SILENT_S + 1)
+        for pid in _pids(trainer.collector):
+            _stop(pid)
+
+
+@pytest.mark.parametrize("rest", [_suspended, _paused])
+def test_workers_that_rested_for_long_are_not_taken_for_silent(rest: Callable[[Trainer], None]) -> None:
+    with _free_running(timeout_s=SILENT_S) as trainer:
+
+        def look_rest_look() -> None:
+            trainer.collector.getattr_rb("write_count")
+            rest(trainer)
+            trainer.collector.getattr_rb("write_count")
+            _signal(signal.SIGCONT, *_pids(trainer.collector))
+            trainer.request_stop("nobody was missed")
+
+        _at_batch(trainer, 3, look_rest_look)
+        trainer.train()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_recipe_ends_with_the_names_of_workers_that_were_stopped(kind: str) -> None:
+    config = Config(collector=CollectorConfig(kind, frames_per_batch=128, silent_timeout_s=SILENT_S))
+    config.recipe.total_frames = FOR_EVER
+    trainer = ppo.build(config)
+    pids = _pids(trainer.collector)
+    _at_batch(trainer, 2, lambda: _signal(signal.SIGSTOP, *pids))
+    with _ends_soon(pids), pytest.raises(AdoptionTimeout, match=f"worker 0 .pid {pids[0]}, stopped"):
+        trainer.train()
+
+
+# --------------------------------------------------------------------- what the watch leaves alone
+
+
+@both_kinds
+def test_a_watched_training_is_the_same_as_any_and_its_workers_leave_by_themselves(kind: type) -> None:
+    policy = make_small_canary()
+    stamps = []
+    with on_a_board(policy, kind) as collector:
+        trainer = _watched(collector, policy, frames=6 * FRAMES_PER_BATCH)
+        trainer.register_op("batch_process", lambda b: stamps.append(values(b, "policy_version")) or b)
+        trainer.train()
+    assert [process.exitcode for process in collector.procs] == [0, 0]
+    if kind is MultiSyncCollector:
+        assert stamps == [{version} for version in range(2, 8)]
+    assert len(stamps) == 6
+
+
+@both_kinds
+def test_a_learner_that_is_busy_for_longer_than_the_timeout_is_not_told_that_workers_are_silent(
+    kind: type,
+) -> None:
+    policy = make_small_canary()
+    with on_a_board(policy, kind) as collector:
+        trainer = _watched(collector, policy, frames=6 * FRAMES_PER_BATCH, timeout_s=SILENT_S)
+        pids = _pids(collector)
+
+        def be_busy() -> None:
+            time.sleep(SILENT_S + 1)
+            _signal(signal.SIGSTOP, *pids)  # they begin when the learner has waited for a while
+            threading.Timer(0.5, _signal, (signal.SIGCONT, *pids)).start()
+
+        _at_batch(trainer, 2, be_busy)
+        trainer.train()
+
+
+def test_a_request_to_a_stopped_worker_ends_too() -> None:
+    policy = make_small_canary()
+    with on_a_board(policy) as collector:
+        _watched(collector, policy, timeout_s=SILENT_S)
+        pids = _pids(collector)
+        next(iter(collector))
+        _signal(signal.SIGSTOP, pids[1])
+        with _ends_soon(pids), pytest.raises(AdoptionTimeout, match=f"worker 1 .pid {pids[1]}, stopped"):
+            collector.state_dict()
+
+
+def test_the_watch_keeps_no_collector_alive() -> None:
+    policy = make_small_canary()
+    collector = make_workers(MultiSyncCollector, policy, schemes={"policy": BoardScheme()})
+    trainer, gone = _watched(collector, policy), weakref.ref(collector)
+    queue, pipes, pids = collector.queue_out, collector.pipes, _pids(collector)
+    trainer.train = None
+    del trainer, collector
+    gc.collect()
+    assert gone() is None
+    assert not any(is_alive(pid) for pid in pids)
+    assert queue is not None
+    assert pipes
+
+
+def test_after_a_shutdown_nobody_is_missed() -> None:
+    with _free_running() as trainer:
+        trainer.collector.start()
+        assert wait_until(lambda: trainer.collector.getattr_rb("write_count") > 0, SOON_S)
+        trainer.collector.shutdown()
+        assert trainer.collector.getattr_rb("write_count") > 0
+        assert len(trainer.replay_buffer.sample()) == 10
+
+
+def test_without_a_timeout_a_stopped_worker_is_waited_for() -> None:
+    policy = make_small_canary()
+    with on_a_board(policy, workers=1) as collector:
+        trainer = make_dqn_trainer(collector)
+        WatchWorkers(None).register(trainer)
+        batches, pid = iter(collector), collector.procs[0].pid
+        next(batches)
+        with stopped(pid):
+            threading.Timer(1.0, _signal, (signal.SIGCONT, pid)).start()
+            next(batches)
+
+
+# ----------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_a_timeout_that_is_not_above_zero_is_refused(timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match="above zero") as refusal:
+        WatchWorkers(timeout_s)
+    assert in_three_lines(refusal.value)
+
+
+def test_a_collector_without_workers_on_a_board_is_refused() -> None:
+    collectors = [make_collector(make_small_canary())]
+    collectors.append(
+        make_workers(MultiSyncCollector, make_small_canary(), schemes={"policy": SharedMemWeightSyncScheme()})
+    )
+    for collector in collectors:
+        with running(collector), pytest.raises(ConfigError, match="no workers on a board") as refusal:
+            WatchWorkers().register(make_dqn_trainer(collector))
+        assert in_three_lines(refusal.value)
+
+
+def test_a_second_watch_over_the_same_workers_is_refused() -> None:
+    with on_a_board(make_small_canary(), workers=1) as collector:
+        trainer = make_dqn_trainer(collector)
+        WatchWorkers().register(trainer)
+        with pytest.raises(ConfigError, match="watched already") as refusal:
+            WatchWorkers().register(trainer)
+    assert in_three_lines(refusal.value)

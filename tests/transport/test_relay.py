@@ -1,0 +1,261 @@
+"""Versions reach every node in a network that delays, drops, doubles and overtakes messages.
+
+Each law of the simulation is broken on purpose, to show that it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rlsync.core.errors import LayoutMismatch, PublishError
+from rlsync.core.ledger import NOTHING, Stamp
+from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.transport.relay import agent as agents
+from rlsync.transport.relay import sender as senders
+from rlsync.transport.relay.agent import Agent
+from rlsync.transport.relay.image import digest_in, digest_of, pack, unpack
+from rlsync.transport.relay.letter import Letter, Put
+from rlsync.transport.relay.mailbox import Mailbox, NodeReport
+from rlsync.transport.relay.sender import Sender
+from tests.tools.relay_network import SLOW, LawBrokenError, Network
+
+SEEDS = 10_000
+BLOCK = 1_000
+
+
+def run(seeds: range, *, steady: bool = False) -> None:
+    for seed in seeds:
+        Network(seed, steady=steady).run()
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_every_law_holds_in_every_seed(first: int) -> None:
+    run(range(first, first + BLOCK))
+
+
+@pytest.mark.seconds
+def test_a_slow_node_keeps_the_image_that_it_pulls_and_holds_nobody_up() -> None:
+    for seed in range(300):
+        network = Network(seed, steady=True)
+        network.run()
+        published = {name: node.agent.tally.published for name, node in network.nodes.items()}
+        assert min(published.values()) == published[SLOW] >= 3, published
+        assert all(node.agent.tally.lost == 0 for node in network.nodes.values())
+
+
+def test_the_network_does_what_it_is_there_for() -> None:
+    names = ("published", "skipped", "old", "older_generation", "damaged", "lost")
+    seen = dict.fromkeys(names, 0)
+    for seed in range(500):
+        network = Network(seed)
+        network.run()
+        for node in network.nodes.values():
+            for name in names:
+                seen[name] += getattr(node.agent.tally, name)
+    assert all(seen.values()), seen
+
+
+def trust_every_letter(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Agent, "_is_old", lambda self, stamp: False)
+
+
+def trust_every_image(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(agents, "unpack", unpack_unseen)
+    patch.setattr(agents, "digest_in", Anything)
+
+
+def unpack_unseen(flat: torch.Tensor) -> object:
+    """An image whatever its digest, unless it is too broken to read."""
+    whole = flat.clone()
+    try:
+        whole[:8] = torch.tensor([digest_of(whole)]).view(torch.uint8)
+        return unpack(whole)
+    except Exception as error:
+        raise PublishError("unreadable", "here", "none") from error
+
+
+class Anything:
+    """Equal to everything."""
+
+    def __init__(self, _: object) -> None: ...
+
+    def __ne__(self, _: object) -> bool:
+        return False
+
+
+def never_check_which_image(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(agents, "digest_in", Anything)
+
+
+def never_free(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(senders, "KEPT_IMAGES", 1000)
+
+
+def never_repeat(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sender, "repeat", lambda *_: None)
+
+
+def never_put_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mailbox, "lost", None)
+
+
+def never_ask_again(patch: pytest.MonkeyPatch) -> None:
+    make = Agent.__init__
+    patch.setattr(Agent, "__init__", lambda self, *a, **k: make(self, *a, **(k | {"answer_s": 1e9})))
+
+
+def never_give_up(patch: pytest.MonkeyPatch) -> None:
+    make = Agent.__init__
+    patch.setattr(Agent, "__init__", lambda self, *a, **k: make(self, *a, **(k | {"pull_s": 1e9})))
+
+
+def pull_all_at_once(patch: pytest.MonkeyPatch) -> None:
+    pulls = Agent.pulls
+
+    def forgetful(self: Agent, letter: Letter | None, now_s: float) -> Letter | None:
+        self._pulling = None
+        return pulls(self, letter, now_s)
+
+    patch.setattr(Agent, "pulls", forgetful)
+
+
+def never_forget_a_node(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mailbox, "_forget", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "law"),
+    [
+        (trust_every_letter, "went from"),
+        (trust_every_image, "has .* as|went from"),
+        (never_check_which_image, "has .* as|went from"),
+        (never_free, "images of one learner are in the store"),
+        (never_repeat, "the newest is"),
+        (never_put_again, "the newest is"),
+        (never_ask_again, "the newest is"),
+        (never_give_up, "the newest is"),
+        (pull_all_at_once, "images at once"),
+        (never_forget_a_node, "the mailbox remembers"),
+    ],
+)
+def test_each_law_can_be_broken(
+    monkeypatch: pytest.MonkeyPatch, break_it: Callable[[pytest.MonkeyPatch], None], law: str
+) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(LawBrokenError, match=law):
+        run(range(BLOCK))
+
+
+def never_say_what_is_pulled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mailbox, "pulled", frozenset())
+
+
+def never_hear_what_is_pulled(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sender, "told", lambda *_: None)
+    patch.setattr(Sender, "full", False)
+
+
+def never_wait_for_pulls_to_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sender, "full", False)
+
+
+@pytest.mark.parametrize(
+    "break_it", [never_say_what_is_pulled, never_hear_what_is_pulled, never_wait_for_pulls_to_end]
+)
+def test_a_slow_node_loses_its_image_if_nobody_knows_what_it_pulls(
+    monkeypatch: pytest.MonkeyPatch, break_it: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(LawBrokenError, match="an image was freed that a node pulled"):
+        run(range(BLOCK), steady=True)
+
+
+LAYOUT = Layout.build(
+    {
+        "policy": [
+            LeafSpec("w", "parameter", (2, 3), torch.float32),
+            LeafSpec("tied", "parameter", (2, 3), torch.float32, tie="w"),
+            LeafSpec("scalar", "buffer", (), torch.int64),
+        ],
+        "critic": [LeafSpec("b", "parameter", (5,), torch.bfloat16)],
+    }
+)
+
+
+def tensors() -> list[torch.Tensor]:
+    return [torch.rand(2, 3), torch.tensor(41), torch.rand(5).bfloat16()]
+
+
+def test_an_image_gives_back_what_was_packed() -> None:
+    given = tensors()
+    image = unpack(pack(Stamp(3, 812), LAYOUT, given))
+    assert (image.stamp, image.layout) == (Stamp(3, 812), LAYOUT)
+    assert all(torch.equal(a, b) for a, b in zip(image.leaves, given, strict=True))
+
+
+def test_every_flipped_bit_of_an_image_is_seen() -> None:
+    flat = pack(Stamp(1, 2), LAYOUT, tensors())
+    for at in range(flat.numel()):
+        damaged = flat.clone()
+        damaged[at] ^= 1 << (at % 8)
+        with pytest.raises(PublishError, match="damaged on its way"):
+            unpack(damaged)
+
+
+def test_an_image_that_was_cut_is_seen() -> None:
+    flat = pack(Stamp(1, 2), LAYOUT, tensors())
+    for size in range(flat.numel()):
+        with pytest.raises(PublishError, match="damaged on its way"):
+            unpack(flat[:size])
+
+
+def test_a_sender_refuses_what_does_not_fit_or_is_not_newer() -> None:
+    sender = Sender(lambda image: image, lambda _: None, lambda _: None)
+    with pytest.raises(LayoutMismatch):
+        sender.publish(Stamp(1, 1), LAYOUT, tensors()[:2], now_s=0.0)
+    assert sender.stamp == NOTHING
+    sender.publish(Stamp(1, 2), LAYOUT, tensors(), now_s=0.0)
+    with pytest.raises(PublishError, match="is not newer than"):
+        sender.publish(Stamp(1, 2), LAYOUT, tensors(), now_s=0.0)
+
+
+def test_a_node_is_not_told_again_of_an_image_that_it_could_not_get() -> None:
+    box = Mailbox()
+    first = Letter(Stamp(1, 1), digest=0, image_bytes=64, address="a")
+    box.post(first, now_s=0.0)
+    lost = NodeReport("node", lost=first.put)
+    assert box.ask(lost, now_s=1.0) is None
+    assert box.post(first, now_s=1.0).lost == first.put, "the learner hears of it"
+    assert box.ask(NodeReport("other"), now_s=1.0) == first
+    again = Letter(Stamp(1, 1), digest=0, image_bytes=64, address="b", number=2)
+    box.post(again, now_s=2.0)
+    assert box.ask(lost, now_s=2.0) == again
+
+
+def test_another_thread_may_ask_what_a_sender_keeps() -> None:
+    """Reading the stamp of an image gives other threads a chance to put one."""
+    sender = Sender(lambda image: None, lambda address: None, lambda letter: None)
+    numbers = iter(range(1, 100))
+
+    class SlowPut(Put):
+        @property
+        def stamp(self) -> Stamp:  # type: ignore[override]
+            found = Stamp(1, next(numbers))
+            sender._kept[Put(found, 99)] = None
+            return found
+
+    sender._kept = {SlowPut(Stamp(1, 1), 1): None, SlowPut(Stamp(1, 2), 2): None}
+    assert len(sender.kept) == 2
+
+
+def test_a_letter_has_the_digest_of_the_image_that_was_put() -> None:
+    put: list[torch.Tensor] = []
+    posted: list[Letter] = []
+    sender = Sender(lambda image: put.append(image) or 0, lambda _: None, posted.append)
+    sender.publish(Stamp(1, 1), LAYOUT, tensors(), now_s=0.0)
+    assert posted[0].digest == digest_in(put[0]) == digest_of(put[0])
+    assert posted[0].image_bytes == put[0].numel()
