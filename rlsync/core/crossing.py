@@ -12,13 +12,6 @@ CPU = "cpu"
 class Crossing:
     """Leaves whose sources are on one device, and whose destinations are on one device.
 
-    Args:
-        source: the device of the sources; empty if it is not known.
-        destination: that of the destinations; several, with commas, where workers differ; empty if unknown.
-        through_host: whether every version passes through host memory, as on a board.
-        aliased_leaves: leaves that are the same memory on both sides.
-        copied_bytes: bytes of the others.
-
     Example:
         >>> print(Crossing("cuda:0", "cuda:0", False, aliased_leaves=4))
         cuda:0: 4 leaves aliased, 0 bytes
@@ -30,9 +23,9 @@ class Crossing:
         cuda:0 -> host memory -> cuda:1: 904 bytes cross at a publish, 904 at each adoption
     """
 
-    source: str
-    destination: str
-    through_host: bool
+    source: str  #: empty if it is not known
+    destination: str  #: several, with commas, where workers differ; empty if unknown
+    through_host: bool  #: whether every version passes through host memory, as on a board
     aliased_leaves: int = 0
     copied_bytes: int = 0
 
@@ -58,20 +51,20 @@ class Crossing:
             path = " -> ".join((ends[0], "host memory", ends[1]))
         else:
             path = " -> ".join(dict.fromkeys(ends))
-        said = [f"{self.aliased_leaves} leaves aliased, 0 bytes"] if self.aliased_leaves else []
+        parts = [f"{self.aliased_leaves} leaves aliased, 0 bytes"] if self.aliased_leaves else []
         if self.publish_bytes and self.adoption_bytes:
-            said.append(
+            parts.append(
                 f"{self.publish_bytes:,} bytes cross at a publish, {self.adoption_bytes:,} at each adoption"
             )
         elif self.publish_bytes:
-            said.append(f"{self.publish_bytes:,} bytes cross at a publish")
+            parts.append(f"{self.publish_bytes:,} bytes cross at a publish")
         elif self.adoption_bytes:
-            said.append(f"{self.adoption_bytes:,} bytes cross at each adoption")
+            parts.append(f"{self.adoption_bytes:,} bytes cross at each adoption")
         elif self.copied_bytes:
             known = self.source and self.destination
             where = " on the device" if known and not self.through_host else ""
-            said.append(f"{self.copied_bytes:,} bytes copied{where}")
-        return f"{path}: {'; '.join(said) or 'nothing moves'}"
+            parts.append(f"{self.copied_bytes:,} bytes copied{where}")
+        return f"{path}: {'; '.join(parts) or 'nothing moves'}"
 
 
 def crossings(leaves: Iterable[Crossing]) -> tuple[Crossing, ...]:
@@ -82,13 +75,13 @@ def crossings(leaves: Iterable[Crossing]) -> tuple[Crossing, ...]:
         >>> [crossing.copied_bytes for crossing in both]
         [24]
     """
-    found: dict[tuple[str, str, bool], Crossing] = {}
+    by_devices: dict[tuple[str, str, bool], Crossing] = {}
     for leaf in leaves:
         key = leaf.source, leaf.destination, leaf.through_host
-        so_far = found.setdefault(key, Crossing(*key))
-        found[key] = replace(
+        so_far = by_devices.setdefault(key, Crossing(*key))
+        by_devices[key] = replace(
             so_far,
             aliased_leaves=so_far.aliased_leaves + leaf.aliased_leaves,
             copied_bytes=so_far.copied_bytes + leaf.copied_bytes,
         )
-    return tuple(found.values())
+    return tuple(by_devices.values())

@@ -41,7 +41,7 @@ class Index:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class MappingKey:
     """A mapping key, ``['k']``."""
 
     key: str
@@ -51,7 +51,7 @@ class Key:
         return f"['{escaped}']"
 
 
-Segment = Attr | Index | Key
+Segment = Attr | Index | MappingKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _bare(segment: Segment) -> str:
             return name
         case Index(at):
             return str(at)
-        case Key(key):
+        case MappingKey(key):
             return key
 
 
@@ -103,13 +103,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse(text: str) -> Path:
-    """Parse ``text`` into a :class:`Path`.
-
-    Args:
-        text: for example ``"loss_module.actor_network"`` or ``"env.transform[0].module"``.
-
-    Raises:
-        PathSyntaxError: the text does not follow the grammar. Names the character and the cure.
+    """Parse ``text`` into a :class:`Path`; PathSyntaxError names the character that breaks the grammar.
 
     Example:
         >>> str(parse("a['k'].module.0"))
@@ -153,7 +147,7 @@ def _bracket(text: str, at: int) -> tuple[Segment, int]:
         segment, end = Index(int(integer.group())), integer.end()
     elif string := _STRING.match(text, inside):
         raw = string.group(1) if string.group(1) is not None else string.group(2)
-        segment, end = Key(_ESCAPED.sub(r"\1", raw)), string.end()
+        segment, end = MappingKey(_ESCAPED.sub(r"\1", raw)), string.end()
     else:
         raise _syntax(text, inside, "between '[' and ']' write an integer or a quoted key")
     if text[end : end + 1] != "]":
@@ -167,20 +161,11 @@ def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
 
 
 def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = "") -> Any:
-    """Follow ``path`` from ``root``, and return the object at its end.
+    """Follow ``path`` from ``root``, the trainer or the collector, and return the object at its end.
 
-    Properties on the path are evaluated, as in any attribute access. No other code runs.
-
-    Args:
-        root: the trainer or the collector.
-        path: the parsed path.
-        error: the class to raise, ``SourceNotFound`` or ``DestinationNotFound``.
-        root_name: the name of ``root`` in the error message.
-        where: where the path is in the user's map.
-
-    Raises:
-        SyncMapError: of class ``error``. Names the segment that failed, the names that exist there, and
-            the nearest match.
+    Properties on the path are evaluated, as in any attribute access. No other code runs. If a segment leads
+    nowhere, an ``error`` is raised that names it, what exists there, and the nearest match; it calls the root
+    ``root_name``, and the place in the user's map ``where``.
     """
     here = root
     for depth, segment in enumerate(path.segments):
@@ -196,7 +181,7 @@ def _step(here: Any, segment: Segment) -> Any:
     match segment:
         case Attr(name):
             return getattr(here, name)
-        case Key(key):
+        case MappingKey(key):
             return here[key]
         case Index(at):
             try:

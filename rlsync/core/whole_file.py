@@ -10,14 +10,9 @@ from pathlib import Path
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     """Write a file beside its place, then move it there in one step.
 
-    A process that is killed meanwhile leaves the file of before. Its own, which begins with a dot, may stay.
-
-    Args:
-        file: what is replaced.
-        write: is given the path beside, and writes it.
-
-    Raises:
-        Exception: what ``write`` raises; the file of before stays, and nothing is left beside it.
+    ``write`` is given the path beside, and writes it. If it raises, the file of before stays, and nothing is
+    left beside it. A process that is killed meanwhile leaves the file of before, and maybe its own, which
+    begins with a dot.
 
     Example:
         >>> from tempfile import TemporaryDirectory

@@ -27,7 +27,7 @@ LEARNER_WATCH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Destination:
     """Where the weights of a destination go.
 
     Args:
@@ -79,7 +79,7 @@ class Adopter:
 
     def __init__(self, handle: Handle, worker: int) -> None:
         self._worker = worker
-        self._places: dict[str, Place] = {}
+        self._destinations: dict[str, Destination] = {}
         self._layout: Layout | None = None
         self._bindings: list[Binding] = []
         self._had: set[tuple[str, str]] = set()
@@ -103,14 +103,14 @@ class Adopter:
         """Whether the learner has closed the board or died."""
         return self._reader.closed_by_learner
 
-    def place(self, places: Mapping[str, Place]) -> None:
+    def place(self, destinations: Mapping[str, Destination]) -> None:
         """Say where the weights of each destination go; those of other destinations are not taken."""
         self._let_go()
-        self._places = dict(places)
+        self._destinations = dict(destinations)
 
     def tell(self) -> None:
         """Tell the learner which leaves each destination has here, so that it can check its map."""
-        leaves = {name: Leaves(place.find(), name).specs() for name, place in self._places.items()}
+        leaves = {name: Leaves(place.find(), name).specs() for name, place in self._destinations.items()}
         self._reader.leave_note(specs_to_json(leaves), Note.LEAVES)
 
     def adopt(self) -> int:
@@ -156,7 +156,7 @@ class Adopter:
         """Digests of what acts now, as the live modules hold it, by destination."""
         found = {}
         for binding in self._bindings:
-            leaves = Leaves(self._places[binding.destination].find(), binding.destination).leaves
+            leaves = Leaves(self._destinations[binding.destination].find(), binding.destination).leaves
             found[binding.destination] = digests_of(leaves, binding.names, parameters=parameters)
         return found
 
@@ -183,7 +183,7 @@ class Adopter:
         groups: dict[tuple[str, bool], list[int]] = {}
         for i, entry in enumerate(layout.entries):
             kept = entry.leaf.excluded and (entry.destination, entry.leaf.name) in self._had
-            if entry.destination in self._places and not kept:
+            if entry.destination in self._destinations and not kept:
                 groups.setdefault((entry.destination, entry.leaf.excluded), []).append(i)
         bindings = [
             self._binding(layout, destination, views, excluded=excluded)
@@ -194,7 +194,7 @@ class Adopter:
 
     def _binding(self, layout: Layout, destination: str, views: Sequence[int], *, excluded: bool) -> Binding:
         leaves = [layout.entries[i].leaf for i in views]
-        place = self._places[destination]
+        place = self._destinations[destination]
         target = Target(place.find(), f"{destination} of worker {self._worker}", leaves)
         alias = place.adopt == "alias" and not excluded and target.may_alias()
         if isinstance(target.module, nn.Module) and target.module not in self._guarded:
@@ -215,7 +215,7 @@ class Adopter:
         self._guarded.add(module)
 
     def _current(self, binding: Binding) -> bool:
-        found = self._places[binding.destination].find()
+        found = self._destinations[binding.destination].find()
         return binding.target.module is found and binding.target.current()
 
     def _let_go(self) -> None:

@@ -17,7 +17,7 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
 from rlsync.sync.trained import Training
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, Unchanged
-from rlsync.tensors.finite import all_finite
+from rlsync.tensors.digest import all_finite
 from rlsync.tensors.leaves import memory_key
 from rlsync.tensors.sharded import is_sharded
 from rlsync.transport.rules import Key

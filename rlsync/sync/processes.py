@@ -11,7 +11,8 @@ from typing import Protocol, runtime_checkable
 
 from rlsync.core.errors import AdoptionTimeout, RlsyncError, WorkerLost
 
-_LOOK_EVERY_S = 0.1
+#: A wait for processes looks this often whether they still live, seconds.
+LOOK_EVERY_S = 0.1
 
 #: What the learner does, in errors, until its workers are ready.
 STARTING = "starting the workers of a collector"
@@ -68,7 +69,7 @@ def await_ready(
     while waiting:
         for worker, process in list(waiting.items()):
             # Asked once more after the exit is known: its last message may have arrived in between.
-            if ready(worker, _LOOK_EVERY_S / len(waiting)):
+            if ready(worker, LOOK_EVERY_S / len(waiting)):
                 del waiting[worker]
             elif process.exitcode is not None and not ready(worker, 0.0):
                 raise ended_before_ready(worker, process, ending(process.exitcode), last_words(worker))

@@ -21,9 +21,9 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.ranks import require_board
 from rlsync.sync.trained import Training, frozen, unsent
 from rlsync.tensors.compare import Comparison, compare, excluded, named_like
-from rlsync.tensors.covered import Covered
 from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves, memory_key
+from rlsync.tensors.memory import Covered
 from rlsync.transport.rules import Key
 
 SyncMap = Mapping[str, str | Source]

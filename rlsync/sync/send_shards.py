@@ -15,7 +15,7 @@ from torch import Tensor
 from rlsync.core.errors import BoardClosed, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.path import parse
 from rlsync.sync.meeting import TIMEOUT_S, RankNote, leave_note, listen, own_rank, process_group
-from rlsync.tensors.finite import all_finite
+from rlsync.tensors.digest import all_finite
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves
 from rlsync.tensors.sharded import Block, Sharding, block_of, is_sharded, own_part, write_blocks

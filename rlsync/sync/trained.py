@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlsync.core.errors import SourceNotFound
 from rlsync.core.path import Path, walk
-from rlsync.tensors.covered import Covered
+from rlsync.tensors.memory import Covered
 from rlsync.tensors.wrappers import uncompiled
 
 

@@ -10,10 +10,9 @@ from torch import Tensor
 from rlsync.core.errors import ConfigError, NothingChanged, warn
 from rlsync.core.plan import Route
 from rlsync.sync.trained import Training
-from rlsync.tensors.covered import Covered
-from rlsync.tensors.digest import digest
+from rlsync.tensors.digest import digest, writes
 from rlsync.tensors.leaves import Leaf
-from rlsync.tensors.writes import writes
+from rlsync.tensors.memory import Covered
 
 #: After so many publishes in a row that sent the same weights there is a warning.
 UNCHANGED_PUBLISHES = 10

@@ -18,8 +18,7 @@ from rlsync.core.path import nearest_name
 from rlsync.core.plan import no_destination
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.publisher import LeavesAt, Publisher
-from rlsync.tensors.compare import check_same_leaves
-from rlsync.tensors.fit import Fit
+from rlsync.tensors.compare import Fit, check_same_leaves
 from rlsync.tensors.layout import LeafSpec, specs_from_json
 from rlsync.transport.contract import Note, Transport
 from rlsync.transport.rules import Key, keyed

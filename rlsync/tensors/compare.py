@@ -1,39 +1,32 @@
-"""Compare source leaves with destination leaves: one verdict for each leaf."""
+"""Compare source leaves with destination leaves; match weights that are sent again and again."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.core.plan import Verdict
 from rlsync.tensors.layout import LeafSpec, dtype_name
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.tensors.sharded import Sharding, is_sharded
-from rlsync.tensors.wrappers import uncompiled
+from rlsync.tensors.wrappers import is_tensordict, uncompiled
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The verdict for one leaf name.
-
-    Args:
-        name: the leaf, relative to the route.
-        spec: the destination leaf, or the source leaf when there is no destination leaf.
-        verdict: what a publish does with the leaf.
-        note: the reason for the verdict.
-        source_device: the device of the source leaf; empty when there is none.
-    """
+    """The verdict for one leaf, named relative to its route, and the reason for it."""
 
     name: str
-    spec: LeafSpec
+    spec: LeafSpec  #: the destination leaf, or the source leaf when there is no destination leaf
     verdict: Verdict
     note: str = ""
-    source_device: str = ""
+    source_device: str = ""  #: empty when there is no source leaf
 
 
 def compare(
@@ -48,15 +41,9 @@ def compare(
     """Compare two sets of leaves name by name.
 
     Different shapes are a mismatch, even if they could be broadcast. A different dtype is a mismatch too,
-    unless the route declares it. Leaves whose names match a pattern of ``exclude`` are left out.
-
-    Args:
-        source: leaves that are sent.
-        destination: leaves that the destination has.
-        cast_to: the declared dtype of floating-point leaves.
-        exclude: glob patterns of leaf names.
-        source_tensors, destination_tensors: live tensors by name, if one process holds both; leaves with
-            the same memory are aliased.
+    unless it is ``cast_to``, which the route declares for floating-point leaves. Leaves whose names match a
+    glob pattern of ``exclude`` are left out. If one process holds the live tensors of both sides, leaves with
+    the same memory are aliased.
 
     Example:
         >>> weight = LeafSpec("weight", "parameter", (2, 1), torch.float32)
@@ -148,16 +135,10 @@ def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
 def fitted(
     weights: object, where: str, expected: Sequence[LeafSpec] | None, against: str
 ) -> dict[str, Tensor]:
-    """The tensors of a module, tensordict or mapping, under the names of the expected leaves.
+    """The tensors of a module, tensordict or mapping, under the names of the ``expected`` leaves, if known.
 
-    Args:
-        weights: the weights to send.
-        where: the name of ``weights`` in error messages.
-        expected: the leaves of the destination; ``None`` if they are not known.
-        against: the name of ``expected`` in error messages.
-
-    Raises:
-        LayoutMismatch: a leaf is missing, unexpected, or does not fit.
+    ``where`` and ``against`` name the weights and what is expected in a LayoutMismatch, which is raised if a
+    leaf is missing, unexpected, or does not fit.
     """
     source = Leaves(weights, where, shards=True)
     names = source.names if expected is None else named_like(source.names, expected)
@@ -169,11 +150,7 @@ def fitted(
 def check_same_leaves(
     found: Sequence[LeafSpec], expected: Sequence[LeafSpec], where: str, against: str
 ) -> None:
-    """Refuse leaves that differ from the expected ones in name, shape or dtype.
-
-    Raises:
-        LayoutMismatch: names the first leaf that differs, and says how many do.
-    """
+    """Refuse leaves that differ from the expected ones in name, shape or dtype (LayoutMismatch)."""
     wrong = [c for c in compare(found, [_untied(s) for s in expected]) if c.verdict is not Verdict.COPIED]
     if wrong:
         first = wrong[0]
@@ -192,3 +169,66 @@ def check_same_leaves(
 
 def _untied(spec: LeafSpec) -> LeafSpec:
     return LeafSpec(spec.name, spec.kind, spec.shape, spec.dtype)
+
+
+#: What must be the same for a tensor to fit where another one did.
+Form = tuple[type, torch.Size, torch.dtype, torch.layout]
+
+
+class Fit:
+    """Names the tensors of modules, tensordicts and mappings as their destination does.
+
+    The first time, every leaf is compared with the destination's by name, shape and dtype; see
+    :func:`fitted`. Afterwards, weights of the same structure are recognised: a tensordict by its keys, a
+    module by itself and its tree. Then only the form of each tensor is compared, so that a hand-written loop
+    does not pay for the names again.
+
+    Example:
+        >>> fit = Fit("the weights", "of the worker")
+        >>> expected = Leaves(nn.Linear(2, 1), "policy").specs()
+        >>> sorted(fit.named(nn.Linear(2, 1), expected))
+        ['bias', 'weight']
+    """
+
+    def __init__(self, where: str, against: str) -> None:
+        self._where = where
+        self._against = against
+        self._expected: Sequence[LeafSpec] | None = None
+        self._structure: object = None
+        self._names: list[str] = []
+        self._forms: list[Form] = []
+
+    def named(self, weights: object, expected: Sequence[LeafSpec] | None) -> dict[str, Tensor]:
+        """The tensors of ``weights`` under the destination's names; see :func:`fitted`."""
+        structure, tensors = self._read(weights)
+        known = bool(tensors) and expected is self._expected and structure == self._structure
+        if known and _forms(tensors) == self._forms:
+            return dict(zip(self._names, tensors, strict=True))
+        found = fitted(weights, self._where, expected, self._against)
+        same = len(tensors) == len(found) and all(map(_is, tensors, found.values()))
+        self._expected, self._structure = expected, structure if same else None
+        self._names, self._forms = list(found), _forms(found.values())
+        return found
+
+    def _read(self, weights: object) -> tuple[object, Sequence[Tensor]]:
+        """What tells this structure from others, and its tensors; none where it cannot be told cheaply."""
+        if isinstance(weights, nn.Module) and not is_tensordict(weights):
+            known = self._structure
+            if not isinstance(known, Leaves) or known.root is not weights or not known.unchanged():
+                known = Leaves(weights, self._where, shards=True)
+            return (known, ()) if known.extra else (known, known.tensors())
+        if not is_tensordict(weights):
+            return None, ()
+        items: list[tuple[Any, Any]] = list(weights.items(include_nested=True, leaves_only=True))
+        tensors = [value for _, value in items]
+        if not all(isinstance(tensor, Tensor) for tensor in tensors):
+            return None, ()
+        return [key for key, _ in items], tensors
+
+
+def _forms(tensors: Iterable[Tensor]) -> list[Form]:
+    return [(t.__class__, t.shape, t.dtype, t.layout) for t in tensors]
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other

@@ -1,4 +1,4 @@
-"""Accelerators: copies on a stream of their own, and events that say when they are done.
+"""Devices: copies on streams of their own, events that say when they are done, precision.
 
 An accelerator works through its queues (streams) later than the host fills them. So whatever copies weights
 from or to one has to say in which order the copies and other work happen, and when the host may read the
@@ -48,9 +48,6 @@ def queued_devices(tensors: Iterable[Tensor]) -> frozenset[torch.device]:
 class Moment:
     """A moment in the queues of some devices: all that was put into their current streams before it.
 
-    Args:
-        events: by device, the event that marks it.
-
     Example:
         >>> moment = Moment.now(queued_devices([torch.zeros(2)]))
         >>> moment.order(); moment.wait()  # nothing to wait for: the tensor is on the CPU
@@ -86,17 +83,11 @@ class Lanes:
 
     @torch.no_grad()
     def copy(self, into: Sequence[Tensor], tensors: Sequence[Tensor], after: Moment | None = None) -> Moment:
-        """Queue copies. One side of each pair is on a device with queues; that device copies.
+        """Queue copies, and return the moment at which all of them are done.
 
-        Until the returned moment, nobody may write to ``tensors``, and nobody may read ``into``.
-
-        Args:
-            into: what is written to.
-            tensors: what is read, one for each.
-            after: the copies begin after this moment; by default after what the current streams hold now.
-
-        Returns:
-            The moment at which all of them are done.
+        One side of each pair is on a device with queues; that device copies. Until the returned moment,
+        nobody may write to ``tensors``, and nobody may read ``into``. The copies begin after the moment
+        ``after``; by default after what the current streams hold now.
         """
         pairs: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for pair in zip(into, tensors, strict=True):
@@ -116,15 +107,40 @@ class Lanes:
 
 
 def pinned(size_bytes: int) -> Tensor:
-    """Host memory that an accelerator reads and writes by itself; ordinary memory where torch cannot pin.
-
-    Args:
-        size_bytes: its length, as flat ``uint8``.
-    """
+    """Flat ``uint8`` host memory that an accelerator accesses by itself; ordinary where torch cannot pin."""
     try:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
     except (NotImplementedError, RuntimeError):  # this backend has no allocator for it, or none is left
         return torch.empty(size_bytes, dtype=torch.uint8)
+
+
+def wide(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in one dtype: float32, or a wider one if a tensor has it.
+
+    Example:
+        >>> [t.dtype for t in wide(torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1))]
+        [torch.float32, torch.float32]
+    """
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+def bfloat16_instructions() -> list[str] | None:
+    """The bfloat16 instructions of this CPU; ``None`` if torch does not tell (before 2.10).
+
+    Without such instructions bfloat16 is emulated, and convolutions are about ten times slower than in
+    float32.
+
+    Example:
+        >>> set(bfloat16_instructions() or []) <= {"amx_bf16", "avx512_bf16", "bf16"}
+        True
+    """
+    if not hasattr(torch.cpu, "get_capabilities"):
+        return None
+    capabilities = torch.cpu.get_capabilities()
+    return [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]
 
 
 def _current(device: torch.device) -> Any:

@@ -1,7 +1,8 @@
-"""A fingerprint of a set of leaves. Equal bytes give equal digests, and a changed bit changes the digest."""
+"""What tensors hold: a digest of it, whether all of it is finite, how often it was written to."""
 
 from __future__ import annotations
 
+import cmath
 import functools
 from collections.abc import Iterable
 
@@ -16,7 +17,7 @@ _MASK = (1 << 64) - 1
 
 @torch.no_grad()
 def digest(tensors: Iterable[Tensor]) -> int:
-    """A 64-bit fingerprint of the bytes of ``tensors``, in order.
+    """A 64-bit fingerprint of the bytes of ``tensors``, in order: a changed bit changes it.
 
     The bytes of each leaf are summed as 64-bit words, modulo 2**64: one plain sum, and one with weights that
     depend on the position. The sums are mixed leaf by leaf. The digest does not cover shapes and dtypes; the
@@ -60,3 +61,36 @@ def _sums(tensor: Tensor) -> tuple[int, int]:
         return plain, weighted
     tail = int.from_bytes(bytes(raw[whole:].tolist()), "little")
     return plain + tail, weighted ^ (tail * _ODD)
+
+
+@torch.no_grad()
+def all_finite(tensor: Tensor, becomes: torch.dtype | None = None) -> bool:
+    """Whether every number of ``tensor`` is finite, also after a cast to ``becomes``.
+
+    Of a sharded tensor, the part that this process holds is looked at.
+
+    Example:
+        >>> big = torch.tensor([1e30])
+        >>> all_finite(big), all_finite(big, torch.float16)
+        (True, False)
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    cast = own_part(tensor).to(becomes or tensor.dtype)
+    # A number that is not finite makes the sum so. The sum of finite ones may overflow: then look closely.
+    return cmath.isfinite(cast.sum().item()) or bool(torch.isfinite(cast).all())
+
+
+def writes(tensor: Tensor) -> int:
+    """Autograd's count of the writes to a tensor; 0 for inference tensors, which have none.
+
+    It is a cheap sign of a change. It sees neither writes through ``.data`` nor those of fused optimizers.
+
+    Example:
+        >>> weight = torch.zeros(2)
+        >>> before = writes(weight)
+        >>> _ = weight.add_(1)
+        >>> writes(weight) - before
+        1
+    """
+    return 0 if tensor.is_inference() else tensor._version

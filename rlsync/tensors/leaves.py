@@ -5,18 +5,18 @@ Names are those of ``named_parameters``, without the prefixes that DDP and ``tor
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
-from rlsync.tensors.extra_state import flatten_state
 from rlsync.tensors.layout import Kind, LeafSpec
 from rlsync.tensors.sharded import is_sharded, own_part
-from rlsync.tensors.tensordicts import is_tensordict, is_tensordict_params
-from rlsync.tensors.wrappers import check_has_plain_bytes, unwrap
+from rlsync.tensors.wrappers import check_has_plain_bytes, is_tensordict, is_tensordict_params, unwrap
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -42,17 +42,11 @@ class ExtraState:
 
 
 class Leaves:
-    """The named leaves of one object.
+    """The named leaves of a module (also inside wrappers), a tensordict, or a mapping such as a state dict.
 
-    Args:
-        root: an ``nn.Module`` (inside DDP and ``torch.compile`` wrappers, too), a tensordict, or a mapping
-            of dotted names to tensors, such as a state dict.
-        where: the name of ``root`` in error messages.
-        shards: whether leaves may be sharded over ranks; they are described as whole leaves.
-
-    Raises:
-        LayoutMismatch: a leaf cannot be sent, because it is sharded, uninitialised or sparse, or because it
-            is extra state that is neither a tensor nor a number.
+    With ``shards``, leaves may be sharded over ranks; they are described as whole leaves. Raises
+    LayoutMismatch, which names ``root`` as ``where``, if a leaf cannot be sent: it is sharded, uninitialised
+    or sparse, or it is extra state that is neither a tensor nor a number.
 
     Example:
         >>> [spec.name for spec in Leaves(nn.Linear(2, 1), "policy").specs()]
@@ -220,3 +214,51 @@ def memory_key(tensor: Tensor) -> tuple[Any, ...]:
         part = own_part(tensor)
         pointer = part.data_ptr() if part.numel() else id(tensor)
     return (pointer, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+
+def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str, Tensor]]:
+    """Flatten extra state or a state dict: nested mappings, sequences, tensors and numbers."""
+    match state:
+        case None:
+            return
+        case Tensor():
+            yield prefix, state
+        case bool() | int() | float():
+            yield prefix, torch.tensor(state, dtype=_number_dtype(state))
+        case _ if isinstance(state, Mapping) or is_tensordict(state):
+            for key, value in state.items():
+                yield from flatten_state(value, f"{prefix}.{key}" if prefix else str(key), where)
+        case list() | tuple():
+            for i, value in enumerate(state):
+                yield from flatten_state(value, f"{prefix}.{i}" if prefix else str(i), where)
+        case _:
+            raise LayoutMismatch(
+                f"{prefix or 'the mapping'} holds a {type(state).__name__}, which cannot be sent",
+                where,
+                "keep tensors and numbers in extra state, or exclude the leaf in the route",
+            )
+
+
+def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> Any:
+    """The inverse of :func:`flatten_state`: ``template`` with the values of ``leaves``; others stay."""
+    match template:
+        case Tensor():
+            return leaves[prefix].to(template.dtype, copy=True) if prefix in leaves else template
+        case bool() | int() | float():
+            return type(template)(leaves[prefix].item()) if prefix in leaves else template
+        case _ if isinstance(template, Mapping) or is_tensordict(template):
+            rebuilt: Any = copy.copy(template)
+            for key, value in template.items():
+                rebuilt[key] = rebuild_state(value, f"{prefix}.{key}", leaves)
+            return rebuilt
+        case list() | tuple():
+            values = [rebuild_state(v, f"{prefix}.{i}", leaves) for i, v in enumerate(template)]
+            named = isinstance(template, tuple) and type(template) is not tuple
+            return type(template)(*values) if named else type(template)(values)
+    return template
+
+
+def _number_dtype(number: bool | int | float) -> torch.dtype:
+    if isinstance(number, bool):
+        return torch.bool
+    return torch.int64 if isinstance(number, int) else torch.float64

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rlsync.core.errors import LayoutMismatch
-from rlsync.tensors.device import all_on_cpu, is_queued
-from rlsync.tensors.extra_state import rebuild_state
+from rlsync.tensors.device import Lanes, Moment, all_on_cpu, is_queued, queued_devices
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import ExtraState, Leaves
-from rlsync.tensors.spare import Spare
+from rlsync.tensors.leaves import ExtraState, Leaves, rebuild_state
 from rlsync.tensors.wrappers import is_compiled_wrapper
 
 
@@ -20,15 +18,8 @@ class Target:
     """A destination module, and the writes of an adoption to it.
 
     It writes to the tensors that were live when it was made. Before each write, ask :meth:`current` whether
-    the module still holds these tensors.
-
-    Args:
-        module: the module that acts.
-        where: the name of ``module`` in error messages.
-        leaves: the leaves that will arrive, under the names of ``module``'s own leaves.
-
-    Raises:
-        LayoutMismatch: the module has no leaf of that name and shape.
+    the module still holds these tensors. Raises LayoutMismatch, which names the module as ``where``, if it
+    has no leaf of the name and shape of one of ``leaves``, those that will arrive.
     """
 
     def __init__(self, module: object, where: str, leaves: Sequence[LeafSpec]) -> None:
@@ -71,12 +62,10 @@ class Target:
         return [self._live[i] for i in self._parameters + self._buffers]
 
     def alias(self, views: Sequence[Tensor]) -> bool:
-        """Point the parameters at ``views``; those on an accelerator at a spare set there, with a copy.
+        """Point the parameters at ``views``, or on an accelerator at a spare set there; copy everything else.
 
-        Buffers and extra state are copied: forward() may change them.
-
-        Returns:
-            Whether ``views`` are read from now on.
+        Buffers and extra state are copied because forward() may change them. Returns whether ``views`` are
+        read from now on.
         """
         for i in self._pointed:
             self._live[i].data = views[i]
@@ -115,6 +104,40 @@ class Target:
     def _set_extra_state(self, views: Sequence[Tensor]) -> None:
         if self._extra:
             _set_extra_state(self._extra, dict(zip(self._names, views, strict=True)))
+
+
+class Spare:
+    """A second set of tensors for parameters on accelerators: a version goes into the set that does not act.
+
+    Work that is still queued from the last rollout reads the set that acts, so the new version need not wait
+    for it. Then the two sets change places. ``live`` are the parameters that act, eager, on devices with
+    queues; ``owners`` has for each the number of the one whose memory it has, its own if it is not tied.
+    """
+
+    def __init__(self, live: Sequence[Tensor], owners: Sequence[int]) -> None:
+        self._live = live
+        self._owners = owners
+        self._own = sorted(set(owners))
+        self._devices = queued_devices(live)
+        self._lanes = Lanes()
+        self._set = {i: torch.empty_like(live[i].data) for i in self._own}
+        # Nothing that is queued after this moment reads the spare set.
+        self._unread = Moment.now(self._devices)
+
+    def swap_in(self, views: Sequence[Tensor]) -> None:
+        """Copy ``views``, in host memory, into the spare set and point the parameters at it.
+
+        When this returns, ``views`` are not read any more, and what is queued from now on reads the new set.
+        """
+        arrived = self._lanes.copy(
+            [self._set[i] for i in self._own], [views[i] for i in self._own], self._unread
+        )
+        arrived.wait()
+        acted = {i: self._live[i].data for i in self._own}
+        for tensor, owner in zip(self._live, self._owners, strict=True):
+            tensor.data = self._set[owner]
+        self._set = acted
+        self._unread = Moment.now(self._devices)
 
 
 @torch.no_grad()

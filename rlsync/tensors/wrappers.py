@@ -1,8 +1,9 @@
-"""Wrappers around modules and tensors: DDP, torch.compile, FSDP, DTensor, lazy parameters."""
+"""Wrappers and stand-ins of modules and tensors: DDP, torch.compile, FSDP, DTensor, tensordicts."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,11 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.sharded import Sharding, is_sharded
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+    from tensordict.nn import TensorDictParams
+    from typing_extensions import TypeIs
 
 
 def unwrap(module: nn.Module, where: str) -> nn.Module:
@@ -56,10 +62,7 @@ def uncompiled(name: str) -> str:
 def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool = False) -> None:
     """Refuse a tensor without plain bytes to copy: sharded, uninitialised, sparse or quantized.
 
-    Args:
-        tensor: the tensor.
-        name, where: its leaf and the place in error messages.
-        shards: whether a sharded tensor will do.
+    With ``shards``, a sharded one will do if its parts can be put together.
     """
     if is_sharded(tensor):
         if not shards:
@@ -85,3 +88,27 @@ def _sharded(name: str, where: str) -> LayoutMismatch:
         "shards can be the source of a map whose workers read a board; elsewhere gather it first "
         "(full_tensor, or a full state dict), and name the gathered module",
     )
+
+
+def is_tensordict(value: object) -> TypeIs[TensorDictBase]:
+    """Whether ``value`` is a tensordict. While nobody has imported tensordict (seconds), nothing is one.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> is_tensordict(TensorDict()), is_tensordict({})
+        (True, False)
+    """
+    module = sys.modules.get("tensordict")
+    return module is not None and isinstance(value, module.TensorDictBase)
+
+
+def is_tensordict_params(value: object) -> TypeIs[TensorDictParams]:
+    """Whether ``value`` is a module that holds a tensordict of parameters.
+
+    Example:
+        >>> from tensordict.nn import TensorDictParams
+        >>> is_tensordict_params(TensorDictParams())
+        True
+    """
+    module = sys.modules.get("tensordict.nn")
+    return module is not None and isinstance(value, module.TensorDictParams)

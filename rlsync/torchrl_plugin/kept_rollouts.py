@@ -15,12 +15,12 @@ from typing import Any
 
 from torchrl.collectors import MultiAsyncCollector
 
+from rlsync.sync.processes import LOOK_EVERY_S
+
 #: Words after which a worker collects one rollout and sends it.
 _COLLECT = frozenset({"continue", "continue_random"})
 #: Words that may cost a rollout: the workers end, begin anew, or fill a replay buffer by themselves.
 _DO_NOT_WAIT = frozenset({"close", "reset", "run_free", "pause", "restart"})
-#: How long one look into the queue lasts, until the worker is looked at again.
-_LOOK_EVERY_S = 0.1
 
 
 class KeptRollouts:
@@ -65,7 +65,7 @@ class KeptRollouts:
         try:
             while worker in self.owing and collector.procs[worker].is_alive():
                 try:
-                    kept.append(collector.queue_out.get(True, _LOOK_EVERY_S))
+                    kept.append(collector.queue_out.get(True, LOOK_EVERY_S))
                 except Empty:
                     continue
         finally:

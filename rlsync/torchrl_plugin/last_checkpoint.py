@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import first_line
+from rlsync.tensors.digest import all_finite
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collector_state import CollectorState
 
@@ -67,4 +67,4 @@ def save_before_the_end(trainer: Trainer) -> LastCheckpoint:
 def finite_weights(trainer: Trainer) -> bool:
     """Whether all parameters that the trainer's optimizers hold are finite."""
     groups = [group for optimizer in compat.optimizers(trainer) for group in optimizer.param_groups]
-    return all(bool(torch.isfinite(p.detach()).all()) for group in groups for p in group["params"])
+    return all(all_finite(param) for group in groups for param in group["params"])

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NoReturn
 
 from rlsync.core.errors import PublishError
-from rlsync.sync.adopter import Adopt, Adopter, Place
+from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.torchrl_plugin import compat
 from rlsync.transport.contract import Handle
 
@@ -47,7 +47,7 @@ class ServerSync:
         if not beside_learner:
             self._adopter.end_with_the_learner()
         recorded = compat.records_a_graph(server)
-        self._adopter.place({destination: Place(self._policy, "copy" if recorded else adopt)})
+        self._adopter.place({destination: Destination(self._policy, "copy" if recorded else adopt)})
         self._adopter.tell()
         compat.refuse_updates(server, _refuse_update)
 

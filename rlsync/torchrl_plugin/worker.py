@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, parse, walk
-from rlsync.sync.adopter import Adopt, Adopter, Place
+from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin import compat
 from rlsync.transport.contract import Handle
@@ -38,7 +38,7 @@ class WorkerSync:
         self.worker_idx = worker_idx
         self._adopt_by: dict[str, Adopt] = {}
         self._paths: dict[str, Path] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Destination] = {}
         self._at_policy_calls = False
         self._collector: weakref.ref[compat.Collector] | None = None
         self._acting: ExitStack | None = None  #: what ends the use of the version that acts, in a rollout
@@ -55,7 +55,7 @@ class WorkerSync:
     def prepare(self, destination: str, module: nn.Module) -> None:
         """Give a module that came without its memory the newest weights, before its collector exists."""
         materialise(module)
-        self._places[destination] = Place(lambda: module, "copy")
+        self._places[destination] = Destination(lambda: module, "copy")
         self._adopter.place(self._places)
         self._adopter.adopt()
 
@@ -76,7 +76,7 @@ class WorkerSync:
         compiled = compat.runs_compiled(collector)
         for destination, adopt in self._adopt_by.items():
             find = partial(self.module, destination)
-            self._places[destination] = Place(find, "copy" if compiled else adopt)
+            self._places[destination] = Destination(find, "copy" if compiled else adopt)
         self._adopter.place(self._places)
         self._adopter.tell()
 

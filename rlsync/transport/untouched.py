@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlsync.core.errors import PublishError
-from rlsync.tensors.writes import writes
+from rlsync.tensors.digest import writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Untouched:
     """Tensors that nobody is to write to for a while.
 
     Args:
-        tensors: they.
-        writes: how often autograd saw each of them written to, when that while began.
+        tensors: the tensors to watch.
+        writes: autograd's write counter of each, when the copy began.
         version: which version they are copied for.
 
     Example:
@@ -36,15 +36,11 @@ class Untouched:
 
     @classmethod
     def now(cls, tensors: Sequence[Tensor], version: int) -> Untouched:
-        """From now on."""
+        """Snapshot the write counters; :meth:`check` compares against them."""
         return cls(tensors, list(map(writes, tensors)), version)
 
     def check(self) -> None:
-        """See whether they are as they were.
-
-        Raises:
-            PublishError: somebody wrote to them.
-        """
+        """Raise PublishError if a tensor was written to since then."""
         if list(map(writes, self.tensors)) != self.writes:
             raise PublishError(
                 f"weights were written to while version {self.version} was copied from them",

@@ -13,11 +13,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from rlsync.core.errors import AdoptionTimeout, RlsyncError
+from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, is_queued
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.workers import frames as keys
 from rlsync.workers.player import Record
-from rlsync.workers.supervision import LOOK_EVERY_S
 
 _log = logging.getLogger(__name__)
 

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.sync.processes import await_ready, ending
+from rlsync.sync.processes import LOOK_EVERY_S, await_ready, ending
 from rlsync.sync.silence import Silence
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.ring.reader import RolloutRing
 
 _log = logging.getLogger(__name__)
-
-#: How long the learner waits at a stretch; it looks at the workers in between.
-LOOK_EVERY_S = 0.1
 
 #: How long workers may take to complete a step and leave.
 LEAVE_TIMEOUT_S = 5.0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlsync.core.errors import BoardClosed, RlsyncError
-from rlsync.sync.adopter import Adopt, Adopter, Place
+from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.starting import StartLog
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.ring.format import RingHandle
@@ -122,7 +122,7 @@ def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt, devi
     """
     materialised(player, device)
     places = {
-        name: Place(lambda module=module: module, adopt)  # type: ignore[misc]
+        name: Destination(lambda module=module: module, adopt)  # type: ignore[misc]
         for name, module in player.modules.items()
     }
     adopter = Adopter(board, reader)

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rlsync.core.errors import DestinationNotFound, PathSyntaxError, SourceNotFound
-from rlsync.core.path import Attr, Index, Key, Path, nearest_name, parse, walk
+from rlsync.core.path import Attr, Index, MappingKey, Path, nearest_name, parse, walk
 
 # Slow machines are no failures.
 settings.register_profile("patient", deadline=None)
@@ -35,8 +35,8 @@ names = st.one_of(
 segments = st.one_of(
     names.map(Attr),
     st.integers().map(Index),
-    st.text(max_size=12).map(Key),
-    st.text(alphabet="'\"\\[].\n\t", max_size=6).map(Key),
+    st.text(max_size=12).map(MappingKey),
+    st.text(alphabet="'\"\\[].\n\t", max_size=6).map(MappingKey),
 )
 paths = st.builds(lambda first, rest: Path((first, *rest)), names.map(Attr), st.lists(segments))
 
@@ -121,12 +121,12 @@ def test_digits_after_a_dot_are_an_index(n: int) -> None:
         ("policy", (Attr("policy"),)),
         ("loss_module.actor_network", (Attr("loss_module"), Attr("actor_network"))),
         ("env.transform[0].module", (Attr("env"), Attr("transform"), Index(0), Attr("module"))),
-        ("a['k'].b", (Attr("a"), Key("k"), Attr("b"))),
-        ('a["it\'s"]', (Attr("a"), Key("it's"))),
-        (r"a['it\'s']", (Attr("a"), Key("it's"))),
-        (r"a['\\']", (Attr("a"), Key("\\"))),
-        ("a['']", (Attr("a"), Key(""))),
-        ("a['x.y[0]']", (Attr("a"), Key("x.y[0]"))),
+        ("a['k'].b", (Attr("a"), MappingKey("k"), Attr("b"))),
+        ('a["it\'s"]', (Attr("a"), MappingKey("it's"))),
+        (r"a['it\'s']", (Attr("a"), MappingKey("it's"))),
+        (r"a['\\']", (Attr("a"), MappingKey("\\"))),
+        ("a['']", (Attr("a"), MappingKey(""))),
+        ("a['x.y[0]']", (Attr("a"), MappingKey("x.y[0]"))),
         ("a[-1]", (Attr("a"), Index(-1))),
         ("a[0][1]", (Attr("a"), Index(0), Index(1))),
         ("a.007", (Attr("a"), Index(7))),
@@ -238,8 +238,10 @@ def test_hostile_text_is_refused_and_runs_nothing(
 @pytest.mark.parametrize("key", ["__import__('os')", "{0.__class__}", "%(x)s", "$(touch x)", "__class__"])
 def test_a_hostile_key_is_only_a_key(key: str) -> None:
     held = Thing(table={key: "inert"})
-    assert walk(held, Path((Attr("table"), Key(key))), error=SourceNotFound, root_name="x") == ("inert")
-    assert walk(held, parse(str(Path((Attr("table"), Key(key))))), error=SourceNotFound, root_name="x")
+    assert walk(held, Path((Attr("table"), MappingKey(key))), error=SourceNotFound, root_name="x") == (
+        "inert"
+    )
+    assert walk(held, parse(str(Path((Attr("table"), MappingKey(key))))), error=SourceNotFound, root_name="x")
 
 
 def test_fullwidth_underscores_do_not_reach_dunder_attributes() -> None:

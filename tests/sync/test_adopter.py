@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlsync.sync.adopter import Adopt, Adopter, Place
+from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.verification import WorkerAnswer
 from rlsync.tensors.digest import digest
@@ -66,7 +66,7 @@ def test_each_version_acts_and_what_forward_changes_is_copied_out(
 ) -> None:
     module = Counting()
     pointer = module.layer.weight.data_ptr()
-    adopter.place({"policy": Place(lambda: module, adopt)})
+    adopter.place({"policy": Destination(lambda: module, adopt)})
     for version in (1, 2, 3):
         publish(board, version)
         assert adopter.adopt() == adopter.version == version
@@ -82,10 +82,10 @@ def test_only_destinations_that_stand_here_are_taken_and_later_ones_from_then_on
     here, later = Counting(), Counting()
     untouched = weight(later)
     publish(board, 1, "policy", "net")
-    adopter.place({"policy": Place(lambda: here)})
+    adopter.place({"policy": Destination(lambda: here)})
     adopter.adopt()
     assert (weight(here), weight(later)) == (1, untouched)
-    adopter.place({"policy": Place(lambda: here), "net": Place(lambda: later)})
+    adopter.place({"policy": Destination(lambda: here), "net": Destination(lambda: later)})
     adopter.adopt()
     assert (weight(here), weight(later)) == (1, 1)
 
@@ -96,7 +96,7 @@ def test_a_module_that_was_replaced_gets_the_version_that_acts(
 ) -> None:
     stands = {"policy": Counting()}
     before = stands["policy"]
-    adopter.place({"policy": Place(lambda: stands["policy"], adopt)})
+    adopter.place({"policy": Destination(lambda: stands["policy"], adopt)})
     publish(board, 1)
     adopter.adopt()
     stands["policy"] = Counting()
@@ -113,7 +113,7 @@ def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
     board: NumberedBoard, adopter: Adopter
 ) -> None:
     module = Counting()
-    adopter.place({"policy": Place(lambda: module)})
+    adopter.place({"policy": Destination(lambda: module)})
     publish(board, 1)
     adopter.adopt()
     module.load_state_dict(Counting().state_dict())
@@ -132,7 +132,7 @@ def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
     board: NumberedBoard, adopter: Adopter, early: bool
 ) -> None:
     module = Counting()
-    adopter.place({"policy": Place(lambda: module)})
+    adopter.place({"policy": Destination(lambda: module)})
     published = publish(board, 1)
     if early:
         adopter.adopt()
@@ -154,7 +154,7 @@ def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
 
 def test_weights_that_were_changed_in_the_rollout_are_told(board: NumberedBoard, adopter: Adopter) -> None:
     module = Counting()
-    adopter.place({"policy": Place(lambda: module, "copy")})
+    adopter.place({"policy": Destination(lambda: module, "copy")})
     published = publish(board, 1)
     board.ask()
     with adopter.acting(), torch.no_grad():
@@ -165,7 +165,7 @@ def test_weights_that_were_changed_in_the_rollout_are_told(board: NumberedBoard,
 
 def test_a_rollout_that_fails_is_not_answered_for(board: NumberedBoard, adopter: Adopter) -> None:
     module = Counting()
-    adopter.place({"policy": Place(lambda: module)})
+    adopter.place({"policy": Destination(lambda: module)})
     publish(board, 1)
     board.ask()
     with pytest.raises(RuntimeError), adopter.acting():
@@ -175,7 +175,7 @@ def test_a_rollout_that_fails_is_not_answered_for(board: NumberedBoard, adopter:
 
 def test_the_learner_reads_what_stands_here(board: NumberedBoard, adopter: Adopter) -> None:
     module = Counting()
-    adopter.place({"policy": Place(lambda: module)})
+    adopter.place({"policy": Destination(lambda: module)})
     adopter.tell()
     note = board.note(0)
     assert note is not None

@@ -13,7 +13,7 @@ from torch import nn
 from rlsync.core.errors import AdoptionTimeout, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.ledger import Stamp
 from rlsync.core.trigger import Counters
-from rlsync.sync.adopter import Adopter, Place
+from rlsync.sync.adopter import Adopter, Destination
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.publisher import Publisher
@@ -98,7 +98,7 @@ def test_a_map_is_published_adopted_and_verified_over_any_transport(transport: T
 
     def act() -> None:
         adopter = Adopter(transport.handle, 0)
-        adopter.place({"policy": Place(lambda: player), "critic": Place(lambda: critic)})
+        adopter.place({"policy": Destination(lambda: player), "critic": Destination(lambda: critic)})
         adopter.tell()
         while not stop.is_set():
             with adopter.acting() as version:
@@ -133,7 +133,9 @@ def test_what_a_later_publish_leaves_out_stays_as_it_was(transport: Transport) -
     player, critic = net(), net()
     endpoint = Workers(transport, policy=player, critic=critic)
     adopter = Adopter(transport.handle, 0)
-    adopter.place({"policy": Place(lambda: player, "copy"), "critic": Place(lambda: critic, "copy")})
+    adopter.place(
+        {"policy": Destination(lambda: player, "copy"), "critic": Destination(lambda: critic, "copy")}
+    )
     learner = Learner()
     fill(learner.actor, 1.0)
     fill(learner.critic, 2.0)
@@ -182,7 +184,7 @@ def test_a_layout_that_does_not_fit_is_refused_again_and_never_half_adopted() ->
     before = fits.weight.detach().clone()
     publisher.publish_modules({"fits": nn.Linear(2, 1), "narrow": nn.Linear(2, 1)}, "the learner")
     adopter = Adopter(board.handle, 0)
-    adopter.place({"fits": Place(lambda: fits, "copy"), "narrow": Place(lambda: narrow, "copy")})
+    adopter.place({"fits": Destination(lambda: fits, "copy"), "narrow": Destination(lambda: narrow, "copy")})
     for _ in range(2):
         with pytest.raises(LayoutMismatch):
             adopter.adopt()

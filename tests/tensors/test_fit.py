@@ -9,8 +9,8 @@ from tensordict.nn import TensorDictParams
 from torch import nn
 
 from rlsync.core.errors import LayoutMismatch
-from rlsync.tensors import fit as fit_module
-from rlsync.tensors.fit import Fit
+from rlsync.tensors import compare as fit_module
+from rlsync.tensors.compare import Fit
 from rlsync.tensors.leaves import Leaves
 
 

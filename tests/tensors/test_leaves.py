@@ -18,9 +18,8 @@ from tensordict.nn import TensorDictModule, TensorDictParams
 from torch import nn
 
 from rlsync.core.errors import LayoutMismatch
-from rlsync.tensors.extra_state import flatten_state, rebuild_state
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.leaves import Leaves, flatten_state, memory_key, rebuild_state
 from rlsync.tensors.wrappers import unwrap
 
 # Slow machines are no failures.

@@ -15,7 +15,7 @@ import torch
 
 from rlsync.cli.doctor.finding import Finding, Grade
 from rlsync.core.errors import RlsyncError
-from rlsync.tensors.precision import bfloat16_instructions
+from rlsync.tensors.device import bfloat16_instructions
 from rlsync.transport.shared_file import PAGE_BYTES, SharedFile
 
 #: Docker's default size of /dev/shm. A few batches of pixels fill it.

@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite
+from rlsync.tensors.digest import all_finite
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.torchrl_plugin.last_checkpoint import finite_weights, save_before_the_end
@@ -68,7 +69,7 @@ class StopIfNotFinite(RegistersItself):
     def _before_step(self, optimizer: optim.Optimizer, args: object, kwargs: object) -> None:
         self._steps += 1
         losses, norms = self._seen.losses(), self._seen.norms() or [_norm(optimizer)]
-        if not (all(map(math.isfinite, norms)) and all(map(_finite, losses.values()))):
+        if not (all(map(math.isfinite, norms)) and all(map(all_finite, losses.values()))):
             what = self._at_fault(losses, optimizer)
             if what:
                 raise self._error(what, optimizer)
@@ -76,12 +77,12 @@ class StopIfNotFinite(RegistersItself):
 
     def _at_fault(self, losses: dict[str, Tensor], optimizer: optim.Optimizer) -> str:
         """What is not finite; empty if only the norm is, because squares of large numbers overflow."""
-        bad = [f"{name!r} is {_value(loss)}" for name, loss in losses.items() if not _finite(loss)]
+        bad = [f"{name!r} is {_value(loss)}" for name, loss in losses.items() if not all_finite(loss)]
         if bad:
             return f"the loss {', '.join(bad)}"
         names = self._parameter_names()
         params = _parameters(optimizer)
-        odd = [p for p in params if p.grad is not None and not _finite(p.grad)]
+        odd = [p for p in params if p.grad is not None and not all_finite(p.grad)]
         if not odd:
             return ""
         if len(odd) == sum(p.grad is not None for p in params):
@@ -158,7 +159,7 @@ class _LastLosses:
             if not isinstance(total, Tensor) or not total.requires_grad:
                 return []
             grads = torch.autograd.grad(total, params, allow_unused=True)
-        return [p for p, grad in zip(params, grads, strict=True) if grad is not None and not _finite(grad)]
+        return [p for p, grad in zip(params, grads, strict=True) if grad is not None and not all_finite(grad)]
 
     def _under(self, prefix: str) -> dict[str, Tensor]:
         if self._returned is None:
@@ -174,10 +175,6 @@ def _norm(optimizer: optim.Optimizer) -> float:
     grads = [p.grad for p in _parameters(optimizer) if p.grad is not None]
     norms = [torch.linalg.vector_norm(grad) for grad in grads]
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor.detach()).all())
 
 
 def _value(loss: Tensor) -> str:

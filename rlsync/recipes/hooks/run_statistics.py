@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights
-from rlsync.core.receipt import Receipt
+from rlsync.core.plan import Receipt
 from rlsync.recipes.hooks.bottleneck import Waits
 from rlsync.recipes.hooks.staleness import StalenessHistogram
 from rlsync.recipes.statistics import RunStatistics

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala.settings import VTraceSettings
-from rlsync.tensors.precision import wide
+from rlsync.tensors.device import wide
 from rlsync.workers.envs.actions import ActionSpec, DiscreteActions
 
 _LOG_2PI = math.log(2 * math.pi)

@@ -30,7 +30,7 @@ from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import BEST, EVALUATIONS
 from rlsync.recipes.timeline import versions_between_evaluations
-from rlsync.tensors.precision import bfloat16_instructions
+from rlsync.tensors.device import bfloat16_instructions
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.replay.mixing import ReplayMix

@@ -13,7 +13,7 @@ from rlsync.recipes.impala.network import Unrolled
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.trust import Trust
 from rlsync.recipes.impala.vtrace import vtrace_with
-from rlsync.tensors.precision import wide
+from rlsync.tensors.device import wide
 
 
 class Steps(NamedTuple):

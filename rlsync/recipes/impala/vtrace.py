@@ -10,7 +10,7 @@ from torch import Tensor
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala.settings import VTraceSettings
 from rlsync.recipes.impala.trust import Trust
-from rlsync.tensors.precision import wide
+from rlsync.tensors.device import wide
 
 # Checking takes a tenth of the time of a small V-trace, and the values are nearly always the same.
 _checked = lru_cache(maxsize=64)(VTraceSettings)

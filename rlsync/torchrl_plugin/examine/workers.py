@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rlsync.core.path import Attr, parse
+from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.tensors.wrappers import uncompiled
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.waits import worker_ends
 
-_LOOK_EVERY_S = 0.1
 _ASKED = "state_dict"
 
 
@@ -160,7 +160,7 @@ class ProcessWorkers:
         while True:
             try:
                 # Call the class's poll: WatchWorkers replaces the instance's, which raises for lost workers.
-                while type(pipe).poll(pipe, _LOOK_EVERY_S):
+                while type(pipe).poll(pipe, LOOK_EVERY_S):
                     said, about = pipe.recv()
                     if about == _ASKED:  # before it may be an answer to a publish that timed out
                         return Held.of(said)

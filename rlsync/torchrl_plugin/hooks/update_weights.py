@@ -16,7 +16,7 @@ from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
-from rlsync.tensors.fit import Fit
+from rlsync.tensors.compare import Fit
 from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook

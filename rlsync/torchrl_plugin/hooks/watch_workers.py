@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from torchrl.collectors import BaseCollector
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
+from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.silence import Silence
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.torchrl_plugin import compat, waits
@@ -19,9 +20,6 @@ from rlsync.torchrl_plugin.collectors.board import BoardEndpoint, lost_workers
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.transport.contract import ReaderStatus
-
-#: The learner waits this long at a time, and looks at the workers in between.
-LOOK_EVERY_S = 0.1
 
 #: Before the error is raised, the other workers get this long to end; then they are killed.
 END_WITHIN_S = 5.0

@@ -16,6 +16,7 @@ import torch
 
 from rlsync.core.errors import AdoptionTimeout, PublishError, RlsyncError
 from rlsync.core.ledger import NOTHING
+from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
@@ -24,7 +25,7 @@ from rlsync.workers.cluster.card import Card
 from rlsync.workers.cluster.flat import Flat, pack
 from rlsync.workers.cluster.job import NodeJob, Orders
 from rlsync.workers.cluster.turns import Turns
-from rlsync.workers.supervision import LEAVE_TIMEOUT_S, LOOK_EVERY_S, Supervisor
+from rlsync.workers.supervision import LEAVE_TIMEOUT_S, Supervisor
 from rlsync.workers.worker import WorkerJob, start_worker
 
 #: How long a call may wait for the calls before it. They answer far sooner, or the agent is ended.

@@ -13,9 +13,10 @@ import ray
 from ray.exceptions import RayError
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
+from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.silence import Silence
 from rlsync.workers.cluster.node import Node, Place, living_places, why
-from rlsync.workers.supervision import LOOK_EVERY_S, Restarts
+from rlsync.workers.supervision import Restarts
 
 _log = logging.getLogger(__name__)
 
