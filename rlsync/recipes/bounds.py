@@ -82,8 +82,79 @@ def kept(default: Any, why: str) -> Any:
         default: its default, or one of the fields above.
         why: what in the checkpoint would not fit another value, for the error.
     """
+    return _with(default, "kept", why)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What brings a setting's old value back when a checkpoint is loaded: a buffer, or an optimizer's option.
+
+    Args:
+        buffer: the name of buffers with one number, in the loss module or in modules that hooks hold.
+        option: the name of an option in the parameter groups of optimizers.
+        group: of that parameter group only; None: of all.
+        optimizer: of optimizers of this class only, such as ``"Adam"``; empty: of all.
+    """
+
+    buffer: str = ""
+    option: str = ""
+    group: int | None = None
+    optimizer: str = ""
+
+
+def in_buffer(default: Any, name: str) -> Any:
+    """A field whose value TorchRL's losses or value estimators keep in a buffer, which checkpoints restore.
+
+    Args:
+        default: its default, or one of the fields above.
+        name: of the buffer.
+    """
+    return _with(default, "restored", Restored(buffer=name))
+
+
+def in_optimizer(default: Any, option: str, *, group: int | None = None, optimizer: str = "") -> Any:
+    """A field whose value optimizers keep as an option, which checkpoints restore.
+
+    Args:
+        default: its default, or one of the fields above.
+        option, group, optimizer: see :class:`Restored`.
+    """
+    return _with(default, "restored", Restored("", option, group, optimizer))
+
+
+def learning_rate(default: float, *, group: int | None = None) -> Any:
+    """A field for the learning rate of all parameter groups, or of one."""
+    return in_optimizer(above_zero(default, finite=True), "lr", group=group)
+
+
+def restored(settings: Any, prefix: str = "") -> dict[str, Restored]:
+    """The keys of settings whose old values come back with a checkpoint, each with what brings it back.
+
+    A resumed run that changed such a key has to set its value once more after loading.
+
+    Args:
+        settings: an instance of a dataclass.
+        prefix: is written before the names of the fields.
+
+    Example:
+        >>> from rlsync.recipes.config import RecipeConfig
+        >>> restored(RecipeConfig(), "recipe.")["recipe.gamma"].buffer
+        'gamma'
+    """
+    keys: dict[str, Restored] = {}
+    for spec in fields(settings):
+        value = getattr(settings, spec.name)
+        if is_dataclass(value):
+            keys |= restored(value, f"{prefix}{spec.name}.")
+        elif "restored" in spec.metadata:
+            keys[prefix + spec.name] = spec.metadata["restored"]
+    return keys
+
+
+def _with(default: Any, name: str, value: object) -> Any:
+    """A field like ``default``, with one more entry in its metadata."""
     spec = default if isinstance(default, Field) else field(default=default)
-    return field(default=spec.default, metadata={**spec.metadata, "kept": why})
+    return field(default=spec.default, metadata={**spec.metadata, name: value})
 
 
 def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:

@@ -14,7 +14,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, bound_errors, fraction, kept, not_below_zero, one_of, refuse
+from rlsync.recipes.bounds import (
+    above_zero,
+    bound_errors,
+    fraction,
+    in_buffer,
+    kept,
+    learning_rate,
+    not_below_zero,
+    one_of,
+    refuse,
+)
 from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
 from rlsync.recipes.collector_config import CollectorConfig, in_process_errors
 from rlsync.recipes.device_config import DeviceConfig, device_errors, stock_device_errors
@@ -89,9 +99,9 @@ class RecipeConfig:
     total_frames: int = above_zero(150_000)
     target_return: float | None = None
     target_episodes: int = above_zero(20)
-    lr: float = above_zero(2e-3, finite=True)
+    lr: float = learning_rate(2e-3)
     anneal_lr: bool = kept(True, SCHEDULE)
-    gamma: float = fraction(0.99)
+    gamma: float = in_buffer(fraction(0.99), "gamma")
     batch_size: int = above_zero(128)
     clip_norm: float = above_zero(0.5)
     _recipe_: str | None = None
@@ -188,10 +198,10 @@ class PPOConfig(RecipeConfig):
 
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     num_epochs: int = above_zero(4)
-    gae_lambda: float = fraction(0.95)
-    clip_epsilon: float = above_zero(0.2)
-    entropy_coeff: float = not_below_zero(0.0)
-    critic_coeff: float = not_below_zero(0.5)
+    gae_lambda: float = in_buffer(fraction(0.95), "lmbda")
+    clip_epsilon: float = in_buffer(above_zero(0.2), "clip_epsilon")
+    entropy_coeff: float = in_buffer(not_below_zero(0.0), "entropy_coeff")
+    critic_coeff: float = in_buffer(not_below_zero(0.5), "critic_coeff")
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def evaluations(self) -> EvaluationConfig:

@@ -7,7 +7,17 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, at_least, fraction, kept, not_below_zero, one_of
+from rlsync.recipes.bounds import (
+    above_zero,
+    at_least,
+    fraction,
+    in_buffer,
+    in_optimizer,
+    kept,
+    learning_rate,
+    not_below_zero,
+    one_of,
+)
 from rlsync.recipes.config import Config, RenderedConfig
 from rlsync.recipes.replay.config import BUFFER, PaceConfig, ReplayConfig
 
@@ -34,10 +44,10 @@ class DreamerConfig(ReplayConfig):
     imagines ``horizon`` steps from each of these frames.
     """
 
-    lr: float = above_zero(1e-3, finite=True)
+    lr: float = learning_rate(1e-3)
     anneal_lr: bool = kept(False, "the checkpoint has a schedule of the learning rate, or has none")
-    gamma: float = fraction(0.997)
-    gae_lambda: float = fraction(0.95)
+    gamma: float = in_buffer(fraction(0.997), "gamma")
+    gae_lambda: float = in_buffer(fraction(0.95), "lmbda")
     batch_size: int = above_zero(16)
     sequence_length: int = at_least(2, 16)
     horizon: int = above_zero(15)
@@ -90,7 +100,7 @@ class DreamerV3Config(DreamerConfig):
 
     name: str = "dreamer_v3"
     total_frames: int = above_zero(20_000)
-    clip_norm: float = above_zero(0.3)
+    clip_norm: float = in_optimizer(above_zero(0.3), "agc")
     categoricals: int = kept(above_zero(8), _SIZES)
     classes: int = kept(above_zero(8), _SIZES)
     channels: int = kept(above_zero(8), _SIZES)
@@ -98,7 +108,7 @@ class DreamerV3Config(DreamerConfig):
     bins: int = kept(at_least(2, 255), _SIZES)
     entropy: float = not_below_zero(3e-4)
     tau: float = fraction(0.02)
-    warmup_steps: int = not_below_zero(0)
+    warmup_steps: int = in_optimizer(not_below_zero(0), "warmup_steps")
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
@@ -128,13 +138,14 @@ class DreamerV1Config(DreamerConfig):
 
     name: str = "dreamer_v1"
     total_frames: int = above_zero(20_000)
-    gamma: float = fraction(0.99)
+    lr: float = learning_rate(1e-3, group=0)
+    gamma: float = in_buffer(fraction(0.99), "gamma")
     clip_norm: float = above_zero(100.0)
     state: int = kept(above_zero(30), _SIZES)
     free_nats: float = not_below_zero(3.0)
     kl_scale: float = above_zero(1.0, finite=True)
-    actor_lr: float = above_zero(3e-4, finite=True)
-    value_lr: float = above_zero(3e-4, finite=True)
+    actor_lr: float = learning_rate(3e-4, group=1)
+    value_lr: float = learning_rate(3e-4, group=2)
     reward_scale: float = kept(
         above_zero(1.0, finite=True), "the checkpoint has values of rewards times that"
     )

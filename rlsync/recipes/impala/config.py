@@ -10,7 +10,9 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import (
     above_zero,
     fraction,
+    in_optimizer,
     kept,
+    learning_rate,
     not_below_zero,
     one_of,
     same_as,
@@ -85,7 +87,7 @@ class ImpalaConfig(RecipeConfig):
 
     name: str = "impala"
     total_frames: int = above_zero(400_000)
-    lr: float = above_zero(2e-3, finite=True)
+    lr: float = learning_rate(2e-3)
     anneal_lr: bool = kept(False, SCHEDULE)
     batch_size: int = above_zero(8)
     clip_norm: float = above_zero(40.0)
@@ -95,9 +97,9 @@ class ImpalaConfig(RecipeConfig):
     overlap: bool = False
     max_restarts: int = not_below_zero(5)
     optimizer: str = kept(one_of("adam", "rmsprop"), "the checkpoint has the state of that optimizer")
-    rms_alpha: float = fraction(0.99)
-    rms_eps: float = above_zero(0.01)
-    adam_eps: float = above_zero(1e-8)
+    rms_alpha: float = in_optimizer(fraction(0.99), "alpha", optimizer="RMSprop")
+    rms_eps: float = in_optimizer(above_zero(0.01), "eps", optimizer="RMSprop")
+    adam_eps: float = in_optimizer(above_zero(1e-8), "eps", optimizer="Adam")
     entropy_coeff: float = same_as(LossSettings, "entropy_coeff")
     baseline_coeff: float = same_as(LossSettings, "baseline_coeff")
     rho_bar: float = same_as(LossSettings, "rho_bar")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, fraction, kept, not_below_zero, one_of
+from rlsync.recipes.bounds import above_zero, fraction, in_buffer, kept, learning_rate, not_below_zero, one_of
 from rlsync.recipes.cluster_config import workers_on_a_node
 from rlsync.recipes.config import SCHEDULE, Config, width_errors
 from rlsync.recipes.off_policy.normalize import NormalizeConfig
@@ -52,7 +52,7 @@ class DQNConfig(OffPolicyConfig):
 
     name: str = "dqn"
     total_frames: int = above_zero(50_000)
-    lr: float = above_zero(1e-3, finite=True)
+    lr: float = learning_rate(1e-3)
     batch_size: int = above_zero(64)
     clip_norm: float = above_zero(10.0)
     activation: str = one_of("relu", "tanh")
@@ -82,7 +82,7 @@ class ActorCriticConfig(OffPolicyConfig):
     """What SAC and TD3 share: two critics, and targets that follow them slowly."""
 
     total_frames: int = above_zero(100_000)
-    lr: float = above_zero(1e-3, finite=True)
+    lr: float = learning_rate(1e-3)
     anneal_lr: bool = kept(False, SCHEDULE)
     clip_norm: float = above_zero(1_000.0)
     tau: float = fraction(0.005)
@@ -94,7 +94,7 @@ class SACConfig(ActorCriticConfig):
     """Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv 1812.05905)."""
 
     name: str = "sac"
-    alpha_init: float = above_zero(1.0)
+    alpha_init: float = in_buffer(above_zero(1.0), "alpha_init")
 
 
 @dataclass
