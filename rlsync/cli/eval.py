@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
@@ -15,17 +16,17 @@ from rlsync.cli.resume import checkpoint_at
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
-from rlsync.evaluation.filmed import FilmedEnvs, filmed
+from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_best
+from rlsync.evaluation.films import Film, FilmedEnvs, check_file, film, filmed
 from rlsync.evaluation.play import Score, at_once, play
-from rlsync.evaluation.video import Film, check_file, film
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.config import Config
-from rlsync.recipes.evaluate_checkpoint import Trained, load, load_best
+from rlsync.recipes.device_config import evaluation_device
+from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
-from rlsync.recipes.run_files import CHECKPOINT, RESOLVED, video_file
+from rlsync.recipes.run_files import BEST, CHECKPOINT, RECEIPTS, RESOLVED, video_file
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.base import Envs
-from rlsync.workers.envs.rendered import draw_into_memory
 from rlsync.workers.envs.specs import make_venv
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
@@ -55,28 +56,33 @@ def main(arguments: list[str]) -> int:
     """
     given = _parser().parse_args(arguments)
     prepare_process()
-    draw_into_memory()
     config = config_of(given.run)
-    device = None if given.device is None else device_named(given.device, "--device")
-    if given.best:
-        trained = load_best(given.run, config, deterministic=given.deterministic, device=device)
+    device = evaluation_device(config) if given.device is None else device_named(given.device, "--device")
+    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config)
+    acting = acting_of(config, deterministic=given.deterministic)
+    if checkpoint is None:
+        trained = load_best(given.run / BEST, given.run / RECEIPTS, acting)
     else:
-        checkpoint = checkpoint_of(given.run, given.checkpoint, config)
-        trained = load(checkpoint, config, deterministic=given.deterministic, device=device)
+        trained = load(checkpoint, acting)
     file = given.video or given.run / video_file(trained.frames)
-    stage, why_none = (None, "not asked for") if given.no_video else _stage(trained, file, given)
+    stage, why_none = (None, "not asked for") if given.no_video else _stage(acting, file, given)
     with making(config.env):
-        envs = make_venv(trained.env, at_once(given.episodes))
-    score = _score(trained, envs, given.episodes, given.seed)
+        envs = make_venv(acting.env, at_once(given.episodes))
+    score = _score(acting, envs, given, device)
     if not given.json:
         print(f"{_name(trained)}  episodes {score.episodes}  {score}", flush=True)
     shown = None
     if stage is not None:
-        shown = film(trained.player, stage, file, given.seed, trained.device)
+        shown = film(acting.player, stage, file, given.seed, device)
         stage.close()
     if given.json:
         video = {"file": None, "why": why_none} if shown is None else _video(shown)
-        print(json.dumps(_facts(given, config, trained) | asdict(score) | {"video": video}, indent=2))
+        print(
+            json.dumps(
+                _facts(given, config, trained) | {"device": str(device)} | asdict(score) | {"video": video},
+                indent=2,
+            )
+        )
     elif not given.no_video:
         print(f"no video: {why_none}" if shown is None else f"video {shown}")
     return 0
@@ -197,20 +203,20 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
             )
 
 
-def _stage(trained: Trained, file: Path, given: argparse.Namespace) -> tuple[FilmedEnvs | None, str]:
+def _stage(acting: CheckpointPlayer, file: Path, given: argparse.Namespace) -> tuple[FilmedEnvs | None, str]:
     """Where the film is made; or nowhere, and why, unless the user insists on one."""
     try:
         check_file(file)
-        return filmed(trained.env, given.seed), ""
+        return filmed(acting.env, given.seed), ""
     except ConfigError as error:
         if given.video is not None:
             raise
         return None, f"{error.what}; {error.cure}"
 
 
-def _score(trained: Trained, envs: Envs, episodes: int, seed: int) -> Score:
+def _score(acting: CheckpointPlayer, envs: Envs, given: argparse.Namespace, device: torch.device) -> Score:
     try:
-        steps = play(trained.player, envs, episodes, seed, trained.device)
+        steps = play(acting.player, envs, given.episodes, given.seed, device)
         return Score.of([episode for ended in steps for episode in ended])
     finally:
         envs.close()
@@ -231,7 +237,6 @@ def _facts(given: argparse.Namespace, config: Config, trained: Trained) -> dict[
         "frames": trained.frames,
         "seed": given.seed,
         "deterministic": given.deterministic,
-        "device": str(trained.device),
     }
 
 

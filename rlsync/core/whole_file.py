@@ -22,7 +22,7 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
         ...     file.read_text()
         'whole'
     """
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    beside = file.with_name(f".{os.getpid()}.{file.name}")  # the suffix may say how it is written
     try:
         write(beside)
         beside.replace(file)

@@ -1,9 +1,16 @@
-"""What a recipe hands to ``rlsync eval``: what acts, where its weights go, and the environments."""
+"""Loads the policy of a run's checkpoint, or its best version, so that it can play."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchrl.checkpoint import Checkpoint, CheckpointError
+
+from rlsync.core.errors import ConfigError, first_line
+from rlsync.evaluation.process import best_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -11,10 +18,13 @@ if TYPE_CHECKING:
     from rlsync.workers.envs.specs import EnvSpec
     from rlsync.workers.player import Player
 
+#: Components of a recipe's checkpoint: the policy's weights, and what SyncWeights counts.
+_POLICY, _SYNC = "policy", "trainer_module.sync_weights"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlayer:
-    """A policy that can play once its weights are loaded.
+    """What a recipe hands to ``rlsync eval``: a policy that can play once its weights are loaded.
 
     Args:
         weights: the module into which the component ``policy`` of a checkpoint is loaded. TorchRL's Trainer
@@ -26,3 +36,77 @@ class CheckpointPlayer:
     weights: nn.Module
     player: Player
     env: EnvSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What was loaded: the newest published version at that time, and the frames collected until then.
+
+    A checkpoint's weights are ahead of that version by the optimizer steps that were not published yet.
+    """
+
+    version: int
+    frames: int
+    unpublished_steps: int
+
+
+def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
+    """Give a player the weights of a checkpoint. Only the policy and the counters of the checkpoint are read.
+
+    Raises:
+        ConfigError: the checkpoint does not fit.
+    """
+    counters = _Counters()
+    wanted = {_POLICY: acting.weights, _SYNC: counters}
+    try:
+        Checkpoint(**wanted).load(checkpoint, map_location="cpu")
+    except (CheckpointError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the checkpoint does not fit the run's configuration: {first_line(error)}",
+            str(checkpoint),
+            "give a checkpoint that a run with this configuration wrote",
+        ) from error
+    found = counters.held
+    steps_at = {int(version): int(steps) for version, steps in found["published"].tolist()}
+    version, steps = int(found["version"]), int(found["optim_steps"])
+    return Trained(version, int(found["frames"]), steps - steps_at.get(version, 0))
+
+
+def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
+    """Give a player the weights of the run's best version, the one with the highest :attr:`Score.rank`.
+
+    Its frames are those of the run's receipts; 0 if these do not name it.
+
+    Raises:
+        ConfigError: no version was kept, or it does not fit.
+    """
+    best = best_in(file)
+    if best is None:
+        raise ConfigError(
+            f"{file.parent} holds no {file.name}",
+            "--best",
+            "a run keeps one if it evaluates (recipe.evaluation.every_frames); leave --best out",
+        )
+    try:
+        acting.weights.load_state_dict(best.weights)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{file.name} does not fit the run's configuration: {first_line(error)}",
+            str(file),
+            "it is of a run with other networks",
+        ) from error
+    lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
+    return Trained(best.version, next((r["frames"] for r in lines if r["version"] == best.version), 0), 0)
+
+
+class _Counters:
+    """Receives one component of a checkpoint, unchanged."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.held
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.held = state_dict

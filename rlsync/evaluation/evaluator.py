@@ -1,27 +1,25 @@
-"""The Trainer hook that runs an evaluating process and logs its results."""
+"""The Trainer hook that runs an evaluating process, logs its results, and ends a run by them."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tensordict import TensorDictBase
+from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.evaluation.process import (
-    READER,
-    Evaluated,
-    EvaluationJob,
-    read_evaluations,
-    run_evaluator,
-)
+from rlsync.evaluation.process import Evaluated, EvaluationJob, read_evaluations, run_evaluator
 from rlsync.sync.processes import ending
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.transport.board.handle import BoardHandle
 from rlsync.workers.player import without_memory
-
-__all__ = ["READER", "Evaluated", "EvaluationJob", "Evaluator"]
+from rlsync.workers.rollout_collector import RolloutCollector
 
 _log = logging.getLogger(__name__)
 
@@ -40,16 +38,25 @@ class Evaluator(TrainerHookBase):
     """
 
     def __init__(self, job: EvaluationJob, start_method: str = "forkserver") -> None:
-        told = replace(job, player=without_memory(job.player))
-        make: Any = get_context(start_method)
+        blank = replace(job, player=without_memory(job.player))
+        context: Any = get_context(start_method)
         self._file = job.file
-        self._seen = self._read = 0
-        self._kept: list[Evaluated] = []
-        self._process: BaseProcess = make.Process(
-            target=run_evaluator, args=(told,), name="rlsync evaluator", daemon=True
+        self._read_bytes = self._logged = 0
+        self._evaluations: list[Evaluated] = []
+        self._target: float | None = None
+        self._stop: Callable[[str], object] = lambda why: None
+        self._process: BaseProcess = context.Process(
+            target=run_evaluator, args=(blank,), name="rlsync evaluator", daemon=True
         )
         self._process.start()
         self._failed = False
+
+    def stop_at(self, target: float | None, stop: Callable[[str], object]) -> None:
+        """Call ``stop`` with the reason when a version's mean return reaches the target; None never does.
+
+        Returns of episodes that explore are lower than those of the policy that is learned.
+        """
+        self._target, self._stop = target, stop
 
     def register(self, trainer: Trainer, name: str = "evaluator") -> None:
         """Log after every batch; end the process when the trainer shuts down."""
@@ -60,19 +67,24 @@ class Evaluator(TrainerHookBase):
         if not self._failed and self._process.exitcode is not None:
             self._failed = True
             _log.error("the evaluator %s; training goes on without it", ending(self._process.exitcode))
-        size = self._file.stat().st_size if self._file.exists() else 0
-        if size == self._seen:
+        evaluations = self.evaluations()
+        new, self._logged = evaluations[self._logged :], len(evaluations)
+        if not new:
             return None
-        self._seen = size
-        last = self.evaluations()[-1]
-        return {"eval/version": last.version, "eval/return": last.return_mean}
+        for result in new:
+            if self._target is not None and result.return_mean >= self._target:
+                self._stop(
+                    f"greedy return {result.return_mean:.0f} of version {result.version} "
+                    f"reached {self._target:g}"
+                )
+        return {"eval/version": new[-1].version, "eval/return": new[-1].return_mean}
 
     def evaluations(self) -> list[Evaluated]:
         """The evaluations so far, oldest first."""
         size = self._file.stat().st_size if self._file.exists() else 0
-        if size != self._read:  # else nothing was written since
-            self._read, self._kept = size, read_evaluations(self._file)
-        return list(self._kept)
+        if size != self._read_bytes:  # else nothing was written since
+            self._read_bytes, self._evaluations = size, read_evaluations(self._file)
+        return list(self._evaluations)
 
     def close(self) -> None:
         """End the process. A second call does nothing."""
@@ -82,3 +94,12 @@ class Evaluator(TrainerHookBase):
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
+
+
+def board_of(collector: BaseCollector) -> BoardHandle | None:
+    """A board of this machine with every version that a collector's workers get; None if there is none."""
+    if isinstance(collector, RolloutCollector):
+        return collector.board_here()
+    endpoint = endpoint_of(collector)
+    handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    return handle if isinstance(handle, BoardHandle) else None

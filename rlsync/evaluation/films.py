@@ -1,33 +1,276 @@
-"""Videos of evaluated versions: one episode, as a gif. Loads no torchrl."""
+"""One episode as a video: gymnasium draws it, imageio writes it. Loads no torchrl."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-from dataclasses import dataclass
+import warnings
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium.wrappers import RenderCollection
+from numpy.typing import NDArray
+from torch import Tensor
 
-from rlsync.core.errors import RlsyncError, first_line
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.whole_file import write_whole
-from rlsync.evaluation.filmed import FilmedEnvs, filmed
-from rlsync.evaluation.video import film
+from rlsync.evaluation.play import Episode, play
 from rlsync.workers.devices import CPU
+from rlsync.workers.envs.base import Envs, EnvStep
 from rlsync.workers.envs.rendered import draw_into_memory
-from rlsync.workers.envs.specs import EnvSpec
+from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, make_venv
+from rlsync.workers.envs.vectors import AleEnvs, VectorEnvs
 from rlsync.workers.player import Player
 
 _log = logging.getLogger(__name__)
 
+#: Frames of one film: they stay in memory until it is written. A longer episode is still played to its end.
+MAX_FRAMES = 2000
+
+#: Largest width of a gif in pixels: choosing its colours takes time for every pixel.
+GIF_WIDTH = 400
+
+#: suffix -> the modules that write it, and where each comes from.
+_PACKAGES = {
+    ".gif": {"imageio": "rlsync[video]", "PIL": "rlsync[video]"},
+    ".mp4": {"imageio": "rlsync[video]", "imageio_ffmpeg": "imageio-ffmpeg"},
+}
+
+#: What the second copy of an Atari game has different: size, colour, and no stack.
+_SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 1}
+_ATARI_FPS = 60
+_USUAL_FPS = 30
+
+
+class FilmedEnvs(Envs):
+    """One environment that gives a picture of each step; ``fps`` is its steps in one second of real time."""
+
+    #: The picture after the last reset or step, [H, W, 3]; after an episode's last step, its end.
+    frame: NDArray[np.uint8]
+
+    def __init__(self, played: Envs, fps: float) -> None:
+        super().__init__(1, played.actions, played.observation_shape, played.observation_dtype)
+        self.played = played
+        self.fps = fps
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        return self.played.reset(seed)
+
+    def send(self, action: Tensor) -> None:
+        self.played.send(action)
+
+    def recv(self) -> EnvStep:
+        return self.played.recv()
+
+    def close(self) -> None:
+        self.played.close()
+
+
+class FilmedGymnasium(FilmedEnvs):
+    """A gymnasium environment, filmed by its own render mode ``rgb_array``."""
+
+    def __init__(self, spec: GymnasiumEnvs) -> None:
+        # Else the first picture of the next episode would replace the last one of this.
+        keep = partial(RenderCollection, reset_clean=False)
+        options = {**spec.options, "render_mode": "rgb_array", "wrappers": [keep]}
+        played = make_venv(replace(spec, options=options), 1)
+        assert isinstance(played, VectorEnvs)
+        self._envs = played.envs
+        super().__init__(played, float(self._envs.metadata.get("render_fps") or _USUAL_FPS))
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        observation = super().reset(seed)
+        self._look()
+        return observation
+
+    def recv(self) -> EnvStep:
+        answer = super().recv()
+        self._look()
+        return answer
+
+    def _look(self) -> None:
+        pictures: Any = self._envs.render()
+        self.frame = np.asarray(pictures[0][0])
+
+
+class FilmedAtari(FilmedEnvs):
+    """An Atari game, and the same game once more for its screen.
+
+    ale-py's vector environment shows what the network sees: small, grey and stacked. So there is a second
+    copy with the same options, but full size and in colour. It begins with the same seed and takes the same
+    actions; the rewards and ends of both are compared at every step.
+    """
+
+    def __init__(self, spec: AtariEnvs) -> None:
+        shown = make_venv(replace(spec, options={**spec.options, **_SCREEN}), 1)
+        assert isinstance(shown, AleEnvs)
+        super().__init__(make_venv(spec, 1), _ATARI_FPS / int(spec.ale_options()["frameskip"]))
+        self._game = spec.game
+        self._shown = shown
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        seed = 0 if seed is None else seed  # both copies need the same seed
+        self.frame = self._shown.reset(seed)[0, -1].numpy()
+        return super().reset(seed)
+
+    def send(self, action: Tensor) -> None:
+        super().send(action)
+        self._shown.send(action)
+
+    def recv(self) -> EnvStep:
+        answer = super().recv()
+        seen, reward, terminated, truncated, info = self._shown.ale.recv()
+        over = bool(terminated[0] or truncated[0])
+        here, on_film = (float(answer.reward[0]), bool(answer.over[0])), (float(reward[0]), over)
+        if here != on_film:
+            raise RlsyncError(
+                f"the game and its film differ: reward and end {here}, on film {on_film}",
+                f"{self._game}, started twice with one seed",
+                "leave the video out: --no-video",
+            )
+        self.frame = (info["final_obs"] if over else seen)[0, -1]
+        return answer
+
+    def close(self) -> None:
+        super().close()
+        self._shown.close()
+
+
+def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> FilmedEnvs:
+    """Make one environment that can be filmed. It is reset and rendered once, to be sure that it can.
+
+    ``leave_out`` says in the error how videos are left out.
+
+    Raises:
+        ConfigError: it cannot be rendered.
+    """
+    draw_into_memory()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one error is enough
+            envs = _filmed(spec)
+            envs.reset(seed)
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
+        raise _nothing_to_see(spec, first_line(error), leave_out) from error
+    frame = envs.frame
+    if frame.ndim == 3 and frame.shape[-1] == 3 and frame.dtype == np.uint8:
+        return envs
+    envs.close()
+    raise _nothing_to_see(spec, f"it renders {frame.dtype} of shape {list(frame.shape)}", leave_out)
+
+
+def _filmed(spec: EnvSpec) -> FilmedEnvs:
+    match spec:
+        case AtariEnvs():
+            return FilmedAtari(spec)
+        case GymnasiumEnvs():
+            return FilmedGymnasium(spec)
+    raise ValueError(f"a {type(spec).__name__} has no screen")
+
+
+def _nothing_to_see(spec: EnvSpec, why: str, leave_out: str) -> ConfigError:
+    name = spec.id if isinstance(spec, GymnasiumEnvs) else str(spec)
+    return ConfigError(
+        f"{name} cannot be filmed: {why}",
+        "its render mode rgb_array",
+        f"install what it renders with (pip install 'rlsync[video]'), or leave the video out: {leave_out}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """A file, the episode it shows, and its frames: one before the first step and one after each."""
+
+    file: Path
+    episode: Episode
+    frames: int
+
+    def __str__(self) -> str:
+        steps, (total, length) = self.frames - 1, (self.episode.total, self.episode.length)
+        cut = "" if steps == length else f"; the first {steps} steps of it"
+        return f"{self.file}: one more episode, return {total:.1f}, length {length}{cut}"
+
+
+def check_file(file: Path) -> None:
+    """Refuse a file that cannot be written, before anything is played.
+
+    Raises:
+        ConfigError: its kind or its folder is wrong, or a package is missing.
+    """
+    check_packages(file)
+    if not os.access(file.parent, os.W_OK):
+        raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
+
+
+def check_packages(file: Path) -> None:
+    """Refuse a file of another kind, or one whose package is missing. Its folder need not be there.
+
+    Raises:
+        ConfigError: its kind is wrong, or a package is missing.
+    """
+    suffix = file.suffix.lower()
+    if suffix not in _PACKAGES:
+        raise ConfigError(f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4")
+    for module, package in _PACKAGES[suffix].items():
+        if find_spec(module) is None:
+            other = "" if suffix == ".gif" else ", or name a .gif"
+            raise ConfigError(
+                f"{module} is not installed, which writes {suffix}",
+                str(file),
+                f"pip install '{package}'{other}",
+            )
+
+
+def film(player: Player, envs: FilmedEnvs, file: Path, seed: int, device: torch.device = CPU) -> Film:
+    """Play one episode and write it as a video, whole or not at all; wide frames are made smaller for a gif.
+
+    The file is one that :func:`check_file` accepts. The seed is that of environment and actions.
+    """
+    episodes: list[Episode] = []
+    frames, gif = 0, file.suffix.lower() == ".gif"
+
+    def write(beside: Path) -> None:
+        nonlocal frames
+        with closing(_writer(beside, envs.fps)) as writer:
+            for ended in play(player, envs, 1, seed, device):
+                episodes.extend(ended)
+                if frames < MAX_FRAMES:
+                    writer.append_data(_narrowed(envs.frame) if gif else envs.frame)
+                    frames += 1
+
+    write_whole(file, write)
+    return Film(file, episodes[0], frames)
+
+
+def _writer(file: Path, fps: float) -> Any:
+    import imageio.v2 as imageio
+
+    if file.suffix.lower() == ".gif":  # bits: frames wait as palette images, a third of their bytes
+        return imageio.get_writer(file, mode="I", duration=1000 / fps, loop=0, bits=8)
+    # Else imageio resizes frames to multiples of 16.
+    return imageio.get_writer(file, mode="I", fps=fps, macro_block_size=2)
+
+
+def _narrowed(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    times = -(-frame.shape[1] // GIF_WIDTH)
+    return frame if times == 1 else np.asarray(Image.fromarray(frame).reduce(times))
+
+
+# ------------------------------------------------------------------------ of evaluated versions
+
 
 def video_of_version(folder: Path, version: int) -> Path:
     """The file of one version.
-
-    Args:
-        folder: of all of them.
-        version: its number.
 
     Example:
         >>> video_of_version(Path("videos"), 120).name
@@ -38,17 +281,11 @@ def video_of_version(folder: Path, version: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Filming:
-    """What is filmed, and where it goes.
-
-    Args:
-        folder: for the videos; it is made.
-        every: evaluations; the first one is filmed.
-        best: the video of the best version, filmed at whichever evaluation; None films none.
-    """
+    """Which evaluations are filmed, and where their films go."""
 
     folder: Path
-    every: int
-    best: Path | None = None
+    every: int  # evaluations; the first one is filmed
+    best: Path | None = None  # shows the best version, at whichever evaluation; None: none
 
 
 class EvaluationFilms:
@@ -59,13 +296,6 @@ class EvaluationFilms:
     evaluations of one episode: others draw other actions.
 
     If a film cannot be made, that is logged once, and evaluations go on.
-
-    Args:
-        filming: what is filmed, and where it goes.
-        player: what acts, with the weights of the version.
-        env: what it acts in.
-        seed: of environment and actions.
-        device: where the player acts.
     """
 
     def __init__(
@@ -78,39 +308,24 @@ class EvaluationFilms:
         self._device = device
         self._stage: FilmedEnvs | None = None
         self._evaluations = 0
-        self._told = False
+        self._warned = False
 
     def evaluated(self, version: int, *, best: bool) -> None:
-        """Film the version that acts now, if it is its turn.
-
-        Args:
-            version: its number.
-            best: whether it is the best so far.
-        """
+        """Film the version that acts now, if it is its turn, or the best so far."""
         due = self._evaluations % self._filming.every == 0
         self._evaluations += 1
         shown = self._filming.best if best else None
-        if not due and shown is None:
+        file = video_of_version(self._filming.folder, version) if due else shown
+        if file is None:
             return
         try:
-            file = video_of_version(self._filming.folder, version) if due else shown
-            assert file is not None, "it is due, or the best"
-            self._film(file)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if self._stage is None:
+                self._stage = filmed(self._env, self._seed)
+            film(self._player, self._stage, file, self._seed, self._device)
             if due and shown is not None:
                 write_whole(shown, lambda beside: shutil.copyfile(file, beside))
         except (RlsyncError, OSError, RuntimeError, ValueError) as error:
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 _log.warning("no video of version %d (this is told once): %s", version, first_line(error))
-
-    def _film(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if self._stage is None:
-            draw_into_memory()
-            self._stage = filmed(self._env, self._seed)
-        part = file.with_name(f".part-{os.getpid()}{file.suffix}")  # its suffix says how it is written
-        try:
-            film(self._player, self._stage, part, self._seed, self._device)
-            part.replace(file)
-        finally:
-            part.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Play whole episodes with any player, in any vector of environments, and say what they returned."""
+"""Play whole episodes with any player, in any vector of environments, and score them. Loads no torchrl."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,11 +32,7 @@ class Episode:
 class Score:
     """The returns and lengths of some episodes.
 
-    Args:
-        episodes: how many were played.
-        return_mean, return_std, return_min, return_max: of their returns; the standard deviation is that of
-            these episodes (divided by their number), not an estimate for others.
-        length_mean: mean number of steps of an episode.
+    The standard deviation is that of these episodes (divided by their number), not an estimate for others.
 
     Example:
         >>> print(Score.of([Episode(3.0, 10), Episode(5.0, 20)]))
@@ -62,6 +59,23 @@ class Score:
             statistics.fmean(episode.length for episode in played),
         )
 
+    @property
+    def rank(self) -> float:
+        """What versions are ranked by: the mean return less its standard error.
+
+        A version that was lucky in few or widely spread episodes does not replace one that is known to be
+        good. With one episode there is no standard error, and the return itself counts.
+
+        Example:
+            >>> steady = Score(16, 470.0, 4.0, 460.0, 480.0, 470.0)
+            >>> lucky = Score(16, 475.0, 60.0, 300.0, 500.0, 475.0)
+            >>> steady.rank > lucky.rank
+            True
+        """
+        if self.episodes < 2:
+            return self.return_mean
+        return self.return_mean - self.return_std / math.sqrt(self.episodes - 1)
+
     def __str__(self) -> str:
         return (
             f"return {self.return_mean:.1f} ± {self.return_std:.1f} "
@@ -85,20 +99,15 @@ def play(
 ) -> Iterator[list[Episode]]:
     """Play episodes to their ends. Yields after the reset, and after each step the episodes that ended in it.
 
-    Each environment plays an equal share, so that short episodes are not counted more often.
-
-    Args:
-        player: what acts, as worker 0 of 1.
-        envs: the environments; all of them play at once.
-        episodes: how many; a multiple of ``envs.num_envs``.
-        seed: of environments and actions.
-        device: where the player acts; its modules are moved there.
+    The player acts as worker 0 of 1, and its modules are moved to the device. ``episodes`` is a multiple of
+    ``envs.num_envs``: each environment plays an equal share, so that short episodes are not counted more
+    often. The seed is that of environments and actions.
 
     Example:
         >>> from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
         >>> envs = make_venv(GymnasiumEnvs("CartPole-v1"), 2)
-        >>> ended = play(ImpalaNet((4,), Categorical(2)).player(), envs, episodes=4, seed=0)
-        >>> played = [episode for step in ended for episode in step]
+        >>> steps = play(ImpalaNet((4,), Categorical(2)).player(), envs, episodes=4, seed=0)
+        >>> played = [episode for ended in steps for episode in ended]
         >>> len(played), all(episode.total == episode.length for episode in played)  # one for each step
         (4, True)
         >>> envs.close()

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rlsync.core.errors import BoardClosed
+from rlsync.core.errors import BoardClosed, ConfigError, first_line
 from rlsync.core.plan import POLICY
-from rlsync.evaluation.best import Best, best_in, rank
+from rlsync.core.whole_file import write_whole
 from rlsync.evaluation.films import EvaluationFilms, Filming
 from rlsync.evaluation.play import Episode, Score, at_once, play
 from rlsync.sync.adopter import Adopt
@@ -35,12 +36,7 @@ _NICE = 10
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Score):
-    """The score of one version.
-
-    Args:
-        version: the one that acted in every step of every episode.
-        seconds: how long the evaluation took.
-    """
+    """The score of the version that acted in every step of every episode, and how long that took."""
 
     version: int
     seconds: float
@@ -48,44 +44,55 @@ class Evaluated(Score):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """What the process is told; small and picklable.
-
-    Args:
-        board: where versions come from.
-        player: what acts.
-        env: what it acts in.
-        episodes: how many make one evaluation.
-        every_versions: at least so many versions lie between two evaluations.
-        file: a CSV file; each evaluation adds a line.
-        seed: of environments and actions, the same for every evaluation.
-        adopt: whether parameters are pointed at the board, or copied out of it.
-        device: where the player acts.
-        best: a file in which the best version is kept, by :func:`~rlsync.evaluation.best.rank`; of two equal
-            ones the older stays. None keeps none.
-        kept: the names of the leaves that are kept, destination first, begin with this, which is taken off.
-        filming: which evaluations are filmed; None films none.
-    """
+    """What the process is told; small and picklable, for its player is without memory."""
 
     board: BoardHandle
     player: Player
     env: EnvSpec
     episodes: int
-    every_versions: int
-    file: Path
-    seed: int
+    every_versions: int  # at least so many lie between two evaluations
+    file: Path  # a CSV file, to which each evaluation adds a line
+    seed: int  # of environments and actions, the same for every evaluation
     adopt: Adopt = "alias"
     device: torch.device = CPU
-    best: Path | None = None
-    kept: str = f"{POLICY}."
+    best: Path | None = None  # where the version of the highest rank is kept; of equal ones the oldest
+    kept: str = f"{POLICY}."  # the leaves that are kept begin with this, destination first; it is taken off
     filming: Filming | None = None
 
 
-def run_evaluator(job: EvaluationJob) -> None:
-    """What the process runs: adopt, play, write, until the learner is gone.
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The version with the highest :attr:`Score.rank` so far, and its weights as a state dict."""
 
-    Args:
-        job: what to do; its player is without memory.
+    version: int
+    return_mean: float
+    rank: float
+    weights: dict[str, Tensor]
+
+    def write(self, file: Path) -> None:
+        """Replace the file; nobody reads a half one."""
+        held = {name: getattr(self, name) for name in self.__slots__}
+        write_whole(file, lambda beside: torch.save(held, beside))
+
+
+def best_in(file: Path) -> Best | None:
+    """What was kept so far; None if nothing was.
+
+    Raises:
+        ConfigError: the file cannot be read.
     """
+    if not file.exists():
+        return None
+    try:
+        return Best(**torch.load(file, map_location="cpu", weights_only=True))
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the best version: {first_line(error)}", str(file), "remove the file"
+        ) from error
+
+
+def run_evaluator(job: EvaluationJob) -> None:
+    """What the process runs: adopt, play, write, until the learner is gone."""
     prepare_process()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the learner ends this process with it
     os.nice(_NICE)
@@ -110,9 +117,9 @@ def run_evaluator(job: EvaluationJob) -> None:
             if adopter.learner_gone:
                 return
         seconds = round(time.monotonic() - started, 3)
-        found = Evaluated(**asdict(Score.of(played)), version=evaluated, seconds=seconds)
-        best = keep.look(found)  # before the learner sees the result, which may end the run
-        _write(job.file, found)
+        result = Evaluated(**asdict(Score.of(played)), version=evaluated, seconds=seconds)
+        best = keep.look(result)  # before the learner sees the result, which may end the run
+        _write(job.file, result)
         if films is not None:
             films.evaluated(evaluated, best=best)
 
@@ -125,22 +132,18 @@ class _KeepBest:
         before = None if job.best is None else best_in(job.best)
         self._rank = -math.inf if before is None else before.rank
 
-    def look(self, found: Evaluated) -> bool:
-        """Keep the version that acts now if its score is better than any before; whether it is."""
-        if self._job.best is None or rank(found) <= self._rank:
+    def look(self, result: Evaluated) -> bool:
+        """Keep the version that acts now if its rank is higher than any before; whether it is."""
+        if self._job.best is None or result.rank <= self._rank:
             return False
-        self._rank, prefix = rank(found), self._job.kept
-        held = {
-            f"{destination}.{name}": tensor
-            for destination, module in self._job.player.modules.items()
-            for name, tensor in module.state_dict().items()
-        }
+        self._rank, prefix = result.rank, self._job.kept
         weights = {
             name.removeprefix(prefix): tensor.detach().to("cpu", copy=True)
-            for name, tensor in held.items()
-            if name.startswith(prefix)
+            for destination, module in self._job.player.modules.items()
+            for leaf, tensor in module.state_dict().items()
+            if (name := f"{destination}.{leaf}").startswith(prefix)
         }
-        Best(found.version, found.return_mean, self._rank, weights).write(self._job.best)
+        Best(result.version, result.return_mean, self._rank, weights).write(self._job.best)
         return True
 
 
@@ -153,11 +156,7 @@ def _write(file: Path, evaluated: Evaluated) -> None:
 
 
 def read_evaluations(file: Path) -> list[Evaluated]:
-    """The evaluations that the process has written so far, oldest first.
-
-    Args:
-        file: :attr:`EvaluationJob.file`; it need not exist yet.
-    """
+    """The evaluations in a job's file, oldest first; it need not exist yet."""
     if not file.exists():
         return []
     with file.open(newline="") as opened:

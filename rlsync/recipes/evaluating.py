@@ -1,9 +1,8 @@
-"""The evaluating process of the recipes on stock collectors, and the end of a run by its results."""
+"""The evaluating process of a run, the end of a run by its results, and what plays a run's checkpoint."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
@@ -11,19 +10,18 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
-from rlsync.evaluation.evaluator import EvaluationJob, Evaluator
+from rlsync.evaluation.checkpoint import CheckpointPlayer
+from rlsync.evaluation.evaluator import Evaluator, board_of
+from rlsync.evaluation.process import EvaluationJob
 from rlsync.recipes import parts
 from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import evaluation_device
 from rlsync.recipes.evaluation_video import filming
-from rlsync.recipes.hooks import StopOnEvaluation
+from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import BEST, EVALUATIONS
 from rlsync.recipes.spaces import Spaces
 from rlsync.recipes.timeline import versions_between_evaluations
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of
-from rlsync.transport.board.handle import BoardHandle
-from rlsync.workers.rollout_collector import RolloutCollector
+from rlsync.workers.player import Player
 
 
 def register_with_evaluations(
@@ -46,36 +44,30 @@ def register_with_evaluations(
     evaluates = config.recipe.evaluations().every_frames > 0 and config.run_dir is not None
     returns = parts.register_hooks(trainer, config, stop_at_return=not evaluates)
     if evaluates:
-        evaluator = make_evaluator(trainer.collector, config, acting, spaces, learned)
+        player = parts.policy_player(config, acting, spaces, deterministic=True).player
+        evaluator = make_evaluator(config, trainer.collector, player, learned)
+        evaluator.stop_at(config.recipe.target_return, returns.stop)
         evaluator.register(trainer)
-        StopOnEvaluation(evaluator, config.recipe.target_return, returns).register(trainer)
 
 
-def make_evaluator(
-    collector: BaseCollector,
-    config: Config,
-    acting: TensorDictModuleBase,
-    spaces: Spaces,
-    learned: str,
-) -> Evaluator:
-    """The process that plays greedily, on the board that the workers of this machine read, or one like it.
+def make_evaluator(config: Config, collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
+    """The process that plays on the board that the workers of this machine read, or one like it.
 
     Raises:
         ConfigError: the collector has no board, or the run no folder.
     """
-    handle = _board_of(collector)
-    if handle is None or config.run_dir is None:
+    board, evaluation = board_of(collector), config.recipe.evaluations()
+    if board is None or config.run_dir is None:
         raise ConfigError(
             "an evaluation needs a board to read and a run folder to write to",
             "recipe.evaluation.every_frames, run_dir",
             "give run_dir, or every_frames=0",
         )
-    acts = parts.policy_player(config, acting, spaces, deterministic=True)
     job = EvaluationJob(
-        board=handle,
-        player=acts.player,
-        env=acts.env,
-        episodes=config.recipe.evaluations().episodes,
+        board=board,
+        player=player,
+        env=config.env.spec(),
+        episodes=evaluation.episodes,
         every_versions=versions_between_evaluations(config),
         file=Path(config.run_dir) / EVALUATIONS,
         seed=config.seed,
@@ -88,10 +80,14 @@ def make_evaluator(
     return Evaluator(job)
 
 
-def _board_of(collector: BaseCollector) -> BoardHandle | None:
-    """A board of this machine with every version that a collector's workers get; None if there is none."""
-    if isinstance(collector, RolloutCollector):
-        return collector.board_here()
-    endpoint = endpoint_of(collector)
-    handle: Any = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
-    return handle if isinstance(handle, BoardHandle) else None
+def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlayer:
+    """What acts with the weights of a run's checkpoint, once they are loaded.
+
+    If workers acted in half precision, it does too: it has the dtype that the sync map declares.
+    ``deterministic`` takes the likeliest action in place of drawing one. A Q network is greedy either way.
+
+    Raises:
+        ConfigError: there is no such recipe, or the environment cannot be made.
+    """
+    recipe = recipe_of(config)
+    return recipe.player(config, recipe.probe(config.env), deterministic)

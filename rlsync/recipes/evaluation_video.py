@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.evaluation.filmed import filmed
-from rlsync.evaluation.films import Filming
-from rlsync.evaluation.video import check_packages
+from rlsync.evaluation.films import Filming, check_packages, filmed
 from rlsync.recipes.run_files import BEST_VIDEO, VIDEOS
-from rlsync.workers.envs.rendered import draw_into_memory
 
 if TYPE_CHECKING:
     from rlsync.recipes.config import Config
@@ -46,12 +43,10 @@ def require_screen(config: Config) -> None:
     """
     if config.recipe.evaluations().video_every is None:
         return
-    draw_into_memory()
     try:
-        filmed(config.env.spec(), config.seed).close()
+        filmed(config.env.spec(), config.seed, leave_out=f"{_KEY}=null").close()
     except ConfigError as error:
-        cure = error.cure.replace("--no-video", f"{_KEY}=null")
-        raise ConfigError(error.what, f"{_KEY}; {error.where}", cure) from error
+        raise ConfigError(error.what, f"{_KEY}; {error.where}", error.cure) from error
 
 
 def filming(config: Config) -> Filming | None:

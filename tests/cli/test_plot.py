@@ -19,7 +19,7 @@ from PIL import Image
 from rlsync.cli import panels
 from rlsync.cli.main import main
 from rlsync.cli.run_folder import NotRecorded, RunFolder
-from rlsync.evaluation.evaluator import Evaluated
+from rlsync.evaluation.process import Evaluated
 from tests.cli.test_main import SMALL, finished
 from tests.tools.parts.programs import ENDS_WITHIN_S, fresh_python
 

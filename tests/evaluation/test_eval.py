@@ -26,11 +26,11 @@ from rlsync.cli.eval import config_of
 from rlsync.cli.main import main
 from rlsync.cli.train import train
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.evaluation import video
-from rlsync.evaluation.filmed import FilmedAtari, filmed
+from rlsync.evaluation import films
+from rlsync.evaluation.checkpoint import load
+from rlsync.evaluation.films import FilmedAtari, film, filmed
 from rlsync.evaluation.play import Episode, play
-from rlsync.evaluation.video import film
-from rlsync.recipes import evaluate_checkpoint, parts
+from rlsync.recipes import parts
 from rlsync.recipes.config import (
     AtariConfig,
     CollectorConfig,
@@ -41,6 +41,7 @@ from rlsync.recipes.config import (
 )
 from rlsync.recipes.config import SyncConfig as Sync
 from rlsync.recipes.config import WhenConfig as When
+from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
@@ -275,9 +276,13 @@ def test_the_environment_is_the_one_that_gymnasium_made_for_the_workers() -> Non
 
 def test_a_policy_that_acted_in_half_precision_is_evaluated_in_it(runs: dict[str, Path]) -> None:
     config = config_of(runs["ppo"])
-    full = evaluate_checkpoint.load(runs["ppo"] / parts.CHECKPOINT, config).player.modules["policy"]
-    config.sync.map[0].dtype = "bfloat16"
-    half = evaluate_checkpoint.load(runs["ppo"] / parts.CHECKPOINT, config).player.modules["policy"]
+    policies = []
+    for dtype in (None, "bfloat16"):
+        config.sync.map[0].dtype = dtype
+        acting = acting_of(config)
+        load(runs["ppo"] / parts.CHECKPOINT, acting)
+        policies.append(acting.player.modules["policy"])
+    full, half = policies
     for wide, narrow in zip(full.parameters(), half.parameters(), strict=True):
         assert narrow.dtype is torch.bfloat16
         assert torch.equal(wide.bfloat16(), narrow)
@@ -400,7 +405,7 @@ def step_on(envs: FilmedAtari, steps: int) -> None:
 def test_a_long_episode_is_filmed_in_part_and_played_in_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(video, "MAX_FRAMES", 5)
+    monkeypatch.setattr(films, "MAX_FRAMES", 5)
     player = ImpalaNet((4,), Categorical(2)).player()
     envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
     made = film(player, envs, tmp_path / "cut.gif", seed=0)

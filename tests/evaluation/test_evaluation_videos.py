@@ -14,7 +14,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from torchrl.trainers import Trainer
 
 from rlsync.cli.job import examined
-from rlsync.evaluation import video
+from rlsync.evaluation import films as filming
 from rlsync.evaluation.films import EvaluationFilms, Filming, video_of_version
 from rlsync.evaluation.play import play
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig
@@ -178,8 +178,8 @@ def test_an_environment_without_a_screen_is_refused_before_anything_runs(tmp_pat
 def test_a_missing_package_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = video.find_spec
-    monkeypatch.setattr(video, "find_spec", lambda name: None if name == "imageio" else find(name))
+    find = filming.find_spec
+    monkeypatch.setattr(filming, "find_spec", lambda name: None if name == "imageio" else find(name))
     assert "pip install 'rlsync[video]'" in refused(config_of("dqn", tmp_path))
 
 

@@ -17,6 +17,7 @@ from torchrl.modules import RSSMPosterior, RSSMPrior
 from rlsync.cli.compose import overrides
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
+from rlsync.evaluation.checkpoint import load as load_player
 from rlsync.evaluation.play import play
 from rlsync.recipes.config import Config, EnvConfig
 from rlsync.recipes.dreamer import v1_networks, v3_networks
@@ -25,7 +26,7 @@ from rlsync.recipes.dreamer.config import DreamerV1Config, DreamerV3Config
 from rlsync.recipes.dreamer.memory import SequenceMemory
 from rlsync.recipes.dreamer.rows import as_rows
 from rlsync.recipes.dreamer.sequences import Sequences
-from rlsync.recipes.evaluate_checkpoint import load as load_player
+from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import CHECKPOINT, IMAGINATION
 from rlsync.recipes.spaces import BOX, DISCRETE
@@ -290,10 +291,11 @@ def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: st
 def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
     config = small(name, kind="in_process", run_dir=tmp_path)
     trained(built(config))
-    found = load_player(tmp_path / CHECKPOINT, config, deterministic=True)
-    envs = make_venv(found.env, 2)
+    acting = acting_of(config, deterministic=True)
+    load_player(tmp_path / CHECKPOINT, acting)
+    envs = make_venv(acting.env, 2)
     try:
-        scores = [episode.total for step in play(found.player, envs, 2, seed=3) for episode in step]
+        scores = [episode.total for step in play(acting.player, envs, 2, seed=3) for episode in step]
     finally:
         envs.close()
     assert len(scores) == 2

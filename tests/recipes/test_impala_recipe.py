@@ -19,7 +19,8 @@ from torchrl.trainers import Trainer
 
 from rlsync import SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
-from rlsync.evaluation.evaluator import READER, Evaluator
+from rlsync.evaluation.evaluator import Evaluator
+from rlsync.evaluation.process import READER
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig, errors
 from rlsync.recipes.hooks import Bottleneck, Load, MixReplayed, StalenessHistogram, UnrollReturns
 from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig

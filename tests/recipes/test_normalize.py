@@ -14,14 +14,15 @@ from torchrl.objectives import LossModule
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
-from rlsync.evaluation.best import best_in
+from rlsync.evaluation.checkpoint import load, load_best
 from rlsync.evaluation.play import Score, play
+from rlsync.evaluation.process import best_in
 from rlsync.recipes.config import check
-from rlsync.recipes.evaluate_checkpoint import load, load_best
+from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.off_policy.config import PaceConfig
 from rlsync.recipes.off_policy.normalize import Moments, Normalize, NormalizeConfig
-from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
+from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.torchrl_plugin import compat
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_off_policy import built, every_recipe, small
@@ -139,7 +140,9 @@ def test_a_resumed_run_counts_on_and_an_evaluation_of_its_checkpoint_sees_the_sa
     config = small(name, normalize=BOTH, run_dir=tmp_path)
     first = built(config)
     trained(first)
-    acting = load(tmp_path / CHECKPOINT, config, deterministic=True).player.modules["policy"]
+    loaded = acting_of(config, deterministic=True)
+    load(tmp_path / CHECKPOINT, loaded)
+    acting = loaded.player.modules["policy"]
     learned = statistics_in(SOURCE[name](first.loss_module))
     assert learned.keys() == statistics_in(acting).keys() != set()
     assert all(torch.equal(leaf, learned[key]) for key, leaf in statistics_in(acting).items())
@@ -179,8 +182,9 @@ def test_the_evaluating_process_and_the_best_version_have_the_statistics(tmp_pat
     kept = best_in(tmp_path / BEST)
     assert kept is not None
     assert any(".observations." in name for name in kept.weights)
-    best = load_best(tmp_path, config, deterministic=True)
-    envs = make_venv(best.env, 2)
-    played = [episode for ended in play(best.player, envs, 2, seed=config.seed) for episode in ended]
+    acting = acting_of(config, deterministic=True)
+    load_best(tmp_path / BEST, tmp_path / RECEIPTS, acting)
+    envs = make_venv(acting.env, 2)
+    played = [episode for ended in play(acting.player, envs, 2, seed=config.seed) for episode in ended]
     envs.close()
     assert Score.of(played).return_mean == kept.return_mean, "these statistics made the best evaluation"

@@ -19,18 +19,18 @@ from rlsync.cli.ended import begin
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.plan import Verdict
-from rlsync.evaluation.best import best_in
-from rlsync.evaluation.evaluator import read_evaluations
+from rlsync.evaluation.checkpoint import load_best
 from rlsync.evaluation.play import Score, play
+from rlsync.evaluation.process import best_in, read_evaluations
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RouteConfig, SyncConfig
-from rlsync.recipes.evaluate_checkpoint import load_best
+from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.hooks import EpisodeReturns, KeepPace
 from rlsync.recipes.off_policy import sac, td3
 from rlsync.recipes.off_policy.config import DQNConfig, OffPolicyConfig, PaceConfig, SACConfig, TD3Config
 from rlsync.recipes.off_policy.memory import with_n_step_returns
 from rlsync.recipes.registry import recipe_of
-from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
+from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.recipes.spaces import BOX
 from rlsync.recipes.timeline import Iteration, iterations
 from rlsync.torchrl_plugin import compat
@@ -356,9 +356,10 @@ def test_a_process_evaluates_greedily_and_its_result_ends_the_run(name: str, tmp
 
     kept = best_in(tmp_path / BEST)
     assert kept is not None
-    best = load_best(tmp_path, config, deterministic=True)
+    acting = acting_of(config, deterministic=True)
+    best = load_best(tmp_path / BEST, tmp_path / RECEIPTS, acting)
     assert best.version == kept.version
-    envs = make_venv(best.env, 2)
-    played = [episode for ended in play(best.player, envs, 2, seed=config.seed) for episode in ended]
+    envs = make_venv(acting.env, 2)
+    played = [episode for ended in play(acting.player, envs, 2, seed=config.seed) for episode in ended]
     envs.close()
     assert Score.of(played).return_mean == kept.return_mean, "these weights made the best evaluation"

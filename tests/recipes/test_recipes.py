@@ -15,8 +15,9 @@ from torchrl.trainers import Trainer
 from rlsync import SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
-from rlsync.evaluation.best import best_in
+from rlsync.evaluation.checkpoint import load_best
 from rlsync.evaluation.play import Score, play
+from rlsync.evaluation.process import best_in
 from rlsync.recipes import parts, ppo
 from rlsync.recipes.config import (
     CollectorConfig,
@@ -30,12 +31,12 @@ from rlsync.recipes.config import (
     sync_map,
     trigger,
 )
-from rlsync.recipes.evaluate_checkpoint import load_best
+from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.hooks import EpisodeReturns
 from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
-from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS
+from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.torchrl_plugin import compat
 from rlsync.workers.envs.specs import make_venv
 from tests.tools.parts import wait_until
@@ -375,8 +376,9 @@ def test_ppo_is_evaluated_in_a_process_of_its_own_whose_result_ends_the_run(tmp_
     assert trainer.collected_frames < 100_000
     kept = best_in(tmp_path / BEST)
     assert kept is not None
-    best = load_best(tmp_path, config, deterministic=True)
-    envs = make_venv(best.env, 2)
-    played = [episode for ended in play(best.player, envs, 2, seed=config.seed) for episode in ended]
+    acting = acting_of(config, deterministic=True)
+    load_best(tmp_path / BEST, tmp_path / RECEIPTS, acting)
+    envs = make_venv(acting.env, 2)
+    played = [episode for ended in play(acting.player, envs, 2, seed=config.seed) for episode in ended]
     envs.close()
     assert Score.of(played).return_mean == kept.return_mean, "these weights made the best evaluation"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlsync.recipes.evaluate_checkpoint import load
+from rlsync.evaluation.checkpoint import load
+from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.run_files import CHECKPOINT
-from rlsync.workers.devices import CPU
 from tests.tools.parts.programs import run_program
 from tests.tools.second_device_checks import config_of
 
@@ -66,8 +66,9 @@ def test_a_recipe_learns_on_the_learners_device_and_its_checkpoint_plays_on_the_
         "replay buffer": [] if recipe == "impala" else ["second"],
     }
     assert facts["changed"]
-    trained = load(tmp_path / CHECKPOINT, config_of(recipe), device=CPU)
-    (policy,) = trained.player.modules.values()
+    acting = acting_of(config_of(recipe))
+    load(tmp_path / CHECKPOINT, acting)
+    (policy,) = acting.player.modules.values()
     weights = [float(t.double().sum()) for t in policy.state_dict().values()]
     assert weights == pytest.approx(facts["policy"]), "the weights that the learner ended with"
 

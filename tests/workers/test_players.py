@@ -17,9 +17,9 @@ from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.plan import POLICY
-from rlsync.evaluation.best import best_in, rank
-from rlsync.evaluation.evaluator import EvaluationJob, Evaluator
+from rlsync.evaluation.evaluator import Evaluator
 from rlsync.evaluation.play import Score, play
+from rlsync.evaluation.process import EvaluationJob, best_in
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig
@@ -323,7 +323,7 @@ def test_an_evaluating_process_plays_with_the_weights_of_the_version_it_names(
     assert len({found.version for found in evaluated}) >= wanted
     kept = best_in(best)
     assert kept is not None
-    first_best = max(evaluated, key=rank)  # of equal ones the oldest
+    first_best = max(evaluated, key=lambda result: result.rank)  # of equal ones the oldest
     ended_between = (
         kept.version > evaluated[-1].version
     )  # the process ended after one file and before the other

@@ -2,7 +2,6 @@
 
 from rlsync.recipes.hooks.bottleneck import Bottleneck, Load
 from rlsync.recipes.hooks.epsilon import EpsilonDecay
-from rlsync.recipes.hooks.evaluated import StopOnEvaluation
 from rlsync.recipes.hooks.finite import StopIfNotFinite
 from rlsync.recipes.hooks.nodes import TellNodes
 from rlsync.recipes.hooks.pace import KeepPace
@@ -25,7 +24,6 @@ __all__ = [
     "Load",
     "InSummary",
     "StopIfNotFinite",
-    "StopOnEvaluation",
     "ToLearner",
     "TellNodes",
 ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import optim
@@ -15,21 +14,18 @@ from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync import LogPolicyLag
 from rlsync.evaluation.checkpoint import CheckpointPlayer
-from rlsync.evaluation.evaluator import EvaluationJob, Evaluator
 from rlsync.recipes import parts
 from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.config import Config, EnvConfig, check
-from rlsync.recipes.device_config import evaluation_device, learner_device, worker_devices
+from rlsync.recipes.device_config import learner_device, worker_devices
 from rlsync.recipes.env_config import refuse_unsaid_protocol
-from rlsync.recipes.evaluation_video import filming
+from rlsync.recipes.evaluating import make_evaluator
 from rlsync.recipes.hooks import MixReplayed, UnrollReturns
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
 from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.registry import Recipe
-from rlsync.recipes.run_files import BEST, EVALUATIONS
-from rlsync.recipes.timeline import versions_between_evaluations
 from rlsync.tensors.device import bfloat16_instructions
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import EnvSpec, make_venv
@@ -211,32 +207,11 @@ def register_hooks(
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
     if config.run_dir is not None and recipe.evaluation.every_frames:
-        make_evaluator(config, recipe, collector, Path(config.run_dir)).register(trainer)
+        make_evaluator(config, collector, collector.worker_player).register(trainer)
     if config.cluster.kind != THIS_MACHINE:
         from rlsync.recipes.on_cluster import tell_nodes  # which needs ray
 
         tell_nodes(trainer, config, collector)
-
-
-def make_evaluator(
-    config: Config, recipe: ImpalaConfig, collector: RolloutCollector, run_dir: Path
-) -> Evaluator:
-    """The evaluating process, on the board that the workers of this machine read, or one like it."""
-    evaluation = recipe.evaluation
-    job = EvaluationJob(
-        board=collector.board_here(),
-        player=collector.worker_player,
-        env=env_spec(config.env),
-        episodes=evaluation.episodes,
-        every_versions=versions_between_evaluations(config),
-        file=run_dir / EVALUATIONS,
-        seed=config.seed,
-        adopt=collector.adopt,
-        device=evaluation_device(config),
-        best=run_dir / BEST,
-        filming=filming(config),
-    )
-    return Evaluator(job)
 
 
 def player(config: Config, spaces: VectorSpaces, deterministic: bool) -> CheckpointPlayer:
