@@ -3,6 +3,7 @@
 #   make train         makes .venv when there is none, then trains PPO on CartPole-v1
 #   make test          makes .venv with the dev extras, then runs all tests
 #   make test-quick    the short tests that start no process, for the time between two edits
+#   make same          compares short runs of every recipe, and a few publishes, with those of the merge base with main
 #   make check         all checks but the tests: format, lint, types, floors and docs, each also a target of its own
 #   make docs          builds the documentation into docs/_build/html
 #   make wheel         builds the wheel into dist/, to install rlsync elsewhere
@@ -34,7 +35,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || e
 
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
-.PHONY: help train test test-quick check format lint types floors docs wheel hooks clean \
+.PHONY: help train test test-quick same check format lint types floors docs wheel hooks clean \
 	compat compat-lowest compat-highest compat-tests
 
 help:
@@ -48,6 +49,9 @@ test: $(VENV)/.stamp-dev
 
 test-quick: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not processes and not slow and not seconds' $(ARGS)
+
+same: $(VENV)/.stamp-dev
+	$(BIN)/python -m tests.laws.same $(ARGS)
 
 # Says everything that is wrong, not only the first of it.
 check: $(VENV)/.stamp-dev
