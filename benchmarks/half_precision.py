@@ -21,7 +21,7 @@ from rlsync import SyncWeights
 from rlsync.recipes import ppo
 from rlsync.recipes.config import Config, RouteConfig, SyncConfig
 from rlsync.recipes.hooks import EpisodeReturns
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 
 def run(dtype: str, seed: int) -> dict[str, object]:
@@ -30,7 +30,7 @@ def run(dtype: str, seed: int) -> dict[str, object]:
     route = RouteConfig("policy", "loss_module.actor_network", declared)
     trainer = ppo.build(Config(seed=seed, sync=SyncConfig(map=[route])))
     trainer.train()
-    parts = compat.registered_modules(trainer)
+    parts = registered_modules(trainer)
     (returns,) = (part for part in parts if isinstance(part, EpisodeReturns))
     (sync,) = (part for part in parts if isinstance(part, SyncWeights))
     return {

@@ -11,7 +11,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
 from rlsync.recipes.hooks import KeepPace
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
                 recipe=recipe,
             )
         )
-        (pace,) = (m for m in compat.registered_modules(trainer) if isinstance(m, KeepPace))
+        (pace,) = (m for m in registered_modules(trainer) if isinstance(m, KeepPace))
         trainer.register_op("post_steps", Report(trainer, seconds, lambda: {"updates": pace.updates}))
         try:
             trainer.train()

@@ -31,7 +31,7 @@ from rlsync.recipes.hooks import Bottleneck
 from rlsync.recipes.impala import recipe
 from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig
 from rlsync.tensors.memory import keep_freed_memory
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 REPORT_EVERY_S = 0.5
 NEVER = 10**9
@@ -122,7 +122,7 @@ def main() -> None:
             trainer.train()
         finally:
             trainer.collector.shutdown()
-        (load,) = (m.load for m in compat.registered_modules(trainer) if isinstance(m, Bottleneck))
+        (load,) = (m.load for m in registered_modules(trainer) if isinstance(m, Bottleneck))
         print(load, flush=True)
         print("@", json.dumps(lag(Path(run_dir) / run_files.STALENESS)), flush=True)
 

@@ -15,7 +15,7 @@ from rlsync.cli.compose import overrides, schema
 from rlsync.cli.train import prepare_process, shut_down
 from rlsync.cli.users_trainer import FORM, MEANING, NamedTrainer, build, target_of
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 _EXAMPLES = """examples:
   rlsync explain
@@ -114,7 +114,7 @@ def plan_of(trainer: Trainer) -> SyncPlan:
     Raises:
         ConfigError: none is.
     """
-    syncs = [module for module in compat.registered_modules(trainer) if isinstance(module, SyncWeights)]
+    syncs = [module for module in registered_modules(trainer) if isinstance(module, SyncWeights)]
     own = [sync for sync in syncs if sync.feeds is trainer.collector]
     for sync in own or syncs:
         return sync.plan

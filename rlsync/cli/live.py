@@ -13,7 +13,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import LogReceipts, SyncWeights
 from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 PLAIN_EVERY_S = 2.0
 
@@ -38,7 +38,7 @@ class LiveLine:
         self, trainer: Trainer, sync: SyncWeights, returns: EpisodeReturns, console: Console
     ) -> None:
         self.trainer, self.sync, self.returns, self.console = trainer, sync, returns, console
-        hooks = compat.registered_modules(trainer)
+        hooks = registered_modules(trainer)
         self._metrics = [hook for hook in hooks if isinstance(hook, LogReceipts)]
         self._staleness = [hook for hook in hooks if isinstance(hook, StalenessHistogram)]
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.trainers import Trainer
 
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import trainers
 
 #: Pairs of values: that of the run before, and that of this run.
 Changed = Sequence[tuple[Any, Any]]
@@ -29,7 +29,7 @@ class Settings:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._optimizers = compat.optimizers(trainer)
+        self._optimizers = trainers.optimizers(trainer)
         self._schedulers = schedulers(trainer)
         self._groups = [[_options(group) for group in one.param_groups] for one in self._optimizers]
         self._numbers = [(number, number.item()) for number in _numbers(trainer)]
@@ -79,7 +79,7 @@ def _numbers(trainer: Trainer) -> list[Tensor]:
 
 
 def _held_by_hooks(trainer: Trainer) -> list[object]:
-    return [value for hook in compat.registered_modules(trainer) for value in (hook, *vars(hook).values())]
+    return [value for hook in trainers.registered_modules(trainer) for value in (hook, *vars(hook).values())]
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -35,10 +35,10 @@ from rlsync.recipes.config import Config
 from rlsync.recipes.hooks import EpisodeReturns, InSummary
 from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.tensors.memory import keep_freed_memory
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collector_state import CollectorState
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.compat import collectors, trainers
 from rlsync.transport.board.handle import BoardHandle
 
 
@@ -151,7 +151,7 @@ def train_job(job: Job) -> int:
                     print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)
                     ending.tell(stop.saved)
                 print(summary(trainer, sync, returns, interrupts, live.seconds()), flush=True)
-                for part in compat.registered_modules(trainer):
+                for part in trainers.registered_modules(trainer):
                     if isinstance(part, InSummary):
                         print(part.summary_line(), flush=True)
         return ending.reached(reason(returns, interrupts), interrupts.exit_status())
@@ -184,7 +184,7 @@ def shut_down(trainer: Trainer) -> Iterator[Trainer]:
         yield trainer
     except BaseException:
         with contextlib.suppress(Exception):  # another error is on its way, which must not be lost
-            compat.run_shutdown_operations(trainer)
+            trainers.run_shutdown_operations(trainer)
         raise
     finally:
         trainer.shutdown()
@@ -202,7 +202,7 @@ def told_as_lost(sync: SyncWeights) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not compat.says_a_worker_died(error):
+        if not collectors.says_a_worker_died(error):
             raise
         raise WorkerLost(
             str(error).partition(". ")[0],
@@ -225,7 +225,7 @@ def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
     Raises:
         ConfigError: the recipe has not registered them.
     """
-    modules = compat.registered_modules(trainer)
+    modules = trainers.registered_modules(trainer)
     syncs = [m for m in modules if isinstance(m, SyncWeights) and m.feeds is trainer.collector]
     returns = [m for m in modules if isinstance(m, EpisodeReturns)]
     if len(syncs) != 1 or len(returns) != 1:

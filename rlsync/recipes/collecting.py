@@ -20,7 +20,7 @@ from rlsync.recipes.device_config import learner_device, worker_devices
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.off_policy.ladder import env_makers
 from rlsync.recipes.spaces import Spaces, make_env, making, naming_env, probe
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.collectors import SeededCollector
 from rlsync.workers.devices import CPU
 
 _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
@@ -93,7 +93,7 @@ def _stock_collector(
     if settings.kind == IN_PROCESS:
         devices = {name: each[0] for name, each in _devices([learner_device(config)]).items()}
         with making(config.env):
-            return compat.SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
+            return SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
     adopt: Any = settings.adopt
     board = BoardScheme(adopt, start_timeout_s=settings.start_timeout_s)
     with naming_env(config.env), Forkserver(preload=[__name__]):

@@ -76,10 +76,10 @@ def stock_device_errors(config: Config) -> Iterator[RlsyncError]:
     """
     if any(device_errors(config)) or {device.type for device in worker_devices(config)} == {"cpu"}:
         return
-    from rlsync.torchrl_plugin import compat  # takes seconds to import
+    from rlsync.torchrl_plugin.compat.collectors import takes_policies_on  # takes seconds to import
 
     for device in dict.fromkeys(worker_devices(config)):
-        if not compat.takes_policies_on(device):
+        if not takes_policies_on(device):
             yield ConfigError(
                 f"TorchRL's collectors cannot act on {str(device)!r}",
                 "collector.device",

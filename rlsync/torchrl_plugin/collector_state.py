@@ -11,7 +11,7 @@ from typing import Any
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import collectors, trainers
 
 #: The collector's name in TorchRL's checkpoints.
 COMPONENT = "collector"
@@ -44,7 +44,7 @@ class CollectorState:
         held = checkpoint.components.get(COMPONENT)
         if not isinstance(held, cls):
             held = cls(trainer.collector)
-            compat.replace_component(checkpoint, COMPONENT, held)
+            trainers.replace_component(checkpoint, COMPONENT, held)
         return held
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -59,7 +59,7 @@ class CollectorState:
             self._collector.load_state_dict(state_dict)
 
     def _is_of_as_many(self, state_dict: Mapping[str, Any]) -> bool:
-        if not isinstance(self._collector, compat.MultiCollector):
+        if not isinstance(self._collector, collectors.MultiCollector):
             return True
         wrote = {key for key in state_dict if key.startswith("worker")}
         return wrote == {f"worker{number}" for number in range(self._collector.num_workers)}

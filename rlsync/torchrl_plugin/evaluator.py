@@ -19,7 +19,7 @@ from rlsync.sync.version_copies import VersionCopies, VersionCopy
 from rlsync.tensors.compare import check_same_leaves
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.tensors.target import write
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import evaluators
 
 _WHERE = "SyncWeights.pin"
 
@@ -55,29 +55,29 @@ def pin(
             publish()
         return image.version, image
 
-    load = _send if compat.acts_in_a_worker(evaluator) else _write
-    compat.around_evaluations(evaluator, newest, partial(_own, bound_map), load, _refused)
+    load = _send if evaluators.acts_in_a_worker(evaluator) else _write
+    evaluators.around_evaluations(evaluator, newest, partial(_own, bound_map), load, _refused)
     return images
 
 
 def _check(evaluator: Evaluator, bound_map: BoundMap) -> None:
-    if not compat.evaluates_here(evaluator):
+    if not evaluators.evaluates_here(evaluator):
         raise ConfigError(
             "the version that acts in an Evaluator on Ray cannot be known",
             _WHERE,
             "use Evaluator(backend='process') or backend='thread'",
         )
-    if compat.has_evaluated(evaluator):
+    if evaluators.has_evaluated(evaluator):
         raise ConfigError(
             "this Evaluator has evaluated already", _WHERE, "pin it before its first evaluation"
         )
     destinations = sorted({destination for destination, _ in bound_map.brought()})
-    offered = compat.schemes_of_evaluator(evaluator)
-    for destination in destinations if compat.acts_in_a_worker(evaluator) else ():
+    offered = evaluators.schemes_of_evaluator(evaluator)
+    for destination in destinations if evaluators.acts_in_a_worker(evaluator) else ():
         if destination not in offered:
             near = nearest_name(destination, offered)
             raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered, near)
-    policy, expected = compat.evaluated_policy(evaluator), bound_map.endpoint.specs("policy")
+    policy, expected = evaluators.evaluated_policy(evaluator), bound_map.endpoint.specs("policy")
     if isinstance(policy, nn.Module) and "policy" in destinations and expected is not None:
         check_same_leaves(
             Leaves(policy, "the Evaluator's policy").specs(), expected, _WHERE, "of the collector's policy"

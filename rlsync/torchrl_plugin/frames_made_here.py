@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
-from torchrl.collectors import BaseCollector
+from torchrl.collectors import AsyncBatchedCollector, BaseCollector, Collector
 
 from rlsync.core.errors import RlsyncError, WorkerLost
 from rlsync.sync.processes import ending
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import endings
 
 _log = logging.getLogger(__name__)
 
@@ -41,22 +41,22 @@ class FramesMadeHere:
     """
 
     def __init__(
-        self, collector: compat.LocalCollector, leave_within_s: float, asked: Callable[[], bool]
+        self, collector: endings.LocalCollector, leave_within_s: float, asked: Callable[[], bool]
     ) -> None:
         self._collector = collector
         self._asked = asked
         self._lock = threading.Lock()
         self._thread: int | None = None  #: the one that waits for a batch
         self._failed: WorkerLost | None = None
-        compat.waiting_in(collector, self._waiting)
-        compat.shut_down_within(collector, leave_within_s, self._leaving)
+        endings.waiting_in(collector, self._waiting)
+        endings.shut_down_within(collector, leave_within_s, self._leaving)
 
     @classmethod
     def of(
         cls, collector: BaseCollector, leave_within_s: float, asked: Callable[[], bool]
     ) -> FramesMadeHere | None:
         """None for a collector whose environments are stepped by worker processes of its own."""
-        if isinstance(collector, (compat.Collector, compat.AsyncBatchedCollector)):
+        if isinstance(collector, (Collector, AsyncBatchedCollector)):
             return cls(collector, leave_within_s, asked)
         return None
 
@@ -71,11 +71,11 @@ class FramesMadeHere:
             no process makes them with it.
         """
         self._failed = error
-        compat.fail_frames(self._collector, error)
-        processes = compat.processes_behind(self._collector)
+        endings.fail_frames(self._collector, error)
+        processes = endings.processes_behind(self._collector)
         _kill(processes, error.where)
-        background = bool(compat.threads_behind(self._collector))
-        return bool(processes) or background or isinstance(self._collector, compat.AsyncBatchedCollector)
+        background = bool(endings.threads_behind(self._collector))
+        return bool(processes) or background or isinstance(self._collector, AsyncBatchedCollector)
 
     def while_waiting(self, thread: int, call: Callable[[], T]) -> T | None:
         """Call something while a thread waits for a batch; it does not go on before that has returned.
@@ -92,7 +92,7 @@ class FramesMadeHere:
 
     def stacks(self, *threads: int) -> str:
         """Where these threads, and those that step environments, are now, innermost call last."""
-        idents = {*threads, *(t.ident for t in compat.threads_behind(self._collector) if t.is_alive())}
+        idents = {*threads, *(t.ident for t in endings.threads_behind(self._collector) if t.is_alive())}
         frames = sys._current_frames()
         return "\n".join(
             f"thread {ident}:\n{''.join(traceback.format_stack(frames[ident])).rstrip()}"
@@ -120,7 +120,7 @@ class FramesMadeHere:
         """The error of a wait that failed after a stop was asked for, because a process is gone."""
         if self._failed is not None or not self._asked():
             return self._failed
-        processes, until = compat.processes_behind(self._collector), time.monotonic() + _SEEN_WITHIN_S
+        processes, until = endings.processes_behind(self._collector), time.monotonic() + _SEEN_WITHIN_S
         while processes:
             dead = [p for p in processes if p.exitcode not in (None, 0)]
             if dead or time.monotonic() >= until:
@@ -157,7 +157,7 @@ class FramesMadeHere:
                 )
 
     def _behind(self) -> tuple[list[BaseProcess], list[threading.Thread]]:
-        return compat.processes_behind(self._collector), compat.threads_behind(self._collector)
+        return endings.processes_behind(self._collector), endings.threads_behind(self._collector)
 
 
 def _kill(processes: Sequence[BaseProcess], when: str) -> None:

@@ -9,8 +9,8 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import first_line
 from rlsync.tensors.digest import all_finite
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collector_state import CollectorState
+from rlsync.torchrl_plugin.compat.trainers import optimizers
 
 #: How long workers may take to answer, seconds.
 ANSWER_WITHIN_S = 5.0
@@ -66,5 +66,5 @@ def save_before_the_end(trainer: Trainer) -> LastCheckpoint:
 
 def finite_weights(trainer: Trainer) -> bool:
     """Whether all parameters that the trainer's optimizers hold are finite."""
-    groups = [group for optimizer in compat.optimizers(trainer) for group in optimizer.param_groups]
+    groups = [group for optimizer in optimizers(trainer) for group in optimizer.param_groups]
     return all(all_finite(param) for group in groups for param in group["params"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from torchrl.modules.inference_server import InferenceServer
+
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.served_server import ServedServer
 from rlsync.torchrl_plugin.server import ServerSync
 from rlsync.torchrl_plugin.worker import WorkerSync
@@ -69,7 +70,7 @@ class BoardLink(Link):
             self.board = None
         return worker
 
-    def in_server(self, destination: str, adopt: Adopt, server: compat.InferenceServer) -> ServerSync:
+    def in_server(self, destination: str, adopt: Adopt, server: InferenceServer) -> ServerSync:
         """The one adopter of an inference server, in the learner's process or in its own."""
         beside_learner = self._pid == os.getpid()
         if not beside_learner:

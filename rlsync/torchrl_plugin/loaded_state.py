@@ -7,7 +7,7 @@ from typing import Any
 
 from rlsync.core.plan import POLICY
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 
 def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -> None:
@@ -23,5 +23,5 @@ def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -
     loaded = state_dict.get("worker0", {}).get("policy_state_dict")
     if loaded is None or publisher.publish_default is not None or POLICY not in publisher.destinations:
         return
-    publisher.ledger.advance_to(int(state_dict.get(compat.STAMP) or 0))
+    publisher.ledger.advance_to(int(state_dict.get(STAMP) or 0))
     publisher.send_over(POLICY, loaded)

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.distributed import ActorWorkers
 from rlsync.torchrl_plugin.link import Link
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.handle import RayHandle
@@ -25,10 +25,10 @@ class RayLink(Link):
         workers: the actors of the collector.
     """
 
-    def __init__(self, workers: compat.ActorWorkers) -> None:
+    def __init__(self, workers: ActorWorkers) -> None:
         self.transport: RayTransport | None = RayTransport()
         self.transport.watch(workers.actors)
-        self._workers: compat.ActorWorkers | None = workers
+        self._workers: ActorWorkers | None = workers
         self.receiver: NodeReceiver | None = None
         super().__init__(self.transport.handle, WorkersPublisher(self.transport))
 

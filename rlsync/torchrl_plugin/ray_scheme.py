@@ -11,7 +11,8 @@ from torch import nn
 
 from rlsync.core.path import parse
 from rlsync.sync.adopter import Adopt
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import collectors, distributed
+from rlsync.torchrl_plugin.compat.schemes import around_updates, schemes_of, set_context, weights_of
 from rlsync.torchrl_plugin.node_board import NodeBoardScheme
 from rlsync.torchrl_plugin.served import check_interface, refuse_different_moments
 from rlsync.torchrl_plugin.served_actors import check_actors
@@ -89,23 +90,23 @@ class RayBoardScheme(WorkerScheme):
             context, placed | {"device_map_fn": device_map_fn}, {"model": model}, of="RayBoardScheme"
         )
         parse(model_id)
-        schemes = compat.schemes_of(context)
+        schemes = schemes_of(context)
         check_actors(context, model_id, schemes, RayBoardScheme, NodeBoardScheme)
         ours = [scheme for scheme in schemes.values() if isinstance(scheme, RayBoardScheme)]
         refuse_different_moments({n: s.adopt_at for n, s in schemes.items() if isinstance(s, RayBoardScheme)})
         self.model_id = model_id
         self.context = context
-        workers = compat.actor_workers(context)
+        workers = distributed.actor_workers(context)
         links = [scheme._link for scheme in ours if scheme._link is not None]
         self._link = links[0] if links else _new_link(workers)
         publisher = self.publisher
         if publisher.serve(workers, model_id):
-            compat.needs_no_connection(context, self._link.before_batch)
-            compat.around_updates(context, publisher.one_publish)
+            distributed.needs_no_connection(context, self._link.before_batch)
+            around_updates(context, publisher.one_publish)
             publisher.announce = partial(announce, weakref.ref(context))
-        policy = compat.policy_of_actors(context) if model_id == "policy" else None
+        policy = distributed.policy_of_learner(context) if model_id == "policy" else None
         if policy is not None:
-            publisher.publish_modules({"policy": compat.weights_of(policy)}, "the collector")
+            publisher.publish_modules({"policy": weights_of(policy)}, "the collector")
 
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any | None = None
@@ -121,12 +122,12 @@ class RayBoardScheme(WorkerScheme):
         model: nn.Module | None = None,
     ) -> None:
         self.model_id = model_id
-        if isinstance(context, compat.MultiCollector):
+        if isinstance(context, collectors.MultiCollector):
             # Its worker processes adopt, from a board of this actor.
-            inner = compat.schemes_of(context)[model_id]
+            inner = schemes_of(context)[model_id]
             assert isinstance(inner, NodeBoardScheme), "check_actors has looked"
             assert self._link is not None
-            compat.set_context(self, context)
+            set_context(self, context)
             self._link.supply(inner.board, worker_idx, context.num_workers)
             return
         self.begin_in_worker(model_id, worker_idx, model)
@@ -148,7 +149,7 @@ class RayBoardScheme(WorkerScheme):
             self._link.close()
 
 
-def _new_link(workers: compat.ActorWorkers) -> RayLink:
+def _new_link(workers: distributed.ActorWorkers) -> RayLink:
     from rlsync.torchrl_plugin.ray_link import RayLink  # loads ray, which only RayCollector needs
 
     return RayLink(workers)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from torchrl.trainers import Trainer
+
 from rlsync.core.plan import SyncPlan
 from rlsync.sync.resolve import SyncMap, bind_routes, plan_of, with_training
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.training import training_of
 
 
-def resolve(sync_map: SyncMap, trainer: compat.Trainer) -> SyncPlan:
+def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
     """The plan of ``sync_map`` on ``trainer``, leaf by leaf, without changing either.
 
     Args:

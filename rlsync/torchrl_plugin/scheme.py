@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
 from rlsync.core.errors import ConfigError
@@ -16,7 +17,8 @@ from rlsync.sync.adopter import Adopt
 from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.program_end import end_with_program
 from rlsync.sync.starting import StartLogs
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import servers
+from rlsync.torchrl_plugin.compat.schemes import around_updates, forget_sender, schemes_of, set_context
 from rlsync.torchrl_plugin.link import BoardLink
 from rlsync.torchrl_plugin.served import (
     ONE_VERSION,
@@ -109,7 +111,7 @@ class BoardScheme(WorkerScheme):
             context: the worker's collector, or the server; by default the server that TorchRL has set.
             kwargs: as TorchRL passes them.
         """
-        server = self.context if isinstance(self.context, compat.InferenceServer) else None
+        server = self.context if isinstance(self.context, InferenceServer) else None
         super().init_on_receiver(model_id=model_id, context=server if context is None else context, **kwargs)
 
     @property
@@ -144,12 +146,12 @@ class BoardScheme(WorkerScheme):
         device_map_fn: Any = None,
     ) -> None:
         """TorchRL's interface. Collectors pass the first five, and ``model`` beside their ``context``."""
-        if compat.server_of(context) is not None:
+        if servers.server_of(context) is not None:
             self.model_id = self.serving(context).connect(self, self.publisher)
             return
         placed = {"weights": weights, "params_map": params_map, "devices": devices}
         check_interface(context, placed | {"device_map_fn": device_map_fn}, {"model": model})
-        schemes = compat.schemes_of(context).items()
+        schemes = schemes_of(context).items()
         refuse_different_moments({n: s.adopt_at for n, s in schemes if isinstance(s, BoardScheme)})
         parse(model_id)
         collector = served(context, model_id)
@@ -161,7 +163,7 @@ class BoardScheme(WorkerScheme):
         if publisher.serve(collector.workers, model_id):
             self._link.starting = StartLogs(collector.workers.num_workers, self.start_timeout_s)
             collector.prepare(publisher, self._link.starting)
-            compat.around_updates(context, publisher.one_publish)
+            around_updates(context, publisher.one_publish)
             publisher.announce = partial(announce, weakref.ref(context))
         policy = collector.policy() if model_id == "policy" else None
         if policy is not None:
@@ -185,7 +187,7 @@ class BoardScheme(WorkerScheme):
         if weights is not None:
             self.send(weights)
         # Workers of other schemes stand only when those are connected, too; TorchRL waits for them itself.
-        schemes = compat.schemes_of(self.context).values()
+        schemes = schemes_of(self.context).values()
         if schemes and all(isinstance(scheme, BoardScheme) for scheme in schemes):
             logs = self._link.starting
             assert logs is not None, "made before the workers were started"
@@ -203,11 +205,11 @@ class BoardScheme(WorkerScheme):
         worker_idx: int = 0,
         model: nn.Module | None = None,
     ) -> None:
-        compat.forget_sender(self)
+        forget_sender(self)
         self.model_id = model_id
-        if isinstance(context, compat.InferenceServer):
+        if isinstance(context, InferenceServer):
             self.worker_idx = worker_idx
-            compat.set_context(self, context)
+            set_context(self, context)
             self._link.in_server(model_id, self.adopt, context)
             return
         self._board = None

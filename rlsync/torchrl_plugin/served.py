@@ -9,12 +9,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from torchrl.collectors import MultiAsyncCollector
+from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.sync.processes import await_ready
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
-from rlsync.torchrl_plugin import compat, waits
+from rlsync.torchrl_plugin import waits
+from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps
 from rlsync.torchrl_plugin.kept_rollouts import keep_rollouts
 from rlsync.torchrl_plugin.loaded_state import publish_loaded
 
@@ -74,23 +76,23 @@ class ServedProcesses:
 
     first_worker = 0
 
-    def __init__(self, collector: compat.MultiCollector) -> None:
+    def __init__(self, collector: collectors.MultiCollector) -> None:
         self.workers = collector
 
     def policy(self) -> object:
         """See :class:`Served`. Workers receive it without its memory, and take the weights from the board."""
-        if not compat.has_own_policy_template(self.workers):
+        if not collectors.has_own_policy_template(self.workers):
             return None
-        compat.send_whole_if_no_module(self.workers)
-        return compat.weights_of(self.workers.policy)
+        schemes.send_whole_if_no_module(self.workers)
+        return schemes.weights_of(self.workers.policy)
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
         """See :class:`Served`."""
-        compat.turn_on_stamps(self.workers)
-        compat.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
+        stamps.turn_on_stamps(self.workers)
+        collectors.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
         if isinstance(self.workers, MultiAsyncCollector):
             keep_rollouts(self.workers)
-        compat.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
+        collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
         """See :class:`Served`. These workers say on a pipe that they stand, or why not."""
@@ -100,11 +102,11 @@ class ServedProcesses:
 class ServedNodes:
     """A DistributedCollector whose workers are single collectors on this host."""
 
-    first_worker = compat.FIRST_RANK
+    first_worker = distributed.FIRST_RANK
 
-    def __init__(self, collector: compat.DistributedCollector) -> None:
-        self.workers = compat.distributed_workers(collector)
-        self._policy = compat.own_policy(collector)
+    def __init__(self, collector: DistributedCollector) -> None:
+        self.workers = distributed.distributed_workers(collector)
+        self._policy = distributed.own_policy(collector)
 
     def policy(self) -> object:
         """See :class:`Served`."""
@@ -112,9 +114,9 @@ class ServedNodes:
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
         """See :class:`Served`. What these workers print is not logged."""
-        compat.stamp_nodes(self.workers.collector)
+        distributed.stamp_nodes(self.workers.collector)
         if self._policy is not None:
-            compat.send_policy_by_value(self.workers.collector, self._policy)
+            distributed.send_policy_by_value(self.workers.collector, self._policy)
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
         """See :class:`Served`. If a worker does not stand, all are ended: TorchRL would leave them."""
@@ -146,18 +148,18 @@ def served(collector: object, destination: str) -> Served:
     """
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
     match collector:
-        case compat.MultiCollector():
+        case collectors.MultiCollector():
             return ServedProcesses(collector)
-        case compat.DistributedCollector():
+        case DistributedCollector():
             _check_on_this_host(collector, where)
             return ServedNodes(collector)
-        case compat.RayCollector():
+        case RayCollector():
             raise ConfigError(
                 "a board is memory of one host, and Ray starts workers on any node",
                 where,
                 "use RayBoardScheme instead, which keeps a board on each node",
             )
-        case compat.RPCCollector():
+        case RPCCollector():
             collector.shutdown()  # TorchRL asks only when its workers stand, and would leave them
             raise ConfigError(
                 "a board must know a collector before its workers start, and RPCCollector starts them first",
@@ -255,7 +257,7 @@ def refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num
         )
 
 
-def _check_on_this_host(collector: compat.DistributedCollector, where: str) -> None:
+def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
     if collector.launcher != "mp":
         raise ConfigError(
             f"a board is memory of one host, and launcher={collector.launcher!r} may start workers on others",
@@ -263,13 +265,13 @@ def _check_on_this_host(collector: compat.DistributedCollector, where: str) -> N
             "pass launcher='mp' to keep them on this host; for several hosts use RayCollector with a "
             "RayBoardScheme, which keeps a board on each node",
         )
-    if not compat.single_collectors(collector):
+    if not distributed.single_collectors(collector):
         raise ConfigError(
             f"a board does not reach the workers of a {collector.collector_class.__name__} in each node",
             where,
             "leave collector_class out, and give each environment a node of its own",
         )
-    if argument := compat.updates_by_itself(collector):
+    if argument := distributed.updates_by_itself(collector):
         raise ConfigError(
             "a board publishes to all workers at once, and this collector would send to one at a time",
             f"{where}, with {argument}",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torchrl.collectors.distributed import RayCollector
+
 from rlsync.core.errors import ConfigError
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import distributed
 
 
 def check_actors(
@@ -28,7 +30,7 @@ def check_actors(
         ConfigError: it is no RayCollector, or one whose frames would not say which weights acted.
     """
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
-    if not isinstance(collector, compat.RayCollector):
+    if not isinstance(collector, RayCollector):
         raise ConfigError(
             f"RayBoardScheme serves RayCollector, not {type(collector).__name__}",
             where,
@@ -41,21 +43,21 @@ def check_actors(
             where,
             "give every destination a RayBoardScheme",
         )
-    if compat.calls_a_policy_service(collector):
+    if distributed.calls_a_policy_service(collector):
         raise ConfigError(
             "these actors ask an inference server for their actions, and hold no weights",
             where,
             "leave the scheme out, or give the collector the policy itself",
         )
-    if not compat.single_collectors(collector):
+    if not distributed.single_collectors(collector):
         _check_inner(collector, schemes, inner, where)
-    if not compat.actors_are_stamped(collector):
+    if not distributed.actors_are_stamped(collector):
         raise ConfigError(
             "the frames of these actors would not say which weights acted",
             where,
             "pass collector_kwargs={'track_policy_version': True} to the RayCollector",
         )
-    if argument := compat.sends_to_one_actor(collector):
+    if argument := distributed.sends_to_one_actor(collector):
         raise ConfigError(
             "a board publishes to all workers at once, and this collector would send to one at a time",
             f"{where}, with {argument}",
@@ -64,10 +66,10 @@ def check_actors(
 
 
 def _check_inner(
-    collector: compat.RayCollector, schemes: Mapping[str, object], inner: type[object], where: str
+    collector: RayCollector, schemes: Mapping[str, object], inner: type[object], where: str
 ) -> None:
     name = collector.collector_class.__name__
-    for given in compat.schemes_in_actors(collector):
+    for given in distributed.schemes_in_actors(collector):
         if list(given) != ["policy"] or not isinstance(given["policy"], inner):
             raise ConfigError(
                 f"a board does not reach the workers of a {name} in each actor",

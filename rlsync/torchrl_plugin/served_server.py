@@ -7,12 +7,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch import nn
+from torchrl.collectors import AsyncBatchedCollector
+from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import schemes, servers
 
 
 class ServedServer:
@@ -29,15 +31,15 @@ class ServedServer:
     num_workers = 1
 
     def __init__(self, holder: Any, scheme: object) -> None:
-        server = compat.server_of(holder)
-        if server is None or isinstance(server, compat.RayInferenceServer):
+        server = servers.server_of(holder)
+        if server is None or isinstance(server, servers.RayInferenceServer):
             raise ConfigError(
                 "a board serves inference servers of this host, in a thread or in a process",
                 f"BoardScheme, {type(holder).__name__}",
                 "use service_backend='thread' or 'process'; an actor of Ray takes weights by its own "
                 "update_model_weights",
             )
-        if compat.scheme_of_server(server) is not scheme:
+        if servers.scheme_of_server(server) is not scheme:
             raise ConfigError(
                 f"this scheme is not the weight_sync of that {type(holder).__name__}",
                 "BoardScheme.init_on_sender",
@@ -45,16 +47,16 @@ class ServedServer:
             )
         self._holder = weakref.ref(holder)
         self._server = weakref.ref(server)
-        self.in_a_process = compat.is_in_a_process(server)
-        self.destination: str = compat.destination_of_server(server)
-        self.stamped = compat.is_stamped_by(server)
+        self.in_a_process = servers.is_in_a_process(server)
+        self.destination: str = servers.destination_of_server(server)
+        self.stamped = servers.is_stamped_by(server)
         self._specs: list[LeafSpec] | None = None
 
     def serves(self, holder: object) -> bool:
         """Whether this is the server that ``holder`` is or has."""
-        return compat.server_of(holder) is self._server()
+        return servers.server_of(holder) is self._server()
 
-    def connect(self, scheme: compat.WeightSyncScheme, publisher: WorkersPublisher) -> str:
+    def connect(self, scheme: WeightSyncScheme, publisher: WorkersPublisher) -> str:
         """Let the collector's own method publish, and its frames carry versions at both ends of a step.
 
         Args:
@@ -65,17 +67,17 @@ class ServedServer:
             The name of the server's policy.
         """
         holder = self._holder()
-        if isinstance(holder, compat.AsyncBatchedCollector):
-            compat.send_by(holder, {self.destination: scheme})
-            compat.around_updates(holder, publisher.one_publish)
-            compat.stamp_both_ends(holder)
+        if isinstance(holder, AsyncBatchedCollector):
+            servers.send_by(holder, {self.destination: scheme})
+            schemes.around_updates(holder, publisher.one_publish)
+            servers.stamp_both_ends(holder)
         return self.destination
 
     @property
     def procs(self) -> list[BaseProcess]:
         """The process of the server; none for a thread, and before the start."""
         server = self._server()
-        process = None if server is None else compat.process_of(server)
+        process = None if server is None else servers.process_of(server)
         return [] if process is None else [process]
 
     @property
@@ -90,14 +92,14 @@ class ServedServer:
             ValueError: the learner holds none.
         """
         holder = self._holder()
-        if isinstance(holder, compat.AsyncBatchedCollector) and isinstance(holder.policy, nn.Module):
+        if isinstance(holder, AsyncBatchedCollector) and isinstance(holder.policy, nn.Module):
             return holder.policy
         raise ValueError(f"the learner holds no module {model_id!r}")
 
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
         """End the server, and the collector that asks it."""
         holder = self._holder()
-        if isinstance(holder, compat.AsyncBatchedCollector):
+        if isinstance(holder, AsyncBatchedCollector):
             holder.shutdown(timeout=timeout, raise_on_error=raise_on_error)
         elif holder is not None:
             holder.shutdown(timeout=timeout)
@@ -129,5 +131,5 @@ def specs_of(holder: object) -> list[LeafSpec] | None:
     Args:
         holder: the server, or the collector that has it.
     """
-    policy = compat.policy_like_served(holder)
+    policy = servers.policy_like_served(holder)
     return Leaves(policy, "the served policy").specs() if isinstance(policy, nn.Module) else None

@@ -6,9 +6,11 @@ import weakref
 from contextlib import AbstractContextManager
 from typing import NoReturn
 
+from torchrl.modules.inference_server import InferenceServer
+
 from rlsync.core.errors import PublishError
 from rlsync.sync.adopter import Adopt, Adopter, Destination
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import servers
 from rlsync.transport.contract import Handle
 
 
@@ -35,21 +37,21 @@ class ServerSync:
         handle: Handle,
         destination: str,
         adopt: Adopt,
-        server: compat.InferenceServer,
+        server: InferenceServer,
         *,
         beside_learner: bool,
     ) -> None:
         if beside_learner:
-            compat.give_own_policy(server)
+            servers.give_own_policy(server)
         self._server = weakref.ref(server)
         self._batches: AbstractContextManager[int] | None = None
         self._adopter = Adopter(handle, 0)
         if not beside_learner:
             self._adopter.end_with_the_learner()
-        recorded = compat.records_a_graph(server)
+        recorded = servers.records_a_graph(server)
         self._adopter.place({destination: Destination(self._policy, "copy" if recorded else adopt)})
         self._adopter.tell()
-        compat.refuse_updates(server, _refuse_update)
+        servers.refuse_updates(server, _refuse_update)
 
     def between_batches(self) -> None:
         """Answer the learner's question about the batches before, adopt the newest version, and stamp."""
@@ -61,7 +63,7 @@ class ServerSync:
                 return
             self._batches.__exit__(None, None, None)
         self._batches = self._adopter.acting()
-        compat.serve_version(server, self._batches.__enter__())
+        servers.serve_version(server, self._batches.__enter__())
 
     def _policy(self) -> object:
         server = self._server()

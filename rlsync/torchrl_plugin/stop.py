@@ -9,13 +9,15 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 
 from torchrl.collectors import BaseCollector
+from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
+from torchrl.trainers import Trainer
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, ConfigError, RlsyncError, WorkerLost
 from rlsync.sync.processes import StopsWaiting
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collector_state import CollectorState
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.compat import collectors, trainers
 from rlsync.torchrl_plugin.frames_made_here import FramesMadeHere
 from rlsync.torchrl_plugin.last_checkpoint import ANSWER_WITHIN_S, LastCheckpoint, save_before_the_end
 
@@ -73,7 +75,7 @@ class Stop:
           cure   for example 30.0; None waits as long as the trainer does
     """
 
-    def __init__(self, trainer: compat.Trainer, within_s: float | None = 30.0) -> None:
+    def __init__(self, trainer: Trainer, within_s: float | None = 30.0) -> None:
         if within_s is not None and not within_s > 0:
             raise ConfigError(
                 f"a deadline is a number of seconds above zero, got {within_s!r}",
@@ -155,7 +157,7 @@ class Stop:
         finally:
             try:
                 if ends_well:
-                    compat.run_shutdown_operations(self._trainer)
+                    trainers.run_shutdown_operations(self._trainer)
             finally:
                 _end(self._trainer.collector)
                 self._ended.set()
@@ -187,14 +189,14 @@ class Stop:
 
 def _lost_workers(error: BaseException) -> bool:
     """Whether an error says that workers are gone."""
-    if isinstance(error, RuntimeError) and compat.says_a_worker_died(error):
+    if isinstance(error, RuntimeError) and collectors.says_a_worker_died(error):
         return True
     return isinstance(error, (WorkerLost, AdoptionTimeout, BoardClosed, ConnectionError, EOFError))
 
 
 def _end(collector: BaseCollector) -> None:
     """Shut a collector down, whatever state its workers are in."""
-    if isinstance(collector, (compat.DistributedCollector, compat.RPCCollector, compat.RayCollector)):
+    if isinstance(collector, (DistributedCollector, RPCCollector, RayCollector)):
         collector.shutdown(timeout=LEAVE_WITHIN_S)
     else:
         collector.shutdown(timeout=LEAVE_WITHIN_S, raise_on_error=False)
@@ -205,8 +207,8 @@ def _end_waits(collector: BaseCollector, when: str) -> None:
     error = _no_frames("the workers were killed", when)
     if isinstance(collector, StopsWaiting):
         collector.stop_waiting(error)
-    elif isinstance(collector, compat.MultiCollector):
-        compat.fail_free_run(collector, error)
+    elif isinstance(collector, collectors.MultiCollector):
+        collectors.fail_free_run(collector, error)
     for process in _processes(collector):
         try:
             _log.warning("worker process %s is killed, %s", process.pid, when)
@@ -226,4 +228,4 @@ def _processes(collector: BaseCollector) -> list[BaseProcess]:
         return []
     if isinstance(endpoint, BoardEndpoint):
         return list(endpoint.publisher.collector.procs)
-    return list(collector.procs) if isinstance(collector, compat.MultiCollector) else []
+    return list(collector.procs) if isinstance(collector, collectors.MultiCollector) else []

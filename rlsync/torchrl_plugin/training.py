@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from torch import nn
+from torchrl.trainers import Trainer
 
 from rlsync.sync.trained import Training
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import optimizers
 
 
 def training_of(trainer: object) -> Training:
@@ -14,11 +15,11 @@ def training_of(trainer: object) -> Training:
     Args:
         trainer: the root of a map's sources.
     """
-    if not isinstance(trainer, compat.Trainer):
+    if not isinstance(trainer, Trainer):
         return Training()
 
     def losses() -> dict[str, nn.Module]:
         loss = trainer.loss_module
         return {"loss_module": loss} if isinstance(loss, nn.Module) else {}
 
-    return Training(lambda: compat.optimizers(trainer), losses)
+    return Training(lambda: optimizers(trainer), losses)

@@ -10,11 +10,12 @@ from queue import Empty
 from typing import Any
 
 from tensordict import TensorDictBase
+from torchrl.collectors import AsyncBatchedCollector
 
 from rlsync.sync.processes import await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkerProcesses
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import collectors, servers
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[
     return found
 
 
-def await_start(collector: compat.MultiCollector, timeout_s: float | None, logs: StartLogs) -> None:
+def await_start(collector: collectors.MultiCollector, timeout_s: float | None, logs: StartLogs) -> None:
     """Wait until every worker process has said that it is ready, or why it is not.
 
     TorchRL 0.14 waits for each of them 20 s, does not look whether that helped, and reads for ever. Its
@@ -72,7 +73,7 @@ def await_start(collector: compat.MultiCollector, timeout_s: float | None, logs:
         except EOFError:  # the process is about to end
             process.join(seconds)
             return False
-        failure = compat.why_not_ready(message)
+        failure = collectors.why_not_ready(message)
         if failure is not None:
             _log.error("the error of worker %d:\n%s", worker, failure[1].rstrip())
             raise ended_before_ready(worker, process, "its collector could not be made", failure[0])
@@ -96,7 +97,7 @@ def _hand_back(pipe: Any, message: object) -> None:
     pipe.recv, pipe.poll = recv, lambda timeout=0.0: True
 
 
-def around_requests(collector: compat.MultiCollector, enter: Enter) -> None:
+def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
     """Run each iteration over the batches of ``collector``, and all talk to a worker, inside ``enter()``."""
     ref = weakref.ref(collector)
 
@@ -124,7 +125,7 @@ def _talk_in(enter: Enter, pipe: Any) -> None:
     pipe.send, pipe.recv = send, recv
 
 
-def around_waits(collector: compat.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
+def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
     """Use ``wait`` wherever the learner waits for the workers of ``collector``.
 
     The learner waits for batches, for answers, for the lock of a shared replay buffer, and for frames in a
@@ -156,7 +157,7 @@ def around_waits(collector: compat.MultiCollector, wait: Wait, came: Callable[[i
 
     def getattr_rb(attr: str) -> Any:
         self = _present(ref)
-        if compat.runs_free(self):
+        if collectors.runs_free(self):
             wait(lambda _: False, 0.0)
         return type(self).getattr_rb(self, attr)
 
@@ -164,11 +165,11 @@ def around_waits(collector: compat.MultiCollector, wait: Wait, came: Callable[[i
     collector.getattr_rb = getattr_rb
     for pipe in collector.pipes:
         _poll_by(wait, pipe)
-    compat.wrap_write_lock(collector, lambda lock: _WatchedLock(lock, wait))
+    collectors.wrap_write_lock(collector, lambda lock: _WatchedLock(lock, wait))
 
 
 def around_server(
-    collector: compat.AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
+    collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
 ) -> None:
     """Use ``wait`` wherever the learner waits for frames, and iterate over batches inside ``enter()``.
 
@@ -180,8 +181,8 @@ def around_server(
         came: called with the number of the server when frames arrive.
         enter: see :data:`Enter`.
     """
-    compat.around_results(collector, lambda queue: _watched_get(queue, wait, came))
-    compat.around_iterations(collector, enter)
+    servers.around_results(collector, lambda queue: _watched_get(queue, wait, came))
+    servers.around_iterations(collector, enter)
 
 
 def _watched_get(queue: Any, wait: Wait, came: Callable[[int], None]) -> None:
@@ -249,7 +250,7 @@ def _present_method(owner: Any, name: str) -> Callable[..., Any]:
     return call
 
 
-def _present(ref: weakref.ref[compat.MultiCollector]) -> compat.MultiCollector:
+def _present(ref: weakref.ref[collectors.MultiCollector]) -> collectors.MultiCollector:
     """The collector behind a weak reference. A wrapped method must not keep it alive."""
     collector = ref()
     if collector is None:

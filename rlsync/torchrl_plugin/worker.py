@@ -10,12 +10,13 @@ from typing import Literal
 
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torchrl.collectors import Collector
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, parse, walk
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.tensors.target import materialise
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import collectors, schemes, stamps
 from rlsync.transport.contract import Handle
 
 __all__ = ["Adopt", "AdoptAt", "WorkerSync"]
@@ -40,7 +41,7 @@ class WorkerSync:
         self._paths: dict[str, Path] = {}
         self._places: dict[str, Destination] = {}
         self._at_policy_calls = False
-        self._collector: weakref.ref[compat.Collector] | None = None
+        self._collector: weakref.ref[Collector] | None = None
         self._acting: ExitStack | None = None  #: what ends the use of the version that acts, in a rollout
         self._called = False  #: whether the policy was called in this rollout
         self._memory: set[int] = set()
@@ -59,7 +60,7 @@ class WorkerSync:
         self._adopter.place(self._places)
         self._adopter.adopt()
 
-    def attach(self, collector: compat.Collector) -> None:
+    def attach(self, collector: Collector) -> None:
         """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has.
 
         Raises:
@@ -67,13 +68,13 @@ class WorkerSync:
         """
         if self._collector is None:
             self._collector = weakref.ref(collector)
-            compat.drop_first_weights(collector)
-            compat.around_rollouts(collector, self._rollout)
-            compat.before_state_dict(collector, self._between_rollouts)
+            collectors.drop_first_weights(collector)
+            collectors.around_rollouts(collector, self._rollout)
+            collectors.before_state_dict(collector, self._between_rollouts)
             if self._at_policy_calls:
-                compat.around_policy_calls(collector, self._before_policy, self._after_policy)
+                collectors.around_policy_calls(collector, self._before_policy, self._after_policy)
             self._adopter.end_with_the_learner()
-        compiled = compat.runs_compiled(collector)
+        compiled = collectors.runs_compiled(collector)
         for destination, adopt in self._adopt_by.items():
             find = partial(self.module, destination)
             self._places[destination] = Destination(find, "copy" if compiled else adopt)
@@ -99,13 +100,13 @@ class WorkerSync:
         return self._adopter.version
 
     @contextmanager
-    def _rollout(self, collector: compat.Collector) -> Iterator[None]:
+    def _rollout(self, collector: Collector) -> Iterator[None]:
         with ExitStack() as acting:
             self._acting, self._called = acting, False
             try:
                 if self._at_policy_calls:
                     # What acts is decided by the calls: a version that no call used must not answer for them.
-                    compat.stamp(collector, self._adopter.adopt())
+                    stamps.stamp(collector, self._adopter.adopt())
                 else:
                     self._act(collector, acting)
                 yield
@@ -114,17 +115,17 @@ class WorkerSync:
             finally:
                 self._acting = None
 
-    def _act(self, collector: compat.Collector, acting: ExitStack) -> None:
+    def _act(self, collector: Collector, acting: ExitStack) -> None:
         """Adopt the newest version, and act with it until ``acting`` is closed."""
-        compat.stamp(collector, acting.enter_context(self._adopter.acting()))
+        stamps.stamp(collector, acting.enter_context(self._adopter.acting()))
         if self._at_policy_calls:
             self._memory = self._adopter.memory()
 
-    def _between_rollouts(self, collector: compat.Collector) -> None:
+    def _between_rollouts(self, collector: Collector) -> None:
         if self._acting is None:  # a rollout keeps its version
-            compat.stamp(collector, self._adopter.adopt())
+            stamps.stamp(collector, self._adopter.adopt())
 
-    def _before_policy(self, collector: compat.Collector) -> None:
+    def _before_policy(self, collector: Collector) -> None:
         if self._acting is None or (self._called and self._adopter.newest == self._adopter.version):
             return
         self._acting.close()
@@ -151,4 +152,4 @@ class WorkerSync:
             root_name="the worker's collector",
             where=f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}",
         )
-        return compat.weights_of(found)
+        return schemes.weights_of(found)

@@ -6,12 +6,13 @@ import weakref
 from typing import Any, TypeVar, get_args
 
 from torch import nn
+from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import PublishError
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
+from rlsync.torchrl_plugin.compat import schemes, stamps
 from rlsync.torchrl_plugin.link import Link
 from rlsync.torchrl_plugin.served import check_choice, refuse_some_workers
 from rlsync.torchrl_plugin.worker import AdoptAt, WorkerSync
@@ -19,7 +20,7 @@ from rlsync.torchrl_plugin.worker import AdoptAt, WorkerSync
 T = TypeVar("T")
 
 
-class WorkerScheme(compat.WeightSyncScheme):
+class WorkerScheme(WeightSyncScheme):
     """A scheme whose workers adopt by themselves, in the thread that acts.
 
     Args:
@@ -75,11 +76,11 @@ class WorkerScheme(compat.WeightSyncScheme):
             model: a policy that came without its memory; it gets the newest weights.
         """
         assert self._link is not None
-        compat.make_room_for_the_stamp()
+        stamps.make_room_for_the_stamp()
         self.worker_idx = worker_idx
         worker = self._link.in_worker(worker_idx)
         worker.declare(model_id, self.adopt, self.adopt_at)
-        weights = None if model is None else compat.weights_of(model)
+        weights = None if model is None else schemes.weights_of(model)
         if isinstance(weights, nn.Module):
             worker.prepare(model_id, weights)
         return worker
@@ -91,7 +92,7 @@ class WorkerScheme(compat.WeightSyncScheme):
 
     @context.setter
     def context(self, collector: Any) -> None:
-        compat.set_context(self, collector)
+        schemes.set_context(self, collector)
         if self.initialized_on_receiver and collector is not None and self._link is not None:
             worker = self._link.in_worker(self.worker_idx)
             worker.attach(collector)
@@ -144,4 +145,4 @@ def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
 
 def announce(collector: weakref.ref[Any], version: int) -> None:
     """Show the number of a visible version on the learner's collector."""
-    compat.announce_version(collector(), version)
+    stamps.announce_version(collector(), version)

@@ -17,7 +17,7 @@ from rlsync.cli.job import Job
 from rlsync.cli.main import main
 from rlsync.cli.resume import load
 from rlsync.cli.settings_of_checkpoint import schedulers
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import trainers
 from tests.cli.test_main import finished
 
 #: What a user tried first.
@@ -130,7 +130,7 @@ def built(runs: Path, *words: str) -> tuple[Job, Trainer]:
 def test_a_learning_rate_that_is_changed_is_the_one_that_is_used(runs: Path) -> None:
     _, kept = built(runs)
     _, changed = built(runs, "recipe.lr=5e-4")
-    (before,), (after,) = (compat.optimizers(trainer) for trainer in (kept, changed))
+    (before,), (after,) = (trainers.optimizers(trainer) for trainer in (kept, changed))
     assert before.param_groups[0]["initial_lr"] == 1e-4
     assert after.param_groups[0]["initial_lr"] == 5e-4
     assert after.param_groups[0]["lr"] == pytest.approx(5 * before.param_groups[0]["lr"])
@@ -146,7 +146,7 @@ def test_coefficients_that_torchrl_keeps_in_buffers_are_those_of_this_config(run
     loss: Any = trainer.loss_module
     assert float(loss.clip_epsilon) == pytest.approx(0.1)
     assert float(loss.critic_coeff) == pytest.approx(1.5)
-    held = [value for hook in compat.registered_modules(trainer) for value in vars(hook).values()]
+    held = [value for hook in trainers.registered_modules(trainer) for value in vars(hook).values()]
     (gamma,) = {float(value.gamma) for value in held if hasattr(value, "gamma")}
     assert gamma == pytest.approx(0.9)
 

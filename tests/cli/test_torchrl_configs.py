@@ -21,7 +21,8 @@ from torchrl.trainers.algorithms import PPOTrainer
 from rlsync import BoardScheme, SyncWeights, WatchWorkers
 from rlsync.cli import torchrl_configs
 from rlsync.cli.compose import overrides, schema
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import trainers
+from rlsync.torchrl_plugin.compat.schemes import schemes_of
 from tests.tools.parts.programs import fresh_python
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torchrl_config"
@@ -51,7 +52,7 @@ def built(*line: str) -> Iterator[Trainer]:
 
 
 def the_hook(trainer: Trainer) -> SyncWeights:
-    (hook,) = (m for m in compat.registered_modules(trainer) if isinstance(m, SyncWeights))
+    (hook,) = (m for m in trainers.registered_modules(trainer) if isinstance(m, SyncWeights))
     return hook
 
 
@@ -69,7 +70,7 @@ def test_a_stock_ppo_config_trains_with_the_board_and_each_batch_says_which_vers
     with built() as trainer:
         assert type(trainer) is PPOTrainer
         hook = the_hook(trainer)
-        assert compat.stock_update_weights(trainer) == [], "weights would be pushed twice"
+        assert trainers.stock_update_weights(trainer) == [], "weights would be pushed twice"
         assert {row.verdict.value for row in hook.plan.rows} == {"copied"}
         acted: list[tuple[list[int], list[int]]] = []
 
@@ -92,7 +93,7 @@ def test_the_map_the_trigger_and_the_scheme_are_overridden_like_any_key() -> Non
     with built(*line, "sync.finite=true", "sync.history=7", "collector.num_workers=1") as trainer:
         hook = the_hook(trainer)
         assert (str(hook.when), hook.finite, hook.receipts.maxlen) == ("every 3 optim_steps", True, 7)
-        assert compat.schemes_of(trainer.collector)["policy"].adopt == "copy"
+        assert schemes_of(trainer.collector)["policy"].adopt == "copy"
         assert hook.sync_map == {"policy": "loss_module.actor_network"}
 
 

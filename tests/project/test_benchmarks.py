@@ -34,9 +34,9 @@ if __name__ == "__main__":
 ONE_BEHIND = f"""
 import sys
 sys.path.insert(0, {str(BENCHMARKS)!r})
-from rlsync.torchrl_plugin import compat
-exact = compat.serve_version
-compat.serve_version = lambda server, version: exact(server, max(0, version - 1))
+from rlsync.torchrl_plugin.compat import servers
+exact = servers.serve_version
+servers.serve_version = lambda server, version: exact(server, max(0, version - 1))
 from servers import main
 if __name__ == "__main__":
     raise SystemExit(main())

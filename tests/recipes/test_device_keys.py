@@ -15,7 +15,7 @@ from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollC
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.off_policy.config import DQNConfig, SACConfig, TD3Config
 from rlsync.recipes.random_state import RandomState
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.collectors import takes_policies_on
 from rlsync.workers.devices import CPU, device_named, device_of_each
 from tests.recipes.test_recipes import small_ppo
 from tests.tools.parts.processes import child_pids
@@ -128,8 +128,8 @@ def test_a_device_that_torchrls_collectors_do_not_know_is_refused_where_they_col
 
 
 def test_torchrl_is_asked_only_about_devices_that_are_there() -> None:
-    assert compat.takes_policies_on(CPU)
-    assert compat.takes_policies_on(torch.device("cuda", 0))
+    assert takes_policies_on(CPU)
+    assert takes_policies_on(torch.device("cuda", 0))
     assert list(stock_device_errors(config_with("collector.device", "gpu"))) == []
 
 

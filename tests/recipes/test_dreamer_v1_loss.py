@@ -11,7 +11,7 @@ from rlsync.recipes.dreamer.config import DreamerV1Config
 from rlsync.recipes.dreamer.v1_networks import DreamerV1Loss, make_loss
 from rlsync.recipes.hooks import EpisodeReturns
 from rlsync.recipes.spaces import BOX
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.recipes.test_dreamer_recipes import built, small
 from tests.recipes.test_recipes import trained
 
@@ -57,7 +57,7 @@ def test_a_scale_of_rewards_changes_neither_stored_rewards_nor_logged_returns() 
         "dreamer_v1", "recipe.reward_scale=0.125", "recipe.total_frames=224", kind="in_process"
     )  # of which the first 200 are an episode
     trainer = built(config)
-    (returns,) = (m for m in compat.registered_modules(trainer) if isinstance(m, EpisodeReturns))
+    (returns,) = (m for m in registered_modules(trainer) if isinstance(m, EpisodeReturns))
     trained(trainer)
     rows = trainer.replay_buffer[:]
     episode = rows[rows["row"].flatten().argsort()][1:201]

@@ -26,7 +26,7 @@ from rlsync.recipes.hooks import Bottleneck, Load, MixReplayed, StalenessHistogr
 from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.impala.recipe import build, make_network, probe
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.cli.test_main import checked_statistics
 from tests.tools.parts.processes import is_alive, wait_until
 from tests.tools.parts.programs import run_program
@@ -49,7 +49,7 @@ def small(total_frames: int = 40 * FRAMES_PER_BATCH, run_dir: Path | None = None
 
 
 def part(trainer: Trainer, kind: type) -> Any:
-    (found,) = (module for module in compat.registered_modules(trainer) if isinstance(module, kind))
+    (found,) = (module for module in registered_modules(trainer) if isinstance(module, kind))
     return found
 
 

@@ -23,7 +23,7 @@ from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.off_policy.config import PaceConfig
 from rlsync.recipes.off_policy.normalize import Moments, Normalize, NormalizeConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_off_policy import built, every_recipe, small
 from tests.recipes.test_recipes import hook_of, trained
@@ -40,7 +40,7 @@ SAYS = {"dqn": "action_value", "sac": "loc", "td3": "param"}
 
 
 def normalize_of(trainer: Trainer) -> Normalize:
-    (hook,) = (m for m in compat.registered_modules(trainer) if isinstance(m, Normalize))
+    (hook,) = (m for m in registered_modules(trainer) if isinstance(m, Normalize))
     return hook
 
 

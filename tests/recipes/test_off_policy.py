@@ -33,7 +33,7 @@ from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.recipes.spaces import BOX
 from rlsync.recipes.timeline import Iteration, iterations
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.torchrl_plugin.last_checkpoint import save_before_the_end
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_recipes import hook_of, trained
@@ -79,7 +79,7 @@ def built(config: Config) -> Trainer:
 
 
 def pace_of(trainer: Trainer) -> KeepPace:
-    (pace,) = (m for m in compat.registered_modules(trainer) if isinstance(m, KeepPace))
+    (pace,) = (m for m in registered_modules(trainer) if isinstance(m, KeepPace))
     return pace
 
 
@@ -349,7 +349,7 @@ def test_a_process_evaluates_greedily_and_its_result_ends_the_run(name: str, tmp
     # The learner is faster than the process starts: it waits for the first result, as long as that takes.
     trainer.register_op("post_steps", lambda: wait_until(file.exists, 60.0))
     trained(trainer)
-    (returns,) = (m for m in compat.registered_modules(trainer) if isinstance(m, EpisodeReturns))
+    (returns,) = (m for m in registered_modules(trainer) if isinstance(m, EpisodeReturns))
     assert returns.reached
     assert trainer.collected_frames < 100_000
     assert read_evaluations(file)[0].episodes == 2

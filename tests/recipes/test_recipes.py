@@ -37,7 +37,7 @@ from rlsync.recipes.hooks import EpisodeReturns
 from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.workers.envs.specs import make_venv
 from tests.tools.parts import wait_until
 
@@ -68,7 +68,7 @@ def small_dqn(when: WhenConfig, **changes: Any) -> Config:
 
 
 def hook_of(trainer: Trainer) -> SyncWeights:
-    (hook,) = (m for m in compat.registered_modules(trainer) if isinstance(m, SyncWeights))
+    (hook,) = (m for m in registered_modules(trainer) if isinstance(m, SyncWeights))
     return hook
 
 
@@ -305,7 +305,7 @@ def test_dqn_learns_cartpole() -> None:
     config.collector.frames_per_batch = 128
     trainer = dqn.build(config)
     trained(trainer)
-    (returns,) = (m for m in compat.registered_modules(trainer) if isinstance(m, EpisodeReturns))
+    (returns,) = (m for m in registered_modules(trainer) if isinstance(m, EpisodeReturns))
     assert returns.mean >= 100, "a random policy gets 22"
 
 

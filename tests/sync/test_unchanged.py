@@ -18,7 +18,7 @@ from rlsync.recipes import ppo
 from rlsync.recipes.config import WhenConfig
 from rlsync.recipes.impala import recipe as impala_recipe
 from rlsync.recipes.off_policy import dqn
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.recipes.test_impala_recipe import LASER
 from tests.recipes.test_impala_recipe import small as small_impala
 from tests.recipes.test_recipes import small_dqn, small_ppo
@@ -60,7 +60,7 @@ def make_trainer(batches: int = 12, loss: ClipPPOLoss | None = None) -> Trainer:
 
 def step_with(trainer: Trainer, optimizer: torch.optim.Optimizer) -> None:
     """Let the trainer make its steps with this optimizer, and forget the one that it was built with."""
-    trainer.optimizer = compat.registered_modules(trainer)[0].optimizer = optimizer
+    trainer.optimizer = registered_modules(trainer)[0].optimizer = optimizer
 
 
 def adam(parameters: Any, **options: Any) -> torch.optim.Adam:
@@ -302,7 +302,7 @@ def make_small_laser() -> Trainer:
 def test_nothing_is_told_of_a_recipe(make: Callable[[], Trainer]) -> None:
     trainer = make()
     try:
-        (hook,) = (m for m in compat.registered_modules(trainer) if isinstance(m, SyncWeights))
+        (hook,) = (m for m in registered_modules(trainer) if isinstance(m, SyncWeights))
         assert (hook.plan.frozen, hook.plan.unsent) == ((), ())
         assert told(trainer.train) == []
         assert len(hook.receipts) > 10

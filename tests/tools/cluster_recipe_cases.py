@@ -27,7 +27,7 @@ from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig, SACConfig
 from rlsync.recipes.off_policy.normalize import NormalizeConfig
 from rlsync.recipes.sync_config import RouteConfig, SyncConfig, WhenConfig
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.rules import keyed
 from rlsync.workers.cluster.transition_collector import TransitionCollector
 from rlsync.workers.player import Player, materialised
@@ -154,7 +154,7 @@ def test_dqn_fills_its_buffer_from_a_node_and_each_frame_was_made_by_the_version
     sync = SyncConfig(map=VALUE_GREEDY, when=WhenConfig(every=4, unit="optim_steps"))
     trainer, witness = trained(config(recipe, "CartPole-v1", "async", sync, num_envs=2), "action_value")
     assert trainer.collected_frames == 16 * FRAMES
-    (pace,) = (module for module in compat.registered_modules(trainer) if isinstance(module, KeepPace))
+    (pace,) = (module for module in registered_modules(trainer) if isinstance(module, KeepPace))
     assert pace.updates == 14 * FRAMES // 4
     frames = torch.cat([batch.reshape(-1) for batch in witness.batches])
     greedy = frames["action"].argmax(-1) == frames["action_value"].argmax(-1)

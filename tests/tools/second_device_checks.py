@@ -27,7 +27,7 @@ from rlsync.recipes.config import Config
 from rlsync.recipes.device_config import DeviceConfig
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.sync_config import WhenConfig
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import optimizers
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.player import Acted, Record
 from tests.recipes.test_impala_recipe import small
@@ -148,7 +148,7 @@ def the_learner_learns_there(recipe: str) -> None:
     before = [parameter.detach().cpu().clone() for parameter in trainer.loss_module.parameters()]
     trainer.train()
     after = [parameter.detach().cpu() for parameter in trainer.loss_module.parameters()]
-    (optimizer,) = compat.optimizers(trainer)
+    (optimizer,) = optimizers(trainer)
     state = [t for t in tensors_in(dict(optimizer.state)) if t.ndim]
     kept: list[Tensor] = []
     if trainer.replay_buffer is not None:

@@ -33,7 +33,7 @@ from rlsync import (
     WeightBoard,
     WorkerLost,
 )
-from rlsync.torchrl_plugin.compat import distributed_workers
+from rlsync.torchrl_plugin.compat.distributed import distributed_workers
 from tests.laws.test_canary import Census
 from tests.tools.parts import (
     CanaryPolicy,

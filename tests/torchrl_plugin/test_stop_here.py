@@ -22,7 +22,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Stop, SyncWeights, WatchWorkers, WorkerLost
 from rlsync.recipes.run_files import CHECKPOINT
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.endings import processes_behind
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
     child_pids,
@@ -150,7 +150,7 @@ def test_processes_of_a_parallel_env_do_not_hold_the_learner(tmp_path: Path, fla
     with Stop(trainer, AT_ONCE_S) as stop:
 
         def fail_them() -> None:
-            for process in compat.processes_behind(collector):
+            for process in processes_behind(collector):
                 os.kill(process.pid, FAULTS[fault])
             stop()
 
@@ -255,7 +255,7 @@ def test_processes_of_server_and_environments_do_not_hold_the_learner(
     with running(collector), Stop(trainer, AT_ONCE_S) as stop:
 
         def fail_them() -> None:
-            pids.update(process.pid for process in compat.processes_behind(collector))
+            pids.update(process.pid for process in processes_behind(collector))
             for pid in pids:
                 os.kill(pid, FAULTS[fault])
             stop()

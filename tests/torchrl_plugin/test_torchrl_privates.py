@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torchrl
+from torchrl.weight_update import WeightSyncScheme
 
 import rlsync
 from rlsync.torchrl_plugin import compat
@@ -137,7 +138,7 @@ def test_no_module_but_compat_touches_a_private_name_of_torchrl() -> None:
 
 def test_compat_says_which_private_methods_are_an_interface() -> None:
     assert [name for name in INTERFACE if name not in str(compat.__doc__)] == []
-    assert {name for name in INTERFACE if hasattr(compat.WeightSyncScheme, name)} == INTERFACE
+    assert {name for name in INTERFACE if hasattr(WeightSyncScheme, name)} == INTERFACE
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import Composite, TensorSpec, Unbounded
 
-from rlsync.torchrl_plugin.compat import STAMP
-from rlsync.torchrl_plugin.compat.transforms import OwnTransform
+from rlsync.torchrl_plugin.compat.replay import OwnTransform
+from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 #: Which environment a row is of, and its number there.
 STREAM, ROW = "stream", "row"

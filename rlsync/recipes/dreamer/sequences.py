@@ -11,7 +11,7 @@ from torchrl.data.replay_buffers import Storage
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.dreamer.rows import ROW, STREAM
-from rlsync.torchrl_plugin.compat.samplers import OwnSampler
+from rlsync.torchrl_plugin.compat.replay import OwnSampler
 
 
 class Sequences(OwnSampler):

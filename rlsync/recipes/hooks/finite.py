@@ -12,7 +12,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite
 from rlsync.tensors.digest import all_finite
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import optimizers
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.torchrl_plugin.last_checkpoint import finite_weights, save_before_the_end
 
@@ -53,7 +53,7 @@ class StopIfNotFinite(RegistersItself):
 
     def register(self, trainer: Trainer, name: str = "stop_if_not_finite") -> None:
         """Check every step of every optimizer that the trainer has; ``name`` is not used."""
-        found = compat.optimizers(trainer)
+        found = optimizers(trainer)
         if not found:
             raise ConfigError(
                 "the trainer has no optimizer to watch",

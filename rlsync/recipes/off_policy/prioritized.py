@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers import Storage
 
-from rlsync.torchrl_plugin.compat.samplers import OwnSampler
+from rlsync.torchrl_plugin.compat.replay import OwnSampler
 
 #: What each drawn frame's loss is multiplied by; TorchRL's losses look for this key.
 WEIGHT = "priority_weight"

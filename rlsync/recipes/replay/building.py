@@ -16,7 +16,7 @@ from rlsync.recipes.config import Config
 from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.replay.config import ReplayConfig
 from rlsync.recipes.replay.row_segments import RowSegments
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import replace_component
 
 
 class NotKept:
@@ -67,7 +67,7 @@ def make_trainer(
     if recipe.buffer_checkpointed:
         buffer.storage.checkpointer = RowSegments(buffer)
     elif trainer.checkpoint is not None:
-        compat.replace_component(trainer.checkpoint, "replay_buffer", NotKept())
+        replace_component(trainer.checkpoint, "replay_buffer", NotKept())
     return trainer
 
 

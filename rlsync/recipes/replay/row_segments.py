@@ -19,7 +19,7 @@ from torchrl.data.replay_buffers import TensorStorage
 
 from rlsync.core.errors import ConfigError, RlsyncWarning, first_line, warn
 from rlsync.recipes.replay.segment_files import Folder, Segment, read, unread, unwritten, write
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import replay
 
 #: Says which rows a checkpoint has, and in which segments they are.
 INDEX = "rows.json"
@@ -90,7 +90,7 @@ class RowSegments(TensorStorageCheckpointer):
         """
         folder = Path(path)
         folder.mkdir(exist_ok=True)
-        given = compat.rows_given(self._buffer)
+        given = replay.rows_given(self._buffer)
         end = len(storage) if given is None else given
         first = end - len(storage)
         known = self._segments
@@ -123,7 +123,7 @@ class RowSegments(TensorStorageCheckpointer):
             super().loads(storage, folder)
             return
         first, segments = _read_index(folder / INDEX, storage.max_size)
-        compat.forget_rows(storage)
+        replay.forget_rows(storage)
         for segment in segments:
             rows = read(folder, segment)[max(0, first - segment.first) :]
             at = max(first, segment.first) % storage.max_size

@@ -13,7 +13,7 @@ from rlsync.sync.processes import ending
 from rlsync.sync.verification import Verification
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.collectors import collects_in_the_background
 from rlsync.torchrl_plugin.waits import worker_ends
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.transport.contract import ReaderStatus
@@ -68,7 +68,7 @@ class BoardEndpoint:
     @property
     def in_flight(self) -> bool:
         collector = self.publisher.collector
-        return isinstance(collector, BoardCollector) or compat.collects_in_the_background(collector)
+        return isinstance(collector, BoardCollector) or collects_in_the_background(collector)
 
     def connect(self, publish_default: Callable[[], object]) -> None:
         self.publisher.publish_default = publish_default

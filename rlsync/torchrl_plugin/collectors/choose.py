@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from torchrl.collectors import Collector
+from torchrl.collectors.distributed import (
+    DistributedCollector,
+    DistributedSyncCollector,
+    RayCollector,
+    RPCCollector,
+)
+
 from rlsync.core.errors import ConfigError, NoBoard, warn
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.program_end import close_with_program, end_with_program
 from rlsync.sync.workers_publisher import BoardCollector
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.foreign import WITH_A_BOARD, ForeignEndpoint, what_keeps_them
 from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
 from rlsync.torchrl_plugin.collectors.remote import RemoteEndpoint
 from rlsync.torchrl_plugin.collectors.server import OtherServerEndpoint, ServerEndpoint
+from rlsync.torchrl_plugin.compat import collectors, servers
+from rlsync.torchrl_plugin.compat.schemes import schemes_of
 from rlsync.torchrl_plugin.scheme import BoardScheme
 from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
 
@@ -26,19 +35,19 @@ def endpoint_of(collector: object) -> Endpoint:
     if isinstance(collector, BoardCollector):
         publisher = collector.publisher
         return BoardEndpoint(publisher, dict.fromkeys(publisher.destinations, collector.adopt))
-    server = compat.server_of(collector)
+    server = servers.server_of(collector)
     if server is not None:
-        scheme = compat.scheme_of_server(server)
+        scheme = servers.scheme_of_server(server)
         if isinstance(scheme, BoardScheme):
             return ServerEndpoint(scheme, collector)
         return OtherServerEndpoint(collector)
-    if isinstance(collector, compat.DistributedSyncCollector):
+    if isinstance(collector, DistributedSyncCollector):
         raise ConfigError(
             "DistributedSyncCollector takes no weights, it sends its own policy every few batches",
             "SyncWeights, UpdateWeights",
             f"use DistributedCollector(sync=True, launcher='mp', {WITH_A_BOARD}), or leave the hook out",
         )
-    schemes = compat.schemes_of(collector)
+    schemes = schemes_of(collector)
     boards = {name: s for name, s in schemes.items() if isinstance(s, WorkerScheme)}
     if boards:
         first, *others = (scheme.publisher for scheme in boards.values())
@@ -50,19 +59,19 @@ def endpoint_of(collector: object) -> Endpoint:
             )
         adopt_at = next(iter(boards.values())).adopt_at  # the same for all: a scheme refuses others
         return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()}, adopt_at)
-    if isinstance(collector, compat.Collector) and not schemes:
-        if compat.acts_ahead(collector):
+    if isinstance(collector, Collector) and not schemes:
+        if collectors.acts_ahead(collector):
             raise ConfigError(
                 "the first actions of each rollout of this collector are computed in the rollout before",
                 f"{type(collector).__name__} with an AsyncEnvPool",
                 "give it one environment, or a SerialEnv: then each frame has one version",
             )
         return InProcessEndpoint(collector)
-    if isinstance(collector, compat.MultiCollector):
+    if isinstance(collector, collectors.MultiCollector):
         end_with_program(collector)  # one on a board says so itself
         for scheme in schemes.values():
             close_with_program(scheme)
-    if isinstance(collector, (compat.DistributedCollector, compat.RPCCollector, compat.RayCollector)):
+    if isinstance(collector, (DistributedCollector, RPCCollector, RayCollector)):
         return RemoteEndpoint(collector, list(schemes))
     return ForeignEndpoint(collector, list(schemes))
 
@@ -76,7 +85,7 @@ def warn_without_board(endpoint: Endpoint, who: str) -> None:
     """
     if not isinstance(endpoint, ForeignEndpoint):
         return
-    processes = isinstance(endpoint.collector, compat.MultiCollector)
+    processes = isinstance(endpoint.collector, collectors.MultiCollector)
     if processes or (isinstance(endpoint, RemoteEndpoint) and not endpoint.stamped):
         cure = f"pass {WITH_A_BOARD} to the collector" if processes else what_keeps_them(endpoint.collector)
         warn(

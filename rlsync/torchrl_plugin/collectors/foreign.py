@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
 from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
@@ -16,7 +17,8 @@ from rlsync.core.plan import no_destination
 from rlsync.sync.publisher import Publisher
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import collectors
+from rlsync.torchrl_plugin.compat.stamps import is_stamped
 from rlsync.transport.contract import Note, ReaderStatus
 from rlsync.transport.rules import Key, check_newer
 
@@ -27,11 +29,11 @@ WITH_A_BOARD = "weight_sync_schemes={'policy': rlsync.BoardScheme()}"
 def what_keeps_them(collector: object) -> str:
     """What keeps rlsync's promises where ``collector`` does not, with its verb."""
     match collector:
-        case compat.MultiCollector() | compat.DistributedCollector():
+        case collectors.MultiCollector() | DistributedCollector():
             return f"{WITH_A_BOARD} keeps them"
-        case compat.RPCCollector():
+        case RPCCollector():
             return f"on one host, DistributedCollector(launcher='mp', {WITH_A_BOARD}) keeps them"
-        case compat.RayCollector():
+        case RayCollector():
             return (
                 "weight_sync_schemes={'policy': rlsync.RayBoardScheme()} with "
                 "collector_kwargs={'track_policy_version': True} keeps them"
@@ -80,11 +82,11 @@ class ForeignEndpoint:
 
     @property
     def stamped(self) -> bool:
-        return compat.is_stamped(self.collector)
+        return is_stamped(self.collector)
 
     @property
     def in_flight(self) -> bool:
-        return compat.collects_in_the_background(self.collector)
+        return collectors.collects_in_the_background(self.collector)
 
     def connect(self, publish_default: Callable[[], object]) -> None:
         """Nothing to do: weights go through the collector's own method."""
@@ -94,7 +96,7 @@ class ForeignEndpoint:
         if name not in self.destinations:
             near = nearest_name(name, self.destinations)
             raise no_destination(name, where, self.destinations, near)
-        if name != "policy" and isinstance(self.collector, compat.MultiCollector):
+        if name != "policy" and isinstance(self.collector, collectors.MultiCollector):
             raise DestinationNotFound(
                 f"TorchRL's schemes hang on the destination {name!r} of a process collector",
                 where,

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torchrl.collectors import Collector
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, walk
@@ -16,7 +17,7 @@ from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import write
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import collectors, stamps
 from rlsync.transport.local import LocalTransport
 from rlsync.transport.rules import Key
 
@@ -28,7 +29,7 @@ class InProcessEndpoint:
     num_workers = 1
     needs_every_leaf = False
 
-    def __init__(self, collector: compat.Collector) -> None:
+    def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self._found: dict[str, tuple[Path, Leaves]] = {}
         self._fresh = False
@@ -41,7 +42,7 @@ class InProcessEndpoint:
         self._reader = transport.subscribe(self._apply)
         self.publisher = Publisher(transport, leaves_at=self.specs)
         # While a rollout runs, frames carry the version that acts, not the newest one.
-        self.publisher.announce = lambda _: compat.announce_version(collector, self._reader.version)
+        self.publisher.announce = lambda _: stamps.announce_version(collector, self._reader.version)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -51,14 +52,14 @@ class InProcessEndpoint:
 
     @property
     def stamped(self) -> bool:
-        return compat.is_stamped(self.collector)
+        return stamps.is_stamped(self.collector)
 
     @property
     def in_flight(self) -> bool:
         return bool(self.collector.is_running())
 
     def connect(self, publish_default: Callable[[], object]) -> None:
-        compat.around_rollouts(self.collector, self._acting)
+        collectors.around_rollouts(self.collector, self._acting)
 
     def locate(self, path: Path, where: str) -> Key:
         self._found[str(path)] = path, Leaves(self._walk(path, where), f"collector.{path}")
@@ -91,9 +92,9 @@ class InProcessEndpoint:
         return leaves
 
     @contextmanager
-    def _acting(self, collector: compat.Collector) -> Iterator[None]:
+    def _acting(self, collector: Collector) -> Iterator[None]:
         with self._reader.acting() as version:
-            compat.stamp(collector, version)
+            stamps.stamp(collector, version)
             fresh, self._fresh = self._fresh, False
             self._written.order()
             with answering(self._reader, version, self._answered, fresh, self._digests) as answered:

@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 import torch
 from tensordict import TensorDictBase
+from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
 from rlsync.core.errors import PublishError
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.foreign import ForeignEndpoint
+from rlsync.torchrl_plugin.compat import distributed, schemes, stamps
 
-Remote: TypeAlias = compat.DistributedCollector | compat.RPCCollector | compat.RayCollector
+Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector
 
 _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no version can be named for a frame"
 
@@ -59,16 +60,16 @@ class RemoteEndpoint(ForeignEndpoint):
         """Number every update of the collector, and stamp its frames, where that is exact."""
         if self.unknown:
             return
-        compat.around_partial_updates(self.collector, self._numbered)
-        compat.around_batches(self.collector, self._stamp)
+        schemes.around_partial_updates(self.collector, self._numbered)
+        distributed.around_batches(self.collector, self._stamp)
 
     @contextmanager
     def _numbered(self, worker_ids: object) -> Iterator[None]:
         """An update of the collector: a publish of ours, or one that somebody else makes."""
         ours, ledger = self.transport.underway, self.publisher.ledger
         stamp = ledger.next if ours is None else ours
-        if isinstance(self.collector, compat.RayCollector):
-            compat.number_next_update(self.collector, stamp.version)
+        if isinstance(self.collector, RayCollector):
+            distributed.number_next_update(self.collector, stamp.version)
         elif worker_ids is not None:
             raise PublishError(
                 "the learner stamps the frames of all workers with one version",
@@ -80,31 +81,31 @@ class RemoteEndpoint(ForeignEndpoint):
             ledger.record(stamp)
 
     def _stamp(self, batch: TensorDictBase) -> TensorDictBase:
-        if isinstance(self.collector, compat.RayCollector):
+        if isinstance(self.collector, RayCollector):
             # TorchRL wrote the root of a batch's first frame in the rollout before.
-            return batch.set(compat.STAMP, batch.get(("next", compat.STAMP)).clone())
-        for key in (compat.STAMP, ("next", compat.STAMP)):
+            return batch.set(stamps.STAMP, batch.get(("next", stamps.STAMP)).clone())
+        for key in (stamps.STAMP, ("next", stamps.STAMP)):
             batch.set(key, torch.full(batch.shape, self.publisher.version, dtype=torch.int64))
         return batch
 
 
 def _why_unknown(collector: Remote) -> str:
     """Why the version that made a frame cannot be known; empty if it can."""
-    if not compat.single_collectors(collector):
+    if not distributed.single_collectors(collector):
         return f"a {collector.collector_class.__name__} in a node passes weights on without their version"
-    if isinstance(collector, compat.RayCollector):
+    if isinstance(collector, RayCollector):
         return _why_unknown_on_ray(collector)
-    if not compat.waits_for_learner(collector):
+    if not distributed.waits_for_learner(collector):
         return f"{_WHILE_A_ROLLOUT_RUNS} (sync=True avoids that)"
-    if compat.sends_to_some_workers(collector):
+    if distributed.sends_to_some_workers(collector):
         return (
             "the collector sends weights by itself (leave update_interval and max_weight_update_interval out)"
         )
     return ""
 
 
-def _why_unknown_on_ray(collector: compat.RayCollector) -> str:
-    if not compat.applies_between_rollouts(collector):
+def _why_unknown_on_ray(collector: RayCollector) -> str:
+    if not distributed.applies_between_rollouts(collector):
         return "only a RayWeightSyncScheme sends a number with the weights"
     if collector.replay_buffer is not None:
         return "workers write to the replay buffer what the learner has not seen (leave replay_buffer out)"

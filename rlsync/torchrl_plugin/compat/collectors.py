@@ -1,4 +1,4 @@
-"""TorchRL's collectors: how they act, and what they hold."""
+"""TorchRL's collectors: how they act, what they hold, and the devices that they know."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, EnvCreator
 
-from rlsync.torchrl_plugin.compat.actors import ActorWorkers
+from rlsync.torchrl_plugin.compat import present
 from rlsync.torchrl_plugin.compat.distributed import (
+    ActorWorkers,
     DistributedCollector,
     DistributedWorkers,
     RayCollector,
@@ -89,9 +91,7 @@ def around_rollouts(
         name = collector.rollout.__name__
 
     def rollout() -> Any:
-        self = ref()
-        if self is None:
-            raise ReferenceError("the collector is gone")
+        self = present(ref)
         with enter(self):
             return getattr(type(self), name)(self)
 
@@ -117,9 +117,7 @@ def around_policy_calls(
     policy = collector._wrapped_policy
 
     def call(tensordict: TensorDictBase) -> TensorDictBase:
-        self = ref()
-        if self is None:
-            raise ReferenceError("the collector is gone")
+        self = present(ref)
         before(self)
         return after(policy(tensordict))
 
@@ -131,9 +129,7 @@ def before_state_dict(collector: Collector, call: Callable[[Collector], None]) -
     ref = weakref.ref(collector)
 
     def state_dict() -> Any:
-        self = ref()
-        if self is None:
-            raise ReferenceError("the collector is gone")
+        self = present(ref)
         call(self)
         return type(self).state_dict(self)
 
@@ -145,9 +141,7 @@ def after_load_state_dict(collector: MultiCollector, call: Callable[[Mapping[str
     ref = weakref.ref(collector)
 
     def load_state_dict(state_dict: Any) -> None:
-        self = ref()
-        if self is None:
-            raise ReferenceError("the collector is gone")
+        self = present(ref)
         type(self).load_state_dict(self, state_dict)
         call(state_dict)
 
@@ -220,3 +214,16 @@ def why_not_ready(message: object) -> tuple[str, str] | None:
         return None
     first, _, _ = str(message["exception_msg"]).strip().partition("\n")
     return f"{message['exception_type']}: {first}", str(message["traceback"])
+
+
+def takes_policies_on(device: torch.device) -> bool:
+    """Whether a policy of TorchRL's collectors can act on a device; read from 0.14.1.
+
+    A collector looks for a function that waits for the device, and has one for CUDA, MPS and NPU only. Remove
+    this function when it has one for every device.
+    """
+    try:
+        Collector._get_sync_fn(None, device)
+    except RuntimeError:
+        return False
+    return True

@@ -8,45 +8,55 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
+from typing import Any, Generic, TypeVar
 
 from tensordict import TensorDictBase
 from torch import distributed, nn
-from torchrl.collectors import BaseCollector, Collector
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
+from torchrl.collectors._multi_base import MultiCollector
 from torchrl.collectors.distributed import (
     DistributedCollector,
-    DistributedSyncCollector,
     RayCollector,
     RPCCollector,
 )
 from torchrl.weight_update import RayWeightSyncScheme
 
-__all__ = ["DistributedCollector", "DistributedSyncCollector", "RPCCollector", "RayCollector"]
-
-#: The collectors of this file that take weights from a learner.
-REMOTE = (DistributedCollector, RPCCollector, RayCollector)
+from rlsync.torchrl_plugin.compat import present
 
 #: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner.
 FIRST_RANK = 1
 
+Remote = TypeVar("Remote", bound=BaseCollector)
 
-class DistributedWorkers:
-    """The workers of a DistributedCollector on this host, as those of a process collector are seen.
 
-    Args:
-        collector: may be under construction.
+class _WorkersOf(Generic[Remote]):
+    """The workers of a collector, as those of a process collector are seen.
+
+    The collector may be under construction.
     """
 
-    def __init__(self, collector: DistributedCollector) -> None:
+    def __init__(self, collector: Remote, num_workers: int) -> None:
         self._collector = weakref.ref(collector)
-        self.num_workers: int = collector.num_workers
+        self.num_workers = num_workers
 
     @property
-    def collector(self) -> DistributedCollector:
+    def collector(self) -> Remote:
         """The collector itself."""
-        collector = self._collector()
-        if collector is None:
-            raise ReferenceError("the collector is gone")
-        return collector
+        return present(self._collector)
+
+    def get_model(self, model_id: str) -> nn.Module:
+        """The learner's policy; ValueError if it has none, or is asked for something else."""
+        policy = policy_of_learner(self.collector)
+        if model_id != "policy" or policy is None:
+            raise ValueError(f"the learner holds no {model_id!r}")
+        return policy
+
+
+class DistributedWorkers(_WorkersOf[DistributedCollector]):
+    """The workers of a DistributedCollector on this host."""
+
+    def __init__(self, collector: DistributedCollector) -> None:
+        super().__init__(collector, collector.num_workers)
 
     @property
     def procs(self) -> list[BaseProcess]:
@@ -58,25 +68,11 @@ class DistributedWorkers:
         """Whether the workers were ended."""
         return bool(getattr(self.collector, "_shutdown", False))
 
-    def get_model(self, model_id: str) -> nn.Module:
-        """The learner's policy.
-
-        Raises:
-            ValueError: the learner has none, or it is asked for something else.
-        """
-        policy = self.collector.policy
-        if model_id != "policy" or not isinstance(policy, nn.Module):
-            raise ValueError(f"the learner holds no {model_id!r}")
-        return policy
-
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """Ask the workers to leave, wait, kill those that stay.
+        """Ask the workers to leave, wait ``timeout`` or 10 seconds for all of them, kill those that stay.
 
-        ``DistributedCollector.shutdown`` waits 10 s for each worker that is dead, and then raises.
-
-        Args:
-            timeout: seconds for all of them together; ``None`` is TorchRL's own 10 s.
-            raise_on_error: not used: nothing is raised.
+        ``DistributedCollector.shutdown`` waits 10 s for each worker that is dead, and then raises. This one
+        never raises.
         """
         collector = self.collector
         if self.closed:
@@ -96,22 +92,73 @@ class DistributedWorkers:
             distributed.destroy_process_group()
 
 
-_workers: weakref.WeakKeyDictionary[DistributedCollector, DistributedWorkers] = weakref.WeakKeyDictionary()
+class ActorWorkers(_WorkersOf[RayCollector]):
+    """The actors of a RayCollector."""
+
+    def __init__(self, collector: RayCollector) -> None:
+        self._workers_of_an_actor = _workers_of_an_actor(collector)
+        super().__init__(collector, int(collector.num_collectors) * self._workers_of_an_actor)
+        self.in_flight = not waits_for_learner(collector) or issubclass(
+            collector.collector_class, MultiAsyncCollector
+        )
+
+    @property
+    def actors(self) -> dict[int, Any]:
+        """The actor of each worker, by the worker's number."""
+        each, actors = self._workers_of_an_actor, self.collector.remote_collectors
+        return {worker: actors[worker // each] for worker in range(len(actors) * each)}
+
+    @property
+    def procs(self) -> list[BaseProcess]:
+        """None: Ray starts the processes, on any node."""
+        return []
+
+    @property
+    def closed(self) -> bool:
+        """Whether the actors were ended."""
+        collector = self._collector()
+        return collector is None or not collector.remote_collectors
+
+    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
+        """End the actors: Ray kills them at once, and nothing is raised."""
+        if not self.closed:
+            self.collector.shutdown()
+
+
+def _workers_of_an_actor(collector: RayCollector) -> int:
+    """How many processes act in each actor: its own, or those of the collector that it holds."""
+    if not issubclass(collector.collector_class, MultiCollector):
+        return 1
+    return int(collector.map_fn("num_workers")[0])
+
+
+#: Of each collector its workers: always the same object, which lives as long as the collector.
+_workers: weakref.WeakKeyDictionary[BaseCollector, Any] = weakref.WeakKeyDictionary()
 
 
 def distributed_workers(collector: DistributedCollector) -> DistributedWorkers:
-    """The workers of ``collector``: always the same object, which lives as long as the collector."""
-    return _workers.setdefault(collector, DistributedWorkers(collector))
+    """The workers of ``collector``: always the same object."""
+    workers: DistributedWorkers = _workers.setdefault(collector, DistributedWorkers(collector))
+    return workers
+
+
+def actor_workers(collector: RayCollector) -> ActorWorkers:
+    """The actors of ``collector``: always the same object."""
+    workers: ActorWorkers = _workers.setdefault(collector, ActorWorkers(collector))
+    return workers
+
+
+def policy_of_learner(collector: DistributedCollector | RayCollector) -> nn.Module | None:
+    """The policy that the workers get from the learner; ``None`` if a policy_factory makes it there."""
+    return collector.policy if isinstance(collector.policy, nn.Module) else None
 
 
 class PolicyByValue:
     """A policy_factory that makes copies of one policy, each with memory of its own.
 
     TorchRL gives the policy itself to a worker process. To send it, multiprocessing would move the learner's
-    parameters into shared memory, and all workers would act with this memory.
-
-    Args:
-        policy: is neither moved nor changed.
+    parameters into shared memory, and all workers would act with this memory. The policy given here is
+    neither moved nor changed.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -129,9 +176,9 @@ def _unpickled(policy: bytes) -> PolicyByValue:
 
 
 def own_policy(collector: DistributedCollector) -> nn.Module | None:
-    """The policy that the workers get from the learner; ``None`` if a policy_factory makes it there."""
+    """The policy that the workers get from the learner; ``None`` if a policy_factory of the user makes it."""
     own_factory = any(not isinstance(f, PolicyByValue) for f in collector.policy_factory if f is not None)
-    return collector.policy if isinstance(collector.policy, nn.Module) and not own_factory else None
+    return None if own_factory else policy_of_learner(collector)
 
 
 def send_policy_by_value(collector: DistributedCollector, policy: nn.Module) -> None:
@@ -192,9 +239,7 @@ def around_batches(collector: BaseCollector, change: Callable[[TensorDictBase], 
     ref = weakref.ref(collector)
 
     def iterator() -> Iterator[TensorDictBase | None]:
-        self = ref()
-        if self is None:
-            raise ReferenceError("the collector is gone")
+        self = present(ref)
         for batch in type(self).iterator(self):
             yield None if batch is None else change(batch)
 
@@ -204,3 +249,57 @@ def around_batches(collector: BaseCollector, change: Callable[[TensorDictBase], 
 def waits_for_learner(collector: DistributedCollector | RPCCollector | RayCollector) -> bool:
     """Whether the workers begin a rollout only when the learner asks for the next batch."""
     return bool(collector._sync)
+
+
+def schemes_in_actors(collector: RayCollector) -> list[dict[str, object]]:
+    """The schemes that each actor's own collector was given, by destination."""
+    return [dict(arguments.get("weight_sync_schemes") or {}) for arguments in collector.collector_kwargs]
+
+
+def actors_are_stamped(collector: RayCollector) -> bool:
+    """Whether every actor writes ``policy_version`` on its frames."""
+    return all(arguments.get("track_policy_version") for arguments in collector.collector_kwargs)
+
+
+def calls_a_policy_service(collector: RayCollector) -> bool:
+    """Whether the actors ask an inference server for their actions."""
+    return collector._policy_service is not None
+
+
+def sends_to_one_actor(collector: RayCollector) -> str:
+    """The argument by which the collector sends weights to one worker at a time; empty if there is none."""
+    if collector.max_weight_update_interval > -1:
+        return f"max_weight_update_interval={collector.max_weight_update_interval}"
+    return "update_after_each_batch=True" if collector.update_after_each_batch else ""
+
+
+def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None]) -> None:
+    """Do not connect to the actors at the first update: it would wait for their rollouts.
+
+    The collector, which may be under construction, also warns when it is iterated over before that. Both go
+    when a scheme can say that its receivers are ready once they are registered. ``before_batch`` is called
+    before the actors are asked for the next batch.
+    """
+    ref = weakref.ref(collector)
+
+    def initialized() -> RayCollector:
+        self = present(ref)
+        self._weight_sync_initialized = True
+        return self
+
+    def iterator() -> Iterator[TensorDictBase | None]:
+        self = initialized()
+        batches = type(self).iterator(self)
+        while True:
+            before_batch()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+    def lazily() -> None:
+        initialized()
+
+    collector.iterator = iterator
+    collector._lazy_initialize_weight_sync = lazily

@@ -14,6 +14,7 @@ from torchrl.collectors import AsyncBatchedCollector, Collector
 from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 from torchrl.envs.async_envs import ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 
+from rlsync.torchrl_plugin.compat import present
 from rlsync.torchrl_plugin.compat.servers import process_of, server_of
 
 #: A collector that lives in the learner's process, its environments perhaps not.
@@ -55,11 +56,9 @@ def waiting_in(collector: LocalCollector, enter: Callable[[], AbstractContextMan
     weak, inner = ref(collector), vars(collector).get("iterator")
 
     def iterator() -> Iterator[Any]:
-        present = weak()
-        if present is None:
-            raise ReferenceError("the collector is gone")
-        batches = type(present).iterator(present) if inner is None else inner()
-        del present
+        self = present(weak)
+        batches = type(self).iterator(self) if inner is None else inner()
+        del self  # a generator that waits must not keep the collector alive
         try:
             while True:
                 with enter():

@@ -22,6 +22,7 @@ from torchrl.modules.inference_server import (
 from torchrl.modules.inference_server._server import _RayInferenceServer as RayInferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
+from rlsync.torchrl_plugin.compat import present
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 #: An InferenceServer, whose loop is a thread of this process, or a ProcessInferenceServer.
@@ -135,9 +136,7 @@ def stamp_both_ends(collector: AsyncBatchedCollector) -> None:
 
 
 def _stamped_rollout(ref: weakref.ref[AsyncBatchedCollector], name: str) -> TensorDictBase:
-    collector = ref()
-    if collector is None:
-        raise ReferenceError("the collector is gone")
+    collector = present(ref)
     frames = getattr(type(collector), name)(collector)
     stamps = frames.get(STAMP, None)
     if stamps is not None:
@@ -151,11 +150,9 @@ def around_results(collector: AsyncBatchedCollector, wrap: Callable[[Any], None]
     wrapped: list[object] = []
 
     def ensure_started() -> None:
-        present = ref()
-        if present is None:
-            raise ReferenceError("the collector is gone")
-        type(present)._ensure_started(present)
-        queue = present._result_queue
+        self = present(ref)
+        type(self)._ensure_started(self)
+        queue = self._result_queue
         if queue is not None and not any(queue is known for known in wrapped):
             wrapped[:] = [queue]
             wrap(queue)
@@ -170,10 +167,8 @@ def around_iterations(
     ref = weakref.ref(collector)
 
     def iterator() -> Any:
-        present = ref()
-        if present is None:
-            raise ReferenceError("the collector is gone")
+        self = present(ref)
         with enter():
-            yield from type(present).iterator(present)
+            yield from type(self).iterator(self)
 
     collector.iterator = iterator

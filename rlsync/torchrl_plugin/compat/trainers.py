@@ -1,17 +1,26 @@
-"""TorchRL's trainers: their operations and their optimizers."""
+"""TorchRL's trainers: their operations, optimizers and checkpoints, and what they ask of a collector."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torchrl.trainers import Trainer
+from torchrl.checkpoint import Checkpoint
+from torchrl.collectors import AsyncBatchedCollector
+from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
+from torchrl.trainers import Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import ConfigError
+from rlsync.torchrl_plugin.compat import present
+
+#: What a Checkpoint calls a module of a trainer, before its name.
+_COMPONENT = "trainer_module."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]
         if id(module) in hooks:
             del trainer._modules[name]
             if trainer.checkpoint is not None:
-                trainer.checkpoint._components.pop(f"trainer_module.{name}", None)
+                trainer.checkpoint._components.pop(_COMPONENT + name, None)
 
 
 @contextmanager
@@ -148,3 +157,119 @@ def refuse_remote_learner(trainer: Trainer) -> None:
             f"{type(trainer).__name__}(learner_backend={trainer.learner_backend!r})",
             "use learner_backend='local'; TorchRL publishes remote learners by itself",
         )
+
+
+def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:
+    """Write and read ``component`` under a name that a stock trainer has given away when it was built.
+
+    Remove this function when a component can be registered anew.
+    """
+    checkpoint._components.pop(name, None)
+    checkpoint.register(name, component)
+
+
+def registered_modules(trainer: Trainer) -> list[object]:
+    """The modules that the trainer keeps in its checkpoints."""
+    return list(trainer._modules.values())
+
+
+def free_name(trainer: Trainer, name: str) -> str:
+    """``name``, or the first of ``name_2``, ``name_3``, ... that no module of the trainer has."""
+    found, number = name, 1
+    while found in trainer._modules:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:
+    """Let the trainer load checkpoints that were written without ``hook``: it is then given an empty dict.
+
+    TorchRL 0.14 refuses a checkpoint that lacks a module of the trainer. Stock trainers keep their
+    UpdateWeights out of their checkpoints, so older ones lack the hook that replaces it.
+    Remove this function when a module can be registered as one that may be absent.
+    """
+    held = getattr(vars(trainer).get("load_state_dict"), "__self__", None)
+    if not isinstance(held, _Loading):
+        held = _Loading(trainer)
+        trainer.load_state_dict, trainer.load_from_file = held.load_state_dict, held.load_from_file
+    held.may_be_absent.add(hook)
+
+
+class _Loading:
+    """How a trainer loads a checkpoint that may lack some of its modules."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = weakref.ref(trainer)
+        self.may_be_absent: weakref.WeakSet[TrainerHookBase] = weakref.WeakSet()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        trainer = present(self._trainer, "trainer")
+        with self._without_absent(trainer, state_dict):
+            type(trainer).load_state_dict(trainer, state_dict)
+
+    def load_from_file(self, file: str | Path, **kwargs: Any) -> Trainer:
+        trainer = present(self._trainer, "trainer")
+        if not Checkpoint.is_checkpoint(file):  # the other formats go through load_state_dict
+            return type(trainer).load_from_file(trainer, file, **kwargs)
+        components = Checkpoint.manifest(file)["components"]
+        written = {name.removeprefix(_COMPONENT) for name in components if name.startswith(_COMPONENT)}
+        with self._without_absent(trainer, written):
+            return type(trainer).load_from_file(trainer, file, **kwargs)
+
+    @contextmanager
+    def _without_absent(self, trainer: Trainer, written: Collection[str]) -> Iterator[None]:
+        modules = trainer._modules
+        absent = {n: m for n, m in modules.items() if n not in written and m in self.may_be_absent}
+        components = None if trainer.checkpoint is None else dict(trainer.checkpoint._components)
+        trainer._modules = {name: module for name, module in modules.items() if name not in absent}
+        for name in absent if trainer.checkpoint is not None else ():
+            trainer.checkpoint._components.pop(_COMPONENT + name, None)
+        try:
+            yield
+        finally:
+            trainer._modules = modules
+            if trainer.checkpoint is not None and components is not None:
+                trainer.checkpoint._components = components
+        for module in absent.values():
+            module.load_state_dict({})
+
+
+def bridge_for_trainer(collector: object) -> None:
+    """Give ``collector`` what ``Trainer.train`` asks for and its class lacks; a second call changes nothing.
+
+    Args:
+        collector: the collector of a trainer. One that lacks nothing is left as it is.
+    """
+    for kind, bridges in _BRIDGES.items():
+        if isinstance(collector, kind):
+            for bridge in bridges:
+                bridge(collector)
+
+
+def _init_random_frames(collector: Any) -> None:
+    # The learner learns from the first batch on; workers that act at random count those frames themselves.
+    vars(collector).setdefault("init_random_frames", 0)
+
+
+def _init_random_frames_of_nodes(collector: Any) -> None:
+    shares = [arguments.get("init_random_frames", 0) for arguments in collector.collector_kwargs]
+    vars(collector).setdefault("init_random_frames", sum(max(0, share) for share in shares))
+
+
+def _getattr_rb(collector: Any) -> None:
+    ref = weakref.ref(collector)
+
+    def getattr_rb(attr: str) -> Any:
+        return getattr(present(ref).replay_buffer, attr)
+
+    vars(collector).setdefault("getattr_rb", getattr_rb)
+
+
+#: What is added to a collector, by its kind.
+_BRIDGES = {
+    AsyncBatchedCollector: (_init_random_frames, _getattr_rb),
+    DistributedCollector: (_init_random_frames_of_nodes,),
+    RPCCollector: (_init_random_frames_of_nodes,),
+    RayCollector: (_init_random_frames_of_nodes,),
+}

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor
+from torchrl.collectors import Collector
+from torchrl.trainers import Trainer
 
 from rlsync.core.crossing import Crossing, crossings
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import parse, walk
 from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.examine.sync import FoundSource, FoundSync
 
 
-def crossings_of(trainer: compat.Trainer, sync: FoundSync) -> tuple[Crossing, ...]:
+def crossings_of(trainer: Trainer, sync: FoundSync) -> tuple[Crossing, ...]:
     """What one publish moves from which device to which.
 
     With rlsync's hook it is what the plan says. Otherwise the devices of workers in other processes are not
@@ -47,7 +48,7 @@ def _crossing(tensor: Tensor, held: Tensor | None) -> Crossing:
 
 
 def _held_here(collector: object, destination: str) -> Leaves | None:
-    if not isinstance(collector, compat.Collector):
+    if not isinstance(collector, Collector):
         return None
     try:
         module = walk(collector, parse(destination), error=DestinationNotFound, root_name="the collector")

@@ -10,13 +10,14 @@ from enum import Enum
 
 import torch
 from torch import Tensor, nn
+from torchrl.collectors import Collector
+from torchrl.trainers import Trainer
 
 from rlsync.core.crossing import Crossing
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import parse, walk
 from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.examine.devices import crossings_of
 from rlsync.torchrl_plugin.examine.sync import Coverage, FoundSync, coverage_of, sync_of
 from rlsync.torchrl_plugin.examine.workers import Held, NoAnswer, workers_of
@@ -83,7 +84,7 @@ class Examination:
     arrivals: tuple[Arrival, ...]
 
 
-def examine(trainer: compat.Trainer, timeout_s: float = 60.0) -> Examination:
+def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     """Change the learner's weights, publish once through the trainer's own hook, and look in every worker.
 
     The workers' weights are read through TorchRL's ``state_dict`` of collectors, which does not use any
@@ -160,7 +161,7 @@ def marked(weights: Iterable[Tensor]) -> Iterator[None]:
             weight.copy_(before)
 
 
-def _weights(trainer: compat.Trainer, sync: FoundSync) -> Iterator[Tensor]:
+def _weights(trainer: Trainer, sync: FoundSync) -> Iterator[Tensor]:
     """The parameters of the loss, and of the sources if these are other modules."""
     if isinstance(trainer.loss_module, nn.Module):
         yield from trainer.loss_module.parameters()
@@ -231,7 +232,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _nothing_there(collector: object, destination: str) -> tuple[Outcome, str]:
-    if isinstance(collector, compat.Collector):
+    if isinstance(collector, Collector):
         try:
             walk(collector, parse(destination), error=DestinationNotFound, root_name="the collector")
         except DestinationNotFound as error:

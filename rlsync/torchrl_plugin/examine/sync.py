@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
+from torchrl.trainers import Trainer
 
 from rlsync.core.errors import SourceNotFound
 from rlsync.core.path import parse, walk
@@ -18,7 +19,7 @@ from rlsync.sync.trained import frozen, unsent
 from rlsync.tensors.compare import excluded
 from rlsync.tensors.leaves import Leaf, Leaves
 from rlsync.tensors.memory import Covered
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
@@ -83,19 +84,19 @@ class FoundSync:
     plan: SyncPlan | None = None
 
 
-def sync_of(trainer: compat.Trainer) -> FoundSync:
+def sync_of(trainer: Trainer) -> FoundSync:
     """How ``trainer`` publishes to its collector: by rlsync's hooks, by TorchRL's, or not at all.
 
     Raises:
         SourceNotFound: its map names a source that does not exist.
     """
-    for hook in compat.registered_modules(trainer):
+    for hook in trainers.registered_modules(trainer):
         if isinstance(hook, PublishHook) and _may_reach(hook.feeds, trainer.collector):
             sources = _sources_of_ours(trainer, hook)
             said = f"rlsync.{type(hook).__name__}, {hook.when}"
             plan = hook.plan if isinstance(hook, SyncWeights) else None
             return FoundSync(said, True, tuple(sources), hook.publish, plan)
-    for found in compat.stock_update_weights(trainer):
+    for found in trainers.stock_update_weights(trainer):
         if not _may_reach(found.feeds, trainer.collector):
             continue
         stock = found.hook
@@ -118,7 +119,7 @@ def _publish_once(stock: Any) -> None:
     hook()
 
 
-def _sources_of_ours(trainer: compat.Trainer, hook: PublishHook) -> Iterator[FoundSource]:
+def _sources_of_ours(trainer: Trainer, hook: PublishHook) -> Iterator[FoundSource]:
     match hook:
         case SyncWeights():
             for route in hook.plan.routes:
@@ -127,7 +128,7 @@ def _sources_of_ours(trainer: compat.Trainer, hook: PublishHook) -> Iterator[Fou
             yield from _sources_of(trainer, hook.weight_update_map, hook.policy_weights_getter)
 
 
-def _sources_of(trainer: compat.Trainer, sync_map: Any, getter: Any) -> Iterator[FoundSource]:
+def _sources_of(trainer: Trainer, sync_map: Any, getter: Any) -> Iterator[FoundSource]:
     if sync_map is not None:
         for destination, path in sync_map.items():
             yield _at_path(trainer, destination, path)
@@ -137,7 +138,7 @@ def _sources_of(trainer: compat.Trainer, sync_map: Any, getter: Any) -> Iterator
         yield from _usual_source(trainer)
 
 
-def _usual_source(trainer: compat.Trainer) -> Iterator[FoundSource]:
+def _usual_source(trainer: Trainer) -> Iterator[FoundSource]:
     """The trained policy, found by the usual names in TorchRL's losses."""
     for path in _USUAL_SOURCES:
         try:
@@ -149,9 +150,7 @@ def _usual_source(trainer: compat.Trainer) -> Iterator[FoundSource]:
             return
 
 
-def _at_path(
-    trainer: compat.Trainer, destination: str, path: str, exclude: tuple[str, ...] = ()
-) -> FoundSource:
+def _at_path(trainer: Trainer, destination: str, path: str, exclude: tuple[str, ...] = ()) -> FoundSource:
     found = FoundSource(
         destination,
         path,
@@ -185,7 +184,7 @@ class Coverage:
     unsent: tuple[str, ...]
 
 
-def coverage_of(trainer: compat.Trainer, sync: FoundSync) -> Coverage:
+def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     """Compare what the hook sends with what the optimizers of the trainer hold."""
     training = training_of(trainer)
     held = Covered(training.parameters())

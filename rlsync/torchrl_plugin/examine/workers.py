@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
+from torchrl.collectors import Collector
 
 from rlsync.core.path import Attr, parse
 from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.tensors.wrappers import uncompiled
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.collectors import MultiCollector
 from rlsync.torchrl_plugin.waits import worker_ends
 
 _ASKED = "state_dict"
@@ -84,9 +85,9 @@ class ExaminedWorkers(Protocol):
 
 def workers_of(collector: Any) -> ExaminedWorkers:
     """The workers of ``collector``."""
-    if isinstance(collector, compat.MultiCollector):
+    if isinstance(collector, MultiCollector):
         return ProcessWorkers(collector)
-    if isinstance(collector, compat.Collector):
+    if isinstance(collector, Collector):
         return ThisProcess(collector)
     return Unreadable(collector)
 
@@ -96,7 +97,7 @@ class ThisProcess:
 
     processes = False
 
-    def __init__(self, collector: compat.Collector) -> None:
+    def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self.description = f"{type(collector).__name__}, in this process"
         self.names = ["the collector"]
@@ -119,7 +120,7 @@ class ProcessWorkers:
 
     processes = True
 
-    def __init__(self, collector: compat.MultiCollector) -> None:
+    def __init__(self, collector: MultiCollector) -> None:
         self.collector = collector
         count = collector.num_workers
         self.description = f"{type(collector).__name__}, {count} worker process{'es' * (count > 1)}"

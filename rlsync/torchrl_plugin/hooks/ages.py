@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from rlsync.core.ledger import Ledger
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 #: The age of a frame that nobody knows.
 UNKNOWN = -1
@@ -40,7 +40,7 @@ def stamps_of(batch: TensorDictBase, newest: int) -> Tensor:
         batch: frames.
         newest: the newest version.
     """
-    stamps = batch.get(compat.STAMP, None)
+    stamps = batch.get(STAMP, None)
     if stamps is None:
         return torch.full(batch.shape, UNKNOWN, dtype=torch.int64, device=batch.device)
     return stamps.masked_fill((stamps < 0) | (stamps > newest), UNKNOWN)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tensordict import TensorDictBase
+from torchrl.trainers import Trainer
 
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import free_name
 from rlsync.torchrl_plugin.hooks.misuse import Logs, RegistersItself
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
@@ -43,7 +44,7 @@ class LogReceipts(RegistersItself, Logs):
         self.prefix = prefix
         self.lag_versions = 0  #: when the newest batch arrived
 
-    def register(self, trainer: compat.Trainer, name: str = "log_receipts") -> None:
+    def register(self, trainer: Trainer, name: str = "log_receipts") -> None:
         """Log after every batch of this trainer.
 
         Args:
@@ -54,7 +55,7 @@ class LogReceipts(RegistersItself, Logs):
         self._refuse_same_names(trainer)
         trainer.register_op("pre_steps_log", self._arrived)
         trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(compat.free_name(trainer, name), self)
+        trainer.register_module(free_name(trainer, name), self)
 
     def _arrived(self, batch: TensorDictBase | None = None) -> None:
         self.lag_versions = self.sync.lag_versions()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchrl.trainers import TrainerHookBase
+from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.plan import SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import trainers
 
 #: So many batches without a call, or calls without progress, raise a warning.
 _PATIENCE = 10
@@ -50,7 +50,7 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
         )
 
 
-def refuse_background(trainer: compat.Trainer, endpoint: Endpoint) -> None:
+def refuse_background(trainer: Trainer, endpoint: Endpoint) -> None:
     """Refuse to publish in the background where that cannot be.
 
     Raises:
@@ -62,7 +62,7 @@ def refuse_background(trainer: compat.Trainer, endpoint: Endpoint) -> None:
             f"SyncWeights(background=True), transport {endpoint.description}",
             "leave it out, or use a process collector with a BoardScheme",
         )
-    if not compat.optimizers(trainer):
+    if not trainers.optimizers(trainer):
         raise ConfigError(
             "this trainer has no optimizer before whose step a publish could be joined",
             "SyncWeights(background=True)",
@@ -90,14 +90,14 @@ class Logs(TrainerHookBase):
 
     prefix: str  #: the beginning of the logged names
 
-    def _refuse_same_names(self, trainer: compat.Trainer) -> None:
+    def _refuse_same_names(self, trainer: Trainer) -> None:
         """Refuse a second hook that would log under the same names.
 
         Raises:
             ConfigError: the trainer has one.
         """
         name = type(self).__name__
-        for other in compat.registered_modules(trainer):
+        for other in trainers.registered_modules(trainer):
             if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
                 raise ConfigError(
                     f"this trainer already has a {name} that logs under {self.prefix!r}",

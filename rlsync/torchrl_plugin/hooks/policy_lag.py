@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.trainers import Trainer
 
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import free_name
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
 from rlsync.torchrl_plugin.hooks.misuse import Logs, RegistersItself
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
@@ -56,7 +57,7 @@ class LogPolicyLag(RegistersItself, Logs):
         self._acted: set[int] = set()
         self._optim_steps: list[Tensor] = []
 
-    def register(self, trainer: compat.Trainer, name: str = "policy_lag") -> None:
+    def register(self, trainer: Trainer, name: str = "policy_lag") -> None:
         """Observe the batches that this trainer consumes. Call it after its replay buffer is registered.
 
         Args:
@@ -69,7 +70,7 @@ class LogPolicyLag(RegistersItself, Logs):
         trainer.register_op("pre_steps_log", self._arrived)
         trainer.register_op("process_optim_batch", self._consume)
         trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(compat.free_name(trainer, name), self)
+        trainer.register_module(free_name(trainer, name), self)
 
     def _arrived(self, batch: TensorDictBase | None = None) -> None:
         self._lag_versions = self.sync.lag_versions()

@@ -11,13 +11,13 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import torch
-from torchrl.trainers import TrainerHookBase
+from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class PublishHook(TrainerHookBase):
                 "for example when=Every(4, 'optim_steps')",
             )
         self.when = when
-        self.trainer: compat.Trainer | None = None
+        self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)
         self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
         self._receipts_file = None if receipts_file is None else FilePath(receipts_file)
@@ -86,7 +86,7 @@ class PublishHook(TrainerHookBase):
         return Counters(
             batches=self._batches,
             frames=0 if trainer is None else trainer.collected_frames,
-            optim_steps=steps if trainer is None else compat.optimizer_steps(trainer, steps),
+            optim_steps=steps if trainer is None else trainers.optimizer_steps(trainer, steps),
             seconds=self._seconds_before + time.monotonic() - self._started,
         )
 
@@ -156,31 +156,31 @@ class PublishHook(TrainerHookBase):
         self._optim_steps += 1
 
     @contextmanager
-    def _enrolled(self, trainer: compat.Trainer, name: str) -> Iterator[None]:
+    def _enrolled(self, trainer: Trainer, name: str) -> Iterator[None]:
         """Replace TorchRL's own hook, and become part of the trainer's checkpoints, if the block succeeds.
 
         If it raises, the trainer is as it was, and the hook is bound to none.
         """
-        compat.refuse_remote_learner(trainer)
+        trainers.refuse_remote_learner(trainer)
         self._refuse_second(trainer)
-        with compat.all_or_nothing(trainer):
+        with trainers.all_or_nothing(trainer):
             try:
                 self.trainer = trainer
                 self._make_room(trainer)
-                trainer.register_module(compat.free_name(trainer, name), self)
-                compat.let_it_be_absent(trainer, self)
+                trainer.register_module(trainers.free_name(trainer, name), self)
+                trainers.let_it_be_absent(trainer, self)
                 trainer.register_op("setup", self._settle)
                 yield
             except BaseException:
                 self.trainer, self.beside, self._owed = None, (), None
                 raise
         self.ledger.count_with(lambda: self.counters().optim_steps)
-        compat.bridge_for_trainer(trainer.collector)
+        trainers.bridge_for_trainer(trainer.collector)
         for told in self.beside:
             _log.info("%s %s", type(self).__name__, told)
 
-    def _refuse_second(self, trainer: compat.Trainer) -> None:
-        for other in compat.registered_modules(trainer):
+    def _refuse_second(self, trainer: Trainer) -> None:
+        for other in trainers.registered_modules(trainer):
             if isinstance(other, PublishHook) and other.feeds is self.feeds:
                 raise ConfigError(
                     f"this trainer already has a hook that publishes to this {type(self.feeds).__name__}",
@@ -189,14 +189,14 @@ class PublishHook(TrainerHookBase):
                     "SyncWeights(..., collector=...)",
                 )
 
-    def _make_room(self, trainer: compat.Trainer) -> None:
+    def _make_room(self, trainer: Trainer) -> None:
         """Remove TorchRL's hooks that send to where this one publishes, and no others."""
-        found = compat.stock_update_weights(trainer)
+        found = trainers.stock_update_weights(trainer)
         replaced = [stock for stock in found if stock.feeds is self.feeds]
-        compat.remove_stock_update_weights(trainer, replaced)
+        trainers.remove_stock_update_weights(trainer, replaced)
         self.beside = tuple(f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
 
-    def require_trainer(self, trainer: compat.Trainer, who: str) -> None:
+    def require_trainer(self, trainer: Trainer, who: str) -> None:
         """Refuse a trainer to which this hook is not bound.
 
         Args:

@@ -7,9 +7,10 @@ from typing import Any, Literal, get_args
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, StalenessExceeded
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import free_name
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, stamps_of
 from rlsync.torchrl_plugin.hooks.misuse import Logs, RegistersItself
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
@@ -95,7 +96,7 @@ class BoundStaleness(RegistersItself, Logs):
         self._in_hand: int | None = None
         self._put_off = False
 
-    def register(self, trainer: compat.Trainer, name: str = "bound_staleness") -> None:
+    def register(self, trainer: Trainer, name: str = "bound_staleness") -> None:
         """Observe the batches that this trainer consumes.
 
         Call it after its replay buffer and its SyncWeights are registered.
@@ -114,7 +115,7 @@ class BoundStaleness(RegistersItself, Logs):
         trainer.register_op("post_optim_complete_log", self._batch_done)
         trainer.register_op("post_steps", self._ask_again)
         trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(compat.free_name(trainer, name), self)
+        trainer.register_module(free_name(trainer, name), self)
 
     def _check_can_wait(self) -> None:
         if self.max_versions == 0 and self.sync.in_flight:

@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, Evaluator
+from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
@@ -19,7 +20,6 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
 from rlsync.sync.version_copies import VersionCopies
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.evaluator import pin
@@ -79,7 +79,7 @@ class SyncWeights(PublishHook):
         sync_map: Mapping[str, str | Source],
         when: Trigger | None = None,
         *,
-        trainer: compat.Trainer | None = None,
+        trainer: Trainer | None = None,
         collector: BaseCollector | None = None,
         history: int = 1000,
         receipts_file: str | FilePath | None = None,
@@ -103,7 +103,7 @@ class SyncWeights(PublishHook):
         if trainer is not None:
             self._bind(trainer, "sync_weights")
 
-    def register(self, trainer: compat.Trainer, name: str = "sync_weights") -> None:
+    def register(self, trainer: Trainer, name: str = "sync_weights") -> None:
         """Resolve, check, and register at the stages where the trigger's counters change.
 
         Args:
@@ -119,7 +119,7 @@ class SyncWeights(PublishHook):
         if units - {"optim_steps"}:
             trainer.register_op("post_steps", self)
 
-    def _bind(self, trainer: compat.Trainer, name: str) -> None:
+    def _bind(self, trainer: Trainer, name: str) -> None:
         collector = trainer.collector if self.collector is None else self.collector
         endpoint = endpoint_of(collector)
         if self.background:
@@ -145,7 +145,7 @@ class SyncWeights(PublishHook):
             raise
         endpoint.connect(self.publish)  # last, because it changes the collector
 
-    def _register_ops(self, trainer: compat.Trainer, endpoint: Endpoint) -> None:
+    def _register_ops(self, trainer: Trainer, endpoint: Endpoint) -> None:
         trainer.register_op("post_optim", self._count_optim_step)
         trainer.register_op("post_steps", self._count_batch_done)
         if self.background and not endpoint.in_flight:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
@@ -17,7 +18,6 @@ from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
 from rlsync.tensors.compare import Fit
-from rlsync.torchrl_plugin import compat
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.training import training_of
@@ -76,7 +76,7 @@ class UpdateWeights(PublishHook):
         update_weights_interval: int = 1,
         policy_weights_getter: Callable[[], Any] | None = None,
         weight_update_map: Mapping[str, str] | None = None,
-        trainer: compat.Trainer | None = None,
+        trainer: Trainer | None = None,
         *,
         sender: Any = None,
         interval_unit: Literal["batches", "optim_steps"] = "batches",
@@ -106,7 +106,7 @@ class UpdateWeights(PublishHook):
         if self._endpoint is not None and (self._bound_map or policy_weights_getter):
             self._endpoint.connect(self.publish)
 
-    def register(self, trainer: compat.Trainer, name: str = "update_weights") -> None:
+    def register(self, trainer: Trainer, name: str = "update_weights") -> None:
         """Register at ``post_steps``, or at ``post_optim`` when optimizer steps are counted.
 
         Args:
@@ -119,7 +119,7 @@ class UpdateWeights(PublishHook):
         stage = "post_optim" if self.interval_unit == "optim_steps" else "post_steps"
         trainer.register_op(stage, self)
 
-    def _bind(self, trainer: compat.Trainer, name: str) -> None:
+    def _bind(self, trainer: Trainer, name: str) -> None:
         with self._enrolled(trainer, name):
             trainer.register_op("post_optim", self._count_optim_step)
             own_calls_are_the_batches = self.interval_unit == "batches"

@@ -6,10 +6,12 @@ import logging
 import time
 from typing import Any, Literal, get_args
 
+from torchrl.trainers import Trainer
+
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.verification import Deviation, Found, Verification
-from rlsync.torchrl_plugin import compat
+from rlsync.torchrl_plugin.compat.trainers import free_name
 from rlsync.torchrl_plugin.hooks.misuse import Logs, no_trainer, refuse_arguments
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
@@ -102,7 +104,7 @@ class VerifySync(Logs):
         self._batches_since = 0
         self._last = Counters()
 
-    def register(self, trainer: compat.Trainer, name: str = "verify_sync") -> None:
+    def register(self, trainer: Trainer, name: str = "verify_sync") -> None:
         """Check this trainer's workers. Call it after the SyncWeights is registered.
 
         Args:
@@ -114,7 +116,7 @@ class VerifySync(Logs):
         self._verification = self.sync.verification()
         trainer.register_op("post_steps", self)
         trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(compat.free_name(trainer, name), self)
+        trainer.register_module(free_name(trainer, name), self)
 
     def __call__(self, *given: object) -> None:
         """Read the answers that have arrived, and ask again if the trigger is due.

@@ -9,15 +9,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torchrl.collectors import BaseCollector
+from torchrl.collectors import AsyncBatchedCollector, BaseCollector
+from torchrl.trainers import Trainer
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
 from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.silence import Silence
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
-from rlsync.torchrl_plugin import compat, waits
+from rlsync.torchrl_plugin import waits
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint, lost_workers
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.compat import collectors
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.transport.contract import ReaderStatus
 
@@ -82,7 +84,7 @@ class WatchWorkers(RegistersItself):
         self.silent_timeout_s = silent_timeout_s
         self.collector = collector
 
-    def register(self, trainer: compat.Trainer, name: str = "watch_workers") -> None:
+    def register(self, trainer: Trainer, name: str = "watch_workers") -> None:
         """Watch the workers of the collector.
 
         Args:
@@ -105,7 +107,7 @@ class WatchWorkers(RegistersItself):
                 f"WatchWorkers.register; the collector is a {type(collector).__name__}",
                 "leave WatchWorkers out",
             )
-        if not isinstance(watched, (compat.MultiCollector, compat.AsyncBatchedCollector)):
+        if not isinstance(watched, (collectors.MultiCollector, AsyncBatchedCollector)):
             raise ConfigError(
                 "WatchWorkers watches MultiSyncCollector, MultiAsyncCollector and AsyncBatchedCollector only",
                 f"WatchWorkers.register; the collector is a {type(watched).__name__}",
@@ -114,7 +116,7 @@ class WatchWorkers(RegistersItself):
         if endpoint.publisher in _WATCHED:
             raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
         watch = _Watch(endpoint.publisher, self.silent_timeout_s)
-        if isinstance(watched, compat.AsyncBatchedCollector):
+        if isinstance(watched, AsyncBatchedCollector):
             waits.around_server(watched, watch.wait, watch.came, watch.told)
         else:
             waits.around_waits(collector, watch.wait, watch.came)
@@ -129,7 +131,7 @@ class _Watch:
         self._publisher = weakref.ref(publisher)
         self._collector = weakref.ref(publisher.collector)
         self._silence = Silence(math.inf if silent_timeout_s is None else silent_timeout_s)
-        self._take_turns = not compat.collects_in_the_background(publisher.collector)
+        self._take_turns = not collectors.collects_in_the_background(publisher.collector)
         self._pid = os.getpid()
         self._looked_at: float | None = None
         self._had_its_turn: set[int] = set()

@@ -1,0 +1,84 @@
+"""TorchRL's replay buffers, and the base class of transforms that add to what is stored."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.data import ReplayBuffer
+from torchrl.data.replay_buffers import Storage
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.envs import Transform
+
+_FILE = "sampler.pt"
+
+
+class OwnSampler(Sampler):
+    """A sampler that is saved and loaded as its state dict.
+
+    TorchRL asks every sampler for a private ``_empty``. Remove this class when it has a public name.
+    """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget all frames."""
+
+    def dumps(self, path: Path | str) -> None:
+        """Write the state into a folder."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), Path(path) / _FILE)
+
+    def loads(self, path: Path | str) -> None:
+        """Read what :meth:`dumps` wrote."""
+        state: dict[str, Any] = torch.load(Path(path) / _FILE, map_location="cpu", weights_only=True)
+        self.load_state_dict(state)
+
+    def _empty(self) -> None:
+        self.clear()
+
+
+def rows_given(buffer: ReplayBuffer) -> int | None:
+    """How many rows a round-robin buffer was given: row r, from 0, lies at place ``r % capacity``.
+
+    None where the two counts of TorchRL's writer contradict each other. It keeps them in 32 bits, so this
+    happens after 2**31 rows. Remove this function when the cursor has a public name.
+    """
+    given, capacity = int(buffer.write_count), buffer.storage.max_size
+    holds = given >= len(buffer) and given % capacity == buffer.writer._cursor
+    return given if holds else None
+
+
+def forget_rows(storage: Storage) -> None:
+    """Let a storage hold no row. Remove this function when a storage can be emptied without its buffer."""
+    storage._empty()
+
+
+class OwnTransform(Transform):
+    """A transform that is told of resets and of steps.
+
+    TorchRL asks transforms for private ``_reset`` and ``_step``. Remove this class when these are public.
+    """
+
+    @abstractmethod
+    def at_reset(self, first: TensorDictBase, begins: Tensor | None) -> TensorDictBase:
+        """Some environments begin an episode.
+
+        Args:
+            first: what they begin with; of the others, what they are at.
+            begins: which ones, ``[*batch, 1]`` bool; None: all.
+        """
+
+    @abstractmethod
+    def at_step(self, after: TensorDictBase) -> TensorDictBase:
+        """All environments made a step; ``after`` is what it led to."""
+
+    def _reset(self, tensordict: TensorDictBase | None, tensordict_reset: TensorDictBase) -> TensorDictBase:
+        begins = None if tensordict is None else tensordict.get("_reset", None)
+        return self.at_reset(tensordict_reset, begins)
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return self.at_step(next_tensordict)
