@@ -9,8 +9,8 @@ import torch
 from rlsync_peer import NEVER, Report
 from torchrl.trainers import Trainer
 
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
 from rlsync.recipes.hooks import KeepPace
+from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 

@@ -13,9 +13,9 @@ import argparse
 from paced import run
 from rlsync_peer import NEVER
 
-from rlsync.recipes.config import CollectorConfig
 from rlsync.recipes.off_policy import sac, td3
 from rlsync.recipes.off_policy.config import PaceConfig, SACConfig, TD3Config
+from rlsync.recipes.settings import CollectorConfig
 
 RECIPES = {"sac": (sac.build, SACConfig), "td3": (td3.build, TD3Config)}
 

@@ -25,11 +25,17 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import run_files
-from rlsync.recipes.cluster_config import THIS_MACHINE, ClusterConfig
-from rlsync.recipes.config import AtariConfig, CollectorConfig, Config, LoggerConfig
 from rlsync.recipes.hooks import Bottleneck
 from rlsync.recipes.impala import recipe
 from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig
+from rlsync.recipes.settings import (
+    THIS_MACHINE,
+    AtariConfig,
+    ClusterConfig,
+    CollectorConfig,
+    Config,
+    LoggerConfig,
+)
 from rlsync.tensors.memory import keep_freed_memory
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 

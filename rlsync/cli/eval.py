@@ -20,11 +20,11 @@ from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_b
 from rlsync.evaluation.films import Film, FilmedEnvs, check_file, film, filmed
 from rlsync.evaluation.play import Score, at_once, play
 from rlsync.recipes.bounds import bound_errors, refuse
-from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import evaluation_device
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
+from rlsync.recipes.run import evaluation_device
 from rlsync.recipes.run_files import BEST, CHECKPOINT, RECEIPTS, RESOLVED, video_file
+from rlsync.recipes.settings import Config
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.specs import make_venv

@@ -12,13 +12,13 @@ from torchrl.trainers import Trainer
 from rlsync.cli.compose.written import written
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, config_beside, require_fit
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes import config as recipe_config
+from rlsync.recipes import checks
 from rlsync.recipes.bounds import refuse
-from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import learner_device
-from rlsync.recipes.evaluation_video import require_screen
+from rlsync.recipes.evaluating import require_screen
 from rlsync.recipes.registry import Recipe, recipe_of
+from rlsync.recipes.run import learner_device
 from rlsync.recipes.run_files import RECEIPTS
+from rlsync.recipes.settings import Config
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
     Returns:
         The job, or None if something is wrong; and all that is wrong.
     """
-    errors = list(recipe_config.errors(config))
+    errors = list(checks.errors(config))
 
     def tried(look: Callable[[], T]) -> T | None:
         try:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from rlsync.cli.compose import overrides
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.config import Config
+from rlsync.recipes.settings import Config
 from rlsync.recipes.timeline import Phase, Timeline, timeline
 
 _EXAMPLES = """examples:
@@ -101,7 +101,7 @@ def as_text(config: Config, plan: Timeline) -> str:
     """The plan of one run.
 
     Example:
-        >>> from rlsync.recipes.config import CollectorConfig
+        >>> from rlsync.recipes.settings import CollectorConfig
         >>> from rlsync.recipes.off_policy.config import SACConfig
         >>> config = Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100))
         >>> print(as_text(config, timeline(config)))

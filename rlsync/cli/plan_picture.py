@@ -27,7 +27,7 @@ def draw(titles: Sequence[str], plans: Sequence[Timeline]) -> Figure:
         plans: one or more.
 
     Example:
-        >>> from rlsync.recipes.config import Config
+        >>> from rlsync.recipes.settings import Config
         >>> from rlsync.recipes.timeline import timeline
         >>> figure = draw(["ppo"], [timeline(Config())])
         >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]

@@ -13,9 +13,9 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.settings_of_checkpoint import Settings
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.config import Config
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
+from rlsync.recipes.settings import Config
 
 #: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
 _POLICY, _PROGRESS = "policy", "trainer_state"

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from hydra.core.config_store import ConfigStore
 
 from rlsync import SyncWeights
-from rlsync.recipes.config import CollectorConfig, RouteConfig, SyncConfig, WhenConfig, sync_map, trigger
+from rlsync.recipes.settings import CollectorConfig, RouteConfig, SyncConfig, WhenConfig
+from rlsync.recipes.sync_settings import sync_map, trigger
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES
 
 PROVIDER = "rlsync"

@@ -31,9 +31,9 @@ from rlsync.cli.live import LiveLine
 from rlsync.cli.main import exit_status
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
-from rlsync.recipes.config import Config
 from rlsync.recipes.hooks import EpisodeReturns, InSummary
 from rlsync.recipes.run_files import BOARD, RESOLVED
+from rlsync.recipes.settings import Config
 from rlsync.tensors.memory import keep_freed_memory
 from rlsync.torchrl_plugin.collector_state import CollectorState
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint

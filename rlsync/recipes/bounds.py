@@ -6,7 +6,7 @@ A check is a generator of errors: ``rlsync check`` lists all of them, and a buil
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -22,13 +22,14 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The values a field accepts: a choice of names, or a range of numbers."""
+    """The values a field accepts: a choice of names, a range of numbers, or widths of layers."""
 
     choices: tuple[str, ...] = ()
     low: float = float("-inf")
     high: float = float("inf")
     low_excluded: bool = False
     high_excluded: bool = False
+    widths: bool = False
 
     def accepts(self, value: Any) -> bool:
         """Whether ``value`` lies within the bound; None, where the type allows it, always does.
@@ -39,15 +40,23 @@ class Bound:
             return True
         if self.choices:
             return value in self.choices
+        if self.widths:
+            return bool(value) and min(value) >= 1
         above = value > self.low if self.low_excluded else value >= self.low
         return bool(above and (value < self.high if self.high_excluded else value <= self.high))
 
     def __str__(self) -> str:
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.widths:
+            return "widths, like [64,64]"
         sign = ">" if self.low_excluded else ">="
         kind = "a finite number" if self.high_excluded and self.high == float("inf") else "a number"
         return f"{kind} {sign} {self.low:g}" + (f" and <= {self.high:g}" if self.high < float("inf") else "")
+
+
+#: The metadata of a field for the widths of a network's layers, of which there is at least one.
+WIDTHS: Mapping[str, Any] = {"bound": Bound(widths=True)}
 
 
 def above_zero(default: Any, *, finite: bool = False) -> Any:
@@ -137,7 +146,7 @@ def restored(settings: Any, prefix: str = "") -> dict[str, Restored]:
         prefix: is written before the names of the fields.
 
     Example:
-        >>> from rlsync.recipes.config import RecipeConfig
+        >>> from rlsync.recipes.settings import RecipeConfig
         >>> restored(RecipeConfig(), "recipe.")["recipe.gamma"].buffer
         'gamma'
     """
@@ -177,7 +186,7 @@ def values_for(settings: Any, config: Any) -> dict[str, Any]:
         config: an instance of another one.
 
     Example:
-        >>> from rlsync.recipes.config import PPOConfig, RecipeConfig
+        >>> from rlsync.recipes.settings import PPOConfig, RecipeConfig
         >>> values_for(PPOConfig, RecipeConfig(gamma=0.9))["gamma"]
         0.9
     """
@@ -196,7 +205,7 @@ def fields_as_keywords(
         settings: a dataclass whose fields are all keyword-only.
 
     Example:
-        >>> from rlsync.recipes.config import EnvConfig
+        >>> from rlsync.recipes.settings import EnvConfig
         >>> class Made:
         ...     @fields_as_keywords(EnvConfig)
         ...     def __init__(self, who: str, settings: EnvConfig) -> None:

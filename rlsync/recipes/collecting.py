@@ -13,12 +13,10 @@ from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncColl
 from torchrl.envs import EnvBase
 
 from rlsync import BoardScheme, Forkserver
-from rlsync.recipes.cluster_config import THIS_MACHINE
-from rlsync.recipes.collector_config import IN_PROCESS
-from rlsync.recipes.config import Config, EnvConfig
-from rlsync.recipes.device_config import learner_device, worker_devices
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.off_policy.ladder import env_makers
+from rlsync.recipes.run import learner_device, worker_devices
+from rlsync.recipes.settings import IN_PROCESS, Config, EnvConfig
 from rlsync.recipes.spaces import Spaces, make_env, making, naming_env, probe
 from rlsync.torchrl_plugin.compat.collectors import SeededCollector
 from rlsync.workers.devices import CPU
@@ -54,7 +52,7 @@ def started_collector(
         spaces: of the environment; a cluster needs them.
         maker: makes the environments of a worker on this machine.
     """
-    if config.cluster.kind == THIS_MACHINE:
+    if config.cluster.here:
         workers = config.collector.num_workers
         makers = env_makers(config.env, ladder_alpha, workers) if ladder_alpha else None
         collector = _stock_collector(

@@ -7,8 +7,8 @@ import uuid
 from pathlib import Path
 
 from rlsync.core.whole_file import write_whole
-from rlsync.recipes.config import Config
 from rlsync.recipes.run_files import CREW
+from rlsync.recipes.settings import Config
 from rlsync.workers.cluster.crew import Crew
 
 _NAME = "crew"

@@ -12,13 +12,14 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.evaluator import Evaluator, board_of
+from rlsync.evaluation.films import Filming, filmed
 from rlsync.evaluation.process import EvaluationJob
 from rlsync.recipes import parts
-from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import evaluation_device
-from rlsync.recipes.evaluation_video import filming
+from rlsync.recipes.checks import VIDEO_KEY
 from rlsync.recipes.registry import recipe_of
-from rlsync.recipes.run_files import BEST, EVALUATIONS
+from rlsync.recipes.run import evaluation_device
+from rlsync.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
+from rlsync.recipes.settings import Config
 from rlsync.recipes.spaces import Spaces
 from rlsync.recipes.timeline import versions_between_evaluations
 from rlsync.workers.player import Player
@@ -78,6 +79,29 @@ def make_evaluator(config: Config, collector: BaseCollector, player: Player, lea
         filming=filming(config),
     )
     return Evaluator(job)
+
+
+def require_screen(config: Config) -> None:
+    """Refuse an environment that is to be filmed and cannot be drawn. It is made, drawn once, and closed.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if config.recipe.evaluations().video_every is None:
+        return
+    try:
+        filmed(config.env.spec(), config.seed, leave_out=f"{VIDEO_KEY}=null").close()
+    except ConfigError as error:
+        raise ConfigError(error.what, f"{VIDEO_KEY}; {error.where}", error.cure) from error
+
+
+def filming(config: Config) -> Filming | None:
+    """What the evaluating process films; None if nothing."""
+    every = config.recipe.evaluations().video_every
+    if every is None or config.run_dir is None:
+        return None
+    run = Path(config.run_dir)
+    return Filming(run / VIDEOS, every, run / BEST_VIDEO)
 
 
 def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlayer:

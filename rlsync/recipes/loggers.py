@@ -11,8 +11,8 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLogger
 
 from rlsync.core.errors import ConfigError, first_line
-from rlsync.recipes.config import Config
 from rlsync.recipes.run_files import CHECKPOINT, METRICS
+from rlsync.recipes.settings import Config
 
 
 def make_logger(config: Config) -> Logger | None:

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
-from rlsync.recipes.config import Config
+from rlsync.recipes.settings import Config
 from rlsync.tensors.layout import dtype_named
 
 

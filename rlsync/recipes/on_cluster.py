@@ -13,12 +13,11 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
-from rlsync.recipes.cluster_config import workers_on_a_node
-from rlsync.recipes.config import Config
 from rlsync.recipes.crew import crew_of
 from rlsync.recipes.hooks import TellNodes
 from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.run_files import CLUSTER
+from rlsync.recipes.settings import Config
 from rlsync.recipes.spaces import Spaces
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.nodes import Placement
@@ -76,7 +75,7 @@ def transition_collector(
     """
     settings, num_envs = config.collector, config.env.num_envs
     waits = settings.kind == "sync"
-    rollouts = workers_on_a_node(config) * config.cluster.min_nodes if waits else 1
+    rollouts = config.workers_per_node * config.cluster.min_nodes if waits else 1
     acting = ActingPolicy(
         copy.deepcopy(policy).to(CPU),  # the specs that it draws from are on the device of its weights
         spaces.player_actions(),
@@ -103,7 +102,7 @@ def transition_collector(
 @contextmanager
 def _settings(config: Config) -> Iterator[dict[str, Any]]:
     """Connect to the cluster, and say where workers act; inside, a collector is made of it."""
-    cluster, workers = config.cluster, workers_on_a_node(config)
+    cluster, workers = config.cluster, config.workers_per_node
     placement = Placement(
         beside_learner=cluster.placement == "all",
         resources=cluster.resources,

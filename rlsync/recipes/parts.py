@@ -15,10 +15,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import DreamerPlayer, LogReceipts, SyncWeights, WatchWorkers
 from rlsync.evaluation.checkpoint import CheckpointPlayer
-from rlsync.recipes.cluster_config import THIS_MACHINE
 from rlsync.recipes.collecting import started_collector
-from rlsync.recipes.collector_config import IN_PROCESS
-from rlsync.recipes.config import Config, sync_map, trigger
 from rlsync.recipes.hooks import (
     Bottleneck,
     EpisodeReturns,
@@ -30,7 +27,9 @@ from rlsync.recipes.loggers import make_logger
 from rlsync.recipes.networks import MixedMLP, mlp, workers_dtype, workers_policy
 from rlsync.recipes.random_state import RandomState
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
+from rlsync.recipes.settings import IN_PROCESS, Config
 from rlsync.recipes.spaces import Spaces, make_env, making, naming_env, probe
+from rlsync.recipes.sync_settings import sync_map, trigger
 from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
@@ -109,7 +108,7 @@ def register_hooks(trainer: Trainer, config: Config, *, stop_at_return: bool = T
     target = config.recipe.target_return if stop_at_return else None
     returns = EpisodeReturns(target, config.recipe.target_episodes)
     returns.register(trainer)
-    if config.cluster.kind == THIS_MACHINE:
+    if config.cluster.here:
         if config.collector.kind != IN_PROCESS:
             WatchWorkers(config.collector.silent_timeout_s).register(trainer)
     else:
@@ -138,7 +137,7 @@ def register_sync(
     """
     run_dir = None if config.run_dir is None else Path(config.run_dir)
     routes = sync_map(config.sync)
-    if config.cluster.kind != THIS_MACHINE:
+    if not config.cluster.here:
         from rlsync.recipes.on_cluster import own_routes  # which needs ray
 
         routes |= own_routes(trainer.collector)

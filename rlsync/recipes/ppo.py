@@ -16,12 +16,11 @@ from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.cluster_config import THIS_MACHINE
-from rlsync.recipes.config import Config, PPOConfig
-from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.hooks import ToLearner
 from rlsync.recipes.registry import Recipe
+from rlsync.recipes.run import learner_device
+from rlsync.recipes.settings import Config, PPOConfig
 from rlsync.recipes.spaces import DISCRETE
 from rlsync.workers.devices import CPU
 
@@ -48,7 +47,7 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
     loss = make_loss(recipe, spaces, device)
     settings = parts.trainer_settings(config)
     # Collectors of TorchRL's with schemes require one, and others refuse it. SyncWeights replaces it.
-    update_map = {"policy": "loss_module.actor_network"} if config.cluster.kind == THIS_MACHINE else None
+    update_map = {"policy": "loss_module.actor_network"} if config.cluster.here else None
     with parts.started_collector(config, loss.actor_network, spaces=spaces) as collector:
         optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5)
         trainer = PPOTrainer(

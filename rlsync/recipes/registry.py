@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imports torch: not needed to list names
     from torchrl.trainers import Trainer
 
     from rlsync.evaluation.checkpoint import CheckpointPlayer
-    from rlsync.recipes.config import Config, EnvConfig, RecipeConfig
+    from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
 
 #: Entry point group in which an installed package names its recipes: ``a2c = "my_recipes.a2c:RECIPE"``.
 GROUP = "rlsync.recipes"
@@ -42,7 +42,7 @@ class Recipe:
 
     Args:
         name: what ``recipe.name`` says in a config, and the name of its YAML file.
-        settings: the dataclass of its settings, a :class:`~rlsync.recipes.config.RecipeConfig`.
+        settings: the dataclass of its settings, a :class:`~rlsync.recipes.settings.RecipeConfig`.
         probe: makes one environment, looks at it, closes it, and returns what the networks must know of it.
             Raises ConfigError where the environment cannot serve.
         build: makes the trainer that a config describes. Its second argument is what ``probe`` returned, and

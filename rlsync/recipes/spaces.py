@@ -15,8 +15,9 @@ from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
-from rlsync.recipes.config import Config, RecipeConfig, check
-from rlsync.recipes.env_config import AtariConfig, EnvConfig, RenderedConfig
+from rlsync.recipes.checks import check
+from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
+from rlsync.recipes.settings import Config, RecipeConfig
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
 
 Settings = TypeVar("Settings", bound=RecipeConfig)
@@ -95,7 +96,7 @@ class Takes:
         pictures: whether it takes the pictures of a :class:`RenderedConfig`, too.
 
     Example:
-        >>> from rlsync.recipes.env_config import EnvConfig
+        >>> from rlsync.recipes.env_settings import EnvConfig
         >>> Takes("discrete", "CartPole-v1").probe(EnvConfig("CartPole-v1")).features
         4
         >>> Takes("box", "Pendulum-v1").probe(EnvConfig("CartPole-v1"))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.config import Config
-from rlsync.recipes.sync_config import WhenConfig, trigger
+from rlsync.recipes.settings import Config
+from rlsync.recipes.sync_settings import WhenConfig, trigger
 from rlsync.workers.replay.pacing import Pace
 
 
@@ -130,7 +130,7 @@ def timeline(config: Config) -> Timeline:
         ConfigError: the recipe cannot tell.
 
     Example:
-        >>> from rlsync.recipes.config import CollectorConfig
+        >>> from rlsync.recipes.settings import CollectorConfig
         >>> from rlsync.recipes.off_policy.config import SACConfig
         >>> plan = timeline(Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100)))
         >>> [(phase.name, phase.first_frame, phase.updates) for phase in plan.phases]
@@ -188,8 +188,8 @@ def versions_between_evaluations(config: Config) -> int:
     """How many versions lie in ``evaluation.every_frames`` frames, as far as the config tells.
 
     Example:
-        >>> from rlsync.recipes.config import CollectorConfig
-        >>> from rlsync.recipes.evaluation_config import EvaluationConfig
+        >>> from rlsync.recipes.settings import CollectorConfig
+        >>> from rlsync.recipes.settings import EvaluationConfig
         >>> from rlsync.recipes.off_policy.config import SACConfig
         >>> recipe = SACConfig(evaluation=EvaluationConfig(every_frames=1_000))
         >>> config = Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=100))

@@ -14,9 +14,9 @@ from rlsync.cli.compose.comments import as_paragraphs, comments_in
 from rlsync.cli.compose.own_recipes import KEY
 from rlsync.cli.compose.reference import ConfigKey, reference
 from rlsync.cli.main import main
-from rlsync.recipes.config import Config
-from rlsync.recipes.env_config import settings_with
+from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
+from rlsync.recipes.settings import Config
 from tests.recipes.test_registry import written
 
 DOCS = Path(__file__).parents[2] / "docs"

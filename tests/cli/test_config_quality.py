@@ -23,8 +23,8 @@ from rlsync.cli.job import Job
 from rlsync.cli.main import main
 from rlsync.cli.torchrl_configs import BoardSchemeConfig, SyncWeightsConfig
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.config import CollectorConfig, Config, SyncConfig
 from rlsync.recipes.impala import UnrollCollector
+from rlsync.recipes.settings import CollectorConfig, Config, SyncConfig
 from tests.tools.parts.programs import ENDS_WITHIN_S
 
 REPO = Path(__file__).resolve().parents[2]

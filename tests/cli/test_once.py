@@ -12,9 +12,8 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from rlsync.cli.main import main
-from rlsync.recipes import config as recipe_config
-from rlsync.recipes import ppo
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig
+from rlsync.recipes import checks, ppo
+from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from tests.tools.parts.counted import ID
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
@@ -38,7 +37,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     impl = ConfigLoaderImpl._load_configuration_impl
     monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", counting("composed", impl))
-    monkeypatch.setattr(recipe_config, "bound_errors", counting("checked", recipe_config.bound_errors))
+    monkeypatch.setattr(checks, "bound_errors", counting("checked", checks.bound_errors))
     return counts
 
 

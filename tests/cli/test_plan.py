@@ -10,8 +10,8 @@ import pytest
 
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
 from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig, UnrollReplayConfig
+from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
 from rlsync.recipes.timeline import Timeline, timeline
 from tests.recipes.test_dreamer_recipes import small as small_dreamer
 from tests.recipes.test_off_policy import Iteration, built, every_recipe, pace_of, small

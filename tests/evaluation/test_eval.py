@@ -31,20 +31,13 @@ from rlsync.evaluation.checkpoint import load
 from rlsync.evaluation.films import FilmedAtari, film, filmed
 from rlsync.evaluation.play import Episode, play
 from rlsync.recipes import parts
-from rlsync.recipes.config import (
-    AtariConfig,
-    CollectorConfig,
-    Config,
-    EnvConfig,
-    PPOConfig,
-    RouteConfig,
-)
-from rlsync.recipes.config import SyncConfig as Sync
-from rlsync.recipes.config import WhenConfig as When
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
+from rlsync.recipes.settings import AtariConfig, CollectorConfig, Config, EnvConfig, PPOConfig, RouteConfig
+from rlsync.recipes.settings import SyncConfig as Sync
+from rlsync.recipes.settings import WhenConfig as When
 from rlsync.workers.envs.actions import DiscreteActions
 from rlsync.workers.player import Acted, Player, State
 

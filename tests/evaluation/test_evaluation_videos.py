@@ -17,11 +17,10 @@ from rlsync.cli.job import examined
 from rlsync.evaluation import films as filming
 from rlsync.evaluation.films import EvaluationFilms, Filming, video_of_version
 from rlsync.evaluation.play import play
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, PPOConfig
-from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.impala import Categorical, ImpalaNet
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.run_files import BEST_VIDEO, EVALUATIONS, VIDEOS
+from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, EvaluationConfig, PPOConfig
 from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
 from rlsync.workers.player import Player
 from tests.recipes.test_off_policy import built, small

@@ -21,12 +21,13 @@ from rlsync.cli.eval import config_of
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.play import Episode, play
-from rlsync.recipes.config import AtariConfig, Config, EnvConfig, check
+from rlsync.recipes.checks import check
 from rlsync.recipes.hooks import UnrollReturns
 from rlsync.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_venv
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import env_spec
 from rlsync.recipes.run_files import RESOLVED
+from rlsync.recipes.settings import AtariConfig, Config, EnvConfig
 from rlsync.workers.players.uniform import UniformPlayer
 from tests.tools.parts.programs import run_program
 

@@ -9,12 +9,13 @@ import torch
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import collecting, ppo
-from rlsync.recipes.config import CollectorConfig, Config, PPOConfig, check, errors
-from rlsync.recipes.device_config import DeviceConfig, learner_device, stock_device_errors, worker_devices
+from rlsync.recipes.checks import check, errors, stock_device_errors
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.off_policy.config import DQNConfig, SACConfig, TD3Config
 from rlsync.recipes.random_state import RandomState
+from rlsync.recipes.run import learner_device, worker_devices
+from rlsync.recipes.settings import CollectorConfig, Config, DeviceConfig, PPOConfig
 from rlsync.torchrl_plugin.compat.collectors import takes_policies_on
 from rlsync.workers.devices import CPU, device_named, device_of_each
 from tests.recipes.test_recipes import small_ppo

@@ -17,16 +17,16 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlsync.cli.compose import overrides
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.config import Config
 from rlsync.recipes.dreamer import config as dreamer_config
 from rlsync.recipes.dreamer import v3_networks
 from rlsync.recipes.dreamer.building import make_player_env
 from rlsync.recipes.dreamer.config import DreamerV3Config
 from rlsync.recipes.dreamer.memory import SequenceMemory
 from rlsync.recipes.dreamer.sequences import Sequences
-from rlsync.recipes.env_config import RenderedConfig
+from rlsync.recipes.env_settings import RenderedConfig
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import EVALUATIONS, IMAGINED_PICTURES
+from rlsync.recipes.settings import Config
 from rlsync.recipes.spaces import ANY, make_env
 from rlsync.workers.envs.rendered import RenderedEnvs
 from rlsync.workers.envs.specs import make_venv

@@ -19,7 +19,6 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import load as load_player
 from rlsync.evaluation.play import play
-from rlsync.recipes.config import Config, EnvConfig
 from rlsync.recipes.dreamer import v1_networks, v3_networks
 from rlsync.recipes.dreamer.building import make_player_env
 from rlsync.recipes.dreamer.config import DreamerV1Config, DreamerV3Config
@@ -29,6 +28,7 @@ from rlsync.recipes.dreamer.sequences import Sequences
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import CHECKPOINT, IMAGINATION
+from rlsync.recipes.settings import Config, EnvConfig
 from rlsync.recipes.spaces import BOX, DISCRETE
 from rlsync.recipes.timeline import timeline
 from rlsync.workers.envs.specs import make_venv

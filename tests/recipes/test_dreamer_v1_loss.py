@@ -6,10 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlsync.recipes.config import EnvConfig
 from rlsync.recipes.dreamer.config import DreamerV1Config
 from rlsync.recipes.dreamer.v1_networks import DreamerV1Loss, make_loss
 from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.settings import EnvConfig
 from rlsync.recipes.spaces import BOX
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.recipes.test_dreamer_recipes import built, small

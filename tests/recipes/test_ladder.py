@@ -10,11 +10,12 @@ from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.config import CollectorConfig, check
+from rlsync.recipes.checks import check
 from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
 from rlsync.recipes.off_policy.ladder import EXPONENT
 from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.recipes.settings import CollectorConfig
 from rlsync.recipes.spaces import DISCRETE, make_env
 from rlsync.workers.players.q import EpsilonLadder
 from tests.recipes.test_off_policy import built, small

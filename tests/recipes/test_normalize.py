@@ -17,12 +17,12 @@ from rlsync.core.errors import ConfigError
 from rlsync.evaluation.checkpoint import load, load_best
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in
-from rlsync.recipes.config import check
+from rlsync.recipes.checks import check
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.off_policy.config import PaceConfig
 from rlsync.recipes.off_policy.normalize import Moments, Normalize, NormalizeConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
+from rlsync.recipes.settings import EvaluationConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_off_policy import built, every_recipe, small

@@ -22,15 +22,21 @@ from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import load_best
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in, read_evaluations
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, RouteConfig, SyncConfig
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.hooks import EpisodeReturns, KeepPace
 from rlsync.recipes.off_policy import sac, td3
 from rlsync.recipes.off_policy.config import DQNConfig, OffPolicyConfig, PaceConfig, SACConfig, TD3Config
 from rlsync.recipes.off_policy.memory import with_n_step_returns
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
+from rlsync.recipes.settings import (
+    CollectorConfig,
+    Config,
+    EnvConfig,
+    EvaluationConfig,
+    RouteConfig,
+    SyncConfig,
+)
 from rlsync.recipes.spaces import BOX
 from rlsync.recipes.timeline import Iteration, iterations
 from rlsync.torchrl_plugin.compat.trainers import registered_modules

@@ -11,9 +11,9 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from torchrl.trainers import Trainer
 
-from rlsync.recipes.config import Config
 from rlsync.recipes.off_policy.config import PaceConfig
 from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.recipes.settings import Config
 from tests.recipes.test_off_policy import built, pace_of, small
 from tests.recipes.test_recipes import trained
 

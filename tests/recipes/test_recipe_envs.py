@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlsync.recipes.env_config import EnvConfig, RenderedConfig
+from rlsync.recipes.env_settings import EnvConfig, RenderedConfig
 from rlsync.recipes.spaces import make_env
 
 SEED, STEPS = 5, 60

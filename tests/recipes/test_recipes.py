@@ -19,24 +19,23 @@ from rlsync.evaluation.checkpoint import load_best
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in
 from rlsync.recipes import parts, ppo
-from rlsync.recipes.config import (
-    CollectorConfig,
-    Config,
-    EnvConfig,
-    PPOConfig,
-    RouteConfig,
-    SyncConfig,
-    WhenConfig,
-    check,
-    sync_map,
-    trigger,
-)
+from rlsync.recipes.checks import check
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.hooks import EpisodeReturns
 from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
+from rlsync.recipes.settings import (
+    CollectorConfig,
+    Config,
+    EnvConfig,
+    EvaluationConfig,
+    PPOConfig,
+    RouteConfig,
+    SyncConfig,
+    WhenConfig,
+)
+from rlsync.recipes.sync_settings import sync_map, trigger
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.workers.envs.specs import make_venv
 from tests.tools.parts import wait_until

@@ -19,8 +19,8 @@ from rlsync.cli.compose import schema
 from rlsync.cli.eval import config_of
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import registry, run_files
-from rlsync.recipes.config import Config, EnvConfig
 from rlsync.recipes.registry import loaded, recipe_named
+from rlsync.recipes.settings import Config, EnvConfig
 from tests.tools.parts.programs import ENDS_WITHIN_S, fresh_python, run_program
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,9 +15,9 @@ from torchrl.trainers import DefaultOptimizationStepper, Trainer
 
 from rlsync import ConfigError, Every, NothingChanged, SyncWeights, UpdateWeights
 from rlsync.recipes import ppo
-from rlsync.recipes.config import WhenConfig
 from rlsync.recipes.impala import recipe as impala_recipe
 from rlsync.recipes.off_policy import dqn
+from rlsync.recipes.settings import WhenConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.recipes.test_impala_recipe import LASER
 from tests.recipes.test_impala_recipe import small as small_impala

@@ -21,12 +21,19 @@ from torchrl.trainers import Trainer
 from rlsync.cli.main import main
 from rlsync.core.plan import POLICY
 from rlsync.recipes import registry
-from rlsync.recipes.cluster_config import ClusterConfig
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig, PPOConfig, RecipeConfig
 from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig, SACConfig
 from rlsync.recipes.off_policy.normalize import NormalizeConfig
-from rlsync.recipes.sync_config import RouteConfig, SyncConfig, WhenConfig
+from rlsync.recipes.settings import (
+    ClusterConfig,
+    CollectorConfig,
+    Config,
+    EnvConfig,
+    LoggerConfig,
+    PPOConfig,
+    RecipeConfig,
+)
+from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.rules import keyed
 from rlsync.workers.cluster.transition_collector import TransitionCollector

@@ -23,10 +23,9 @@ from rlsync.evaluation.evaluator import Evaluator
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import EvaluationJob
 from rlsync.recipes import ppo
-from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import DeviceConfig
 from rlsync.recipes.registry import recipe_of
-from rlsync.recipes.sync_config import WhenConfig
+from rlsync.recipes.settings import Config, DeviceConfig
+from rlsync.recipes.sync_settings import WhenConfig
 from rlsync.torchrl_plugin.compat.trainers import optimizers
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.player import Acted, Record

@@ -16,12 +16,11 @@ import pytest
 import ray
 
 from rlsync.core.errors import WorkerLost
-from rlsync.recipes.cluster_config import ClusterConfig
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, LoggerConfig
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.off_policy.config import DQNConfig
 from rlsync.recipes.registry import recipe_of
-from rlsync.recipes.sync_config import SyncConfig
+from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig, LoggerConfig
+from rlsync.recipes.sync_settings import SyncConfig
 from rlsync.workers.cluster.collector import ClusterCollector
 from tests.tools.cluster_recipe_cases import VALUE_GREEDY
 from tests.tools.parts import hanging

@@ -21,10 +21,11 @@ from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, Stop, SyncWeights, WatchWorkers, WorkerLost
-from rlsync.recipes.config import CollectorConfig, Config, EnvConfig, check
+from rlsync.recipes.checks import check
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import build
 from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
 from tests.cli.test_main import ENDLESS, Run
 from tests.recipes.test_off_policy import built, small
 from tests.tools.parts import (

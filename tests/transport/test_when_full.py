@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.cluster_config import ClusterConfig
-from rlsync.recipes.config import CollectorConfig, Config, check
+from rlsync.recipes.checks import check
 from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring.format import WhenFull
 from rlsync.transport.ring.reader import RingCounters, RingHandle, RingWriter, RolloutRing

@@ -27,10 +27,10 @@ import torch
 
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError, PublishError
-from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
-from rlsync.recipes.config import CollectorConfig, Config, PPOConfig, RecipeConfig
+from rlsync.recipes.checks import cluster_errors
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.off_policy.config import DQNConfig, SACConfig, TD3Config
+from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, PPOConfig, RecipeConfig
 from rlsync.transport.ring.reader import RingWriter, RolloutRing
 from rlsync.workers.cluster.address import check_reachable
 from rlsync.workers.cluster.turns import Turns

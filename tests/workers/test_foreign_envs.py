@@ -12,7 +12,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.recipes.env_config import EnvConfig
+from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.impala import Categorical, ImpalaNet
 from rlsync.recipes.spaces import DISCRETE
 from rlsync.sync.starting import StartLogs

@@ -9,9 +9,10 @@ import warnings
 import pytest
 
 from rlsync.core.errors import ConfigError, RlsyncWarning
-from rlsync.recipes.config import CollectorConfig, Config, check
+from rlsync.recipes.checks import check
 from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig, SACConfig
+from rlsync.recipes.settings import CollectorConfig, Config
 from rlsync.workers.replay.pacing import Pace, PaceFrom
 
 

@@ -23,7 +23,7 @@ from rlsync.cli.compose.tuned import told
 from rlsync.cli.job import Job
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.recipes import registry
-from rlsync.recipes.config import Config
+from rlsync.recipes.settings import Config
 
 CONFIG_NAME = "train"
 

@@ -17,7 +17,7 @@ from rlsync.cli.compose.comments import comments_in
 from rlsync.cli.compose.composing import composed
 from rlsync.cli.compose.overrides import CommandLine
 from rlsync.recipes.bounds import refuse
-from rlsync.recipes.config import Config, RouteConfig
+from rlsync.recipes.settings import Config, RouteConfig
 
 #: Types as a person writes their values in YAML.
 _WORDS = {

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rlsync.cli.compose.written import writable, written
 from rlsync.cli.resume import OF_ONE_RUN, config_beside
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.config import RecipeConfig
+from rlsync.recipes.settings import RecipeConfig
 
 #: The key that tells which option of a group a config has. To choose that option again sets nothing.
 _TOLD_BY = {"env": "id", "collector": "kind", "cluster": "kind", "logger": "kind", "sync": "map"}

@@ -18,8 +18,7 @@ from rlsync.cli.compose.once import ComposeOnce
 from rlsync.cli.compose.own_recipes import look_beside, named_in
 from rlsync.cli.compose.written import writable
 from rlsync.core.errors import ConfigError
-from rlsync.recipes import config as recipe_config
-from rlsync.recipes import registry
+from rlsync.recipes import registry, settings
 
 #: Config group in which the types are kept; not a choice for users.
 SCHEMA = "schema"
@@ -42,16 +41,16 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     """
     store = ConfigStore.instance()
     # The base class of the recipes, so that any of them may take its place.
-    whole = recipe_config.Config(recipe=recipe_config.RecipeConfig())
+    whole = settings.Config(recipe=settings.RecipeConfig())
     store.store(group=SCHEMA, name="config", package="_global_", node=writable(whole), provider=_PROVIDER)
     parts = {
-        "env": recipe_config.EnvConfig,
-        "atari": recipe_config.AtariConfig,
-        "rendered": recipe_config.RenderedConfig,
-        "collector": recipe_config.CollectorConfig,
-        "cluster": recipe_config.ClusterConfig,
-        "sync": recipe_config.SyncConfig,
-        "logger": recipe_config.LoggerConfig,
+        "env": settings.EnvConfig,
+        "atari": settings.AtariConfig,
+        "rendered": settings.RenderedConfig,
+        "collector": settings.CollectorConfig,
+        "cluster": settings.ClusterConfig,
+        "sync": settings.SyncConfig,
+        "logger": settings.LoggerConfig,
     }
     for name, node in parts.items():
         store.store(group=SCHEMA, name=name, node=writable(node), provider=_PROVIDER)
@@ -62,12 +61,12 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     failed = {}
     for file, (name, at) in wanted.items():
         try:
-            settings = registry.recipe_named(name, at=at).settings
+            of_recipe = registry.recipe_named(name, at=at).settings
         except ConfigError as error:
             failed[file] = error
         else:
             group = f"{SCHEMA}/recipe"
-            store.store(group=group, name=name, node=writable(settings), provider=_PROVIDER)
+            store.store(group=group, name=name, node=writable(of_recipe), provider=_PROVIDER)
     return failed
 
 

@@ -103,7 +103,7 @@ def companions(config: Shipped) -> list[list[str]]:
     from omegaconf import OmegaConf  # 0.2 s, which rlsync ls does not need
 
     from rlsync.recipes import registry
-    from rlsync.recipes.cluster_config import THIS_MACHINE
+    from rlsync.recipes.settings import THIS_MACHINE
 
     all_groups = groups()
     envs = {env.name: [f"{ENV}={env.name}"] for env in all_groups[ENV]} | _OF_A_KIND

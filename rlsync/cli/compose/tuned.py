@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlsync.cli.compose import shipped
 from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED
-from rlsync.recipes.config import Config, EnvConfig, RenderedConfig
+from rlsync.recipes.settings import Config, EnvConfig, RenderedConfig
 
 #: The file that was chosen in each config group.
 Choices = Mapping[str, Any]

@@ -11,9 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlsync.cli.compose.own_recipes import KEY, look_beside
 from rlsync.core.errors import ConfigError, first_line
-from rlsync.recipes.config import Config
-from rlsync.recipes.env_config import settings_with
+from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
+from rlsync.recipes.settings import Config
 
 
 def written(file: Path) -> Config:

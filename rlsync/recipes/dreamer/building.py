@@ -15,14 +15,14 @@ from torchrl.trainers import OptimizationStepper, Trainer
 
 from rlsync import DreamerPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.config import Config, EnvConfig
-from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.dreamer.config import DreamerConfig
 from rlsync.recipes.dreamer.memory import SequenceMemory
 from rlsync.recipes.dreamer.open_loop import OpenLoop
 from rlsync.recipes.dreamer.rows import NumberRows
 from rlsync.recipes.dreamer.sequences import Sequences
 from rlsync.recipes.replay import building
+from rlsync.recipes.run import learner_device
+from rlsync.recipes.settings import Config, EnvConfig
 from rlsync.recipes.spaces import Spaces, make_env
 from rlsync.torchrl_plugin.dreamer.parts import parts_of_losses
 

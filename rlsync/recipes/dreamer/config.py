@@ -18,8 +18,8 @@ from rlsync.recipes.bounds import (
     not_below_zero,
     one_of,
 )
-from rlsync.recipes.config import Config, RenderedConfig
 from rlsync.recipes.replay.config import BUFFER, PaceConfig, ReplayConfig
+from rlsync.recipes.settings import Config, RenderedConfig
 
 #: The image encoder of DreamerV3 makes a picture smaller by this factor.
 SHRINKS_BY = 16

@@ -10,13 +10,13 @@ from torchrl.trainers import Trainer
 
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.dreamer.building import make_trainer, started_collector
 from rlsync.recipes.dreamer.config import DreamerV1Config
 from rlsync.recipes.dreamer.v1_networks import make_loss
 from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.registry import Recipe
+from rlsync.recipes.run import learner_device
+from rlsync.recipes.settings import Config
 from rlsync.recipes.spaces import BOX, Spaces
 
 

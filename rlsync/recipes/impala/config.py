@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import (
+    WIDTHS,
     above_zero,
     fraction,
     in_optimizer,
@@ -18,11 +19,9 @@ from rlsync.recipes.bounds import (
     same_as,
     values_for,
 )
-from rlsync.recipes.cluster_config import THIS_MACHINE
-from rlsync.recipes.config import SCHEDULE, Config, RecipeConfig, width_errors
-from rlsync.recipes.evaluation_config import EvaluationConfig
 from rlsync.recipes.impala.settings import LossSettings
 from rlsync.recipes.impala.trust import TrustRegion
+from rlsync.recipes.settings import SCHEDULE, Config, EvaluationConfig, RecipeConfig
 from rlsync.transport.ring.format import WhenFull
 
 
@@ -36,7 +35,7 @@ class ModelConfig:
     """
 
     torso: str = one_of("auto", "mlp", "shallow", "deep")
-    hidden: list[int] | None = None
+    hidden: list[int] | None = field(default=None, metadata=WIDTHS)
     lstm: int = not_below_zero(0)
     last_action: bool = False
     last_reward: bool = False
@@ -153,14 +152,12 @@ class ImpalaConfig(RecipeConfig):
                 "collector.frames_per_batch",
                 f"give recipe.batch_size x recipe.unroll_length = {wanted}",
             )
-        if self.when_full != "block" and config.cluster.kind != THIS_MACHINE:
+        if self.when_full != "block" and not config.cluster.here:
             yield ConfigError(
                 "the nodes of a cluster drop no unroll: their workers wait for a free slot",
                 "recipe.when_full",
                 "give recipe.when_full=block, or cluster=none",
             )
-        if self.model.hidden is not None:
-            yield from width_errors("recipe.model.hidden", self.model.hidden)
         if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:
             yield ConfigError(
                 f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}",

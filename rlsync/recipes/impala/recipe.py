@@ -15,10 +15,8 @@ from torchrl.trainers import LRSchedulerHook, Trainer
 from rlsync import LogPolicyLag
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.cluster_config import THIS_MACHINE
-from rlsync.recipes.config import Config, EnvConfig, check
-from rlsync.recipes.device_config import learner_device, worker_devices
-from rlsync.recipes.env_config import refuse_unsaid_protocol
+from rlsync.recipes.checks import check
+from rlsync.recipes.env_settings import refuse_unsaid_protocol
 from rlsync.recipes.evaluating import make_evaluator
 from rlsync.recipes.hooks import MixReplayed, UnrollReturns
 from rlsync.recipes.impala.config import ImpalaConfig, settings_of
@@ -26,6 +24,8 @@ from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.registry import Recipe
+from rlsync.recipes.run import learner_device, worker_devices
+from rlsync.recipes.settings import Config, EnvConfig
 from rlsync.tensors.device import bfloat16_instructions
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import EnvSpec, make_venv
@@ -94,7 +94,7 @@ def env_spec(config: EnvConfig) -> EnvSpec:
         ConfigError: the id is not one, or that of an Atari game whose protocol is not said.
 
     Example:
-        >>> from rlsync.recipes.config import AtariConfig
+        >>> from rlsync.recipes.settings import AtariConfig
         >>> env_spec(AtariConfig("ALE/SpaceInvaders-v5")).game
         'space_invaders'
     """
@@ -176,7 +176,7 @@ def make_collector(
         "restarts": Restarts(recipe.max_restarts),
         "silent_timeout_s": config.collector.silent_timeout_s or float("inf"),
     }
-    if config.cluster.kind == THIS_MACHINE:
+    if config.cluster.here:
         devices, workers = worker_devices(config), config.collector.num_workers
         when_full: Any = ImpalaConfig.of(config).when_full
         with parts.naming_env(config.env):
@@ -208,7 +208,7 @@ def register_hooks(
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
     if config.run_dir is not None and recipe.evaluation.every_frames:
         make_evaluator(config, collector, collector.worker_player).register(trainer)
-    if config.cluster.kind != THIS_MACHINE:
+    if not config.cluster.here:
         from rlsync.recipes.on_cluster import tell_nodes  # which needs ray
 
         tell_nodes(trainer, config, collector)

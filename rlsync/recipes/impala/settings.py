@@ -17,8 +17,8 @@ from rlsync.recipes.bounds import (
     refuse,
     same_as,
 )
-from rlsync.recipes.config import RecipeConfig
 from rlsync.recipes.impala.trust import TrustRegion
+from rlsync.recipes.settings import RecipeConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,14 +13,14 @@ from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import OptimizationStepper, TargetNetUpdaterHook, Trainer
 
 from rlsync.recipes import parts
-from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.networks import MixedMLP
 from rlsync.recipes.off_policy.config import ActorCriticConfig, OffPolicyConfig
 from rlsync.recipes.off_policy.memory import Memory
 from rlsync.recipes.off_policy.normalize import Normalize, Standardized
 from rlsync.recipes.off_policy.prioritized import PrioritizedRows
 from rlsync.recipes.replay import building
+from rlsync.recipes.run import learner_device
+from rlsync.recipes.settings import Config
 from rlsync.recipes.spaces import Spaces
 
 

@@ -6,11 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, fraction, in_buffer, kept, learning_rate, not_below_zero, one_of
-from rlsync.recipes.cluster_config import workers_on_a_node
-from rlsync.recipes.config import SCHEDULE, Config, width_errors
+from rlsync.recipes.bounds import (
+    WIDTHS,
+    above_zero,
+    fraction,
+    in_buffer,
+    kept,
+    learning_rate,
+    not_below_zero,
+    one_of,
+)
 from rlsync.recipes.off_policy.normalize import NormalizeConfig
 from rlsync.recipes.replay.config import BUFFER, PaceConfig, ReplayConfig
+from rlsync.recipes.settings import SCHEDULE, Config
 
 __all__ = ["DQNConfig", "OffPolicyConfig", "PaceConfig", "SACConfig", "TD3Config"]
 
@@ -24,7 +32,7 @@ class OffPolicyConfig(ReplayConfig):
     """What these recipes share besides."""
 
     batch_size: int = above_zero(256)
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    hidden: list[int] = field(default_factory=lambda: [256, 256], metadata=WIDTHS)
     prioritized: bool = kept(False, PRIORITIES)
     priority_alpha: float = kept(fraction(0.6), PRIORITIES)
     priority_beta: float = fraction(0.4)
@@ -36,7 +44,6 @@ class OffPolicyConfig(ReplayConfig):
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
-        yield from width_errors("recipe.hidden", self.hidden)
         yield from super().errors(config)
         if self.normalize.observations and any(route.dtype for route in config.sync.map):
             yield ConfigError(
@@ -69,7 +76,7 @@ class DQNConfig(OffPolicyConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
-        if self.ladder_alpha and workers_on_a_node(config) < 2:
+        if self.ladder_alpha and config.workers_per_node < 2:
             yield ConfigError(
                 "one worker makes no ladder of exploration rates",
                 "recipe.ladder_alpha",

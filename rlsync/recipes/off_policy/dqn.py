@@ -15,15 +15,14 @@ from torchrl.trainers import Trainer
 
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.cluster_config import workers_on_a_node
-from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.hooks import EpsilonDecay
 from rlsync.recipes.off_policy.building import make_trainer, seeing
 from rlsync.recipes.off_policy.config import DQNConfig
 from rlsync.recipes.off_policy.ladder import GreedyOnLadder
 from rlsync.recipes.registry import Recipe
+from rlsync.recipes.run import learner_device
+from rlsync.recipes.settings import Config
 from rlsync.recipes.spaces import DISCRETE, Spaces
 from rlsync.workers.players.q import EpsilonLadder
 
@@ -51,7 +50,7 @@ def build(config: Config, spaces: Spaces | None = None) -> Trainer:
     loss.make_value_estimator(gamma=recipe.gamma)
     loss.to(device)
     acting = TensorDictSequential(actor, greedy)
-    workers, alpha = workers_on_a_node(config), recipe.ladder_alpha
+    workers, alpha = config.workers_per_node, recipe.ladder_alpha
     with parts.started_collector(
         config, acting, random_frames=recipe.pace.prefill, ladder_alpha=alpha, spaces=spaces
     ) as collector:

@@ -19,7 +19,7 @@ from torchrl.envs import EnvBase, TensorDictPrimer
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import EGreedyModule
 
-from rlsync.recipes.env_config import EnvConfig
+from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.spaces import make_env
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import EXPONENT

@@ -14,12 +14,12 @@ from torchrl.trainers import Trainer
 
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.config import Config
-from rlsync.recipes.device_config import learner_device
 from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.off_policy.building import make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.off_policy.config import SACConfig
 from rlsync.recipes.registry import Recipe
+from rlsync.recipes.run import learner_device
+from rlsync.recipes.settings import Config
 from rlsync.recipes.spaces import BOX, Spaces
 from rlsync.workers.devices import CPU
 

@@ -12,10 +12,10 @@ from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import LRSchedulerHook, OptimizationStepper, Trainer
 
 from rlsync.recipes import parts
-from rlsync.recipes.config import Config
 from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.replay.config import ReplayConfig
 from rlsync.recipes.replay.row_segments import RowSegments
+from rlsync.recipes.settings import Config
 from rlsync.torchrl_plugin.compat.trainers import replace_component
 
 

@@ -8,9 +8,7 @@ from typing import ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, bound_errors, caught, kept, not_below_zero
-from rlsync.recipes.config import Config, RecipeConfig
-from rlsync.recipes.device_config import stock_device_errors
-from rlsync.recipes.evaluation_config import EvaluationConfig
+from rlsync.recipes.settings import Config, EvaluationConfig, RecipeConfig
 from rlsync.workers.replay.pacing import Pace
 
 #: Why a resumed run cannot change a field.
@@ -55,6 +53,7 @@ class ReplayConfig(RecipeConfig):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     stops_by_evaluation: ClassVar[bool] = True
+    in_stock_collectors: ClassVar[bool] = True
 
     def evaluations(self) -> EvaluationConfig:
         """See :meth:`RecipeConfig.evaluations`."""
@@ -78,7 +77,6 @@ class ReplayConfig(RecipeConfig):
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         """See :meth:`RecipeConfig.errors`."""
-        yield from stock_device_errors(config)
         if not list(bound_errors(self.pace)):  # those are told with their keys
             yield from caught(self.pace.pace, "recipe.pace")
         if self.pace.prefill >= self.total_frames:

@@ -1,13 +1,13 @@
 """The settings of a run, as plain dataclasses. Every default value is written here, and only here.
 
-The command line fills them from configs/*.yaml and overrides; in Python they are built directly. The YAML
-files repeat the defaults for people to read and copy, and a test compares the two. The defaults of
-:class:`Config` train PPO on CartPole.
+The settings of environments, of publishing and of each recipe stand beside what uses them. The command line
+fills all of them from configs/*.yaml and overrides; in Python they are built directly. The YAML files repeat
+the defaults for people to read and copy, and a test compares the two. The defaults of :class:`Config` train
+PPO on CartPole.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,62 +15,104 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import (
+    WIDTHS,
     above_zero,
-    bound_errors,
     fraction,
     in_buffer,
     kept,
     learning_rate,
     not_below_zero,
     one_of,
-    refuse,
 )
-from rlsync.recipes.cluster_config import ClusterConfig, cluster_errors
-from rlsync.recipes.collector_config import CollectorConfig, in_process_errors
-from rlsync.recipes.device_config import DeviceConfig, device_errors, stock_device_errors
-from rlsync.recipes.env_config import AtariConfig, EnvConfig, RenderedConfig
-from rlsync.recipes.evaluation_config import EvaluationConfig
-from rlsync.recipes.evaluation_video import video_errors
-from rlsync.recipes.sync_config import (
-    RouteConfig,
-    SyncConfig,
-    WhenConfig,
-    map_errors,
-    sync_map,
-    trigger,
-    trigger_errors,
-)
+from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
+from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "Config",
-    "EnvConfig",
     "AtariConfig",
-    "RenderedConfig",
-    "CollectorConfig",
     "ClusterConfig",
+    "CollectorConfig",
+    "Config",
     "DeviceConfig",
-    "SyncConfig",
-    "RouteConfig",
-    "WhenConfig",
+    "EnvConfig",
+    "EvaluationConfig",
     "LoggerConfig",
-    "RecipeConfig",
     "PPOConfig",
-    "sync_map",
-    "trigger",
-    "errors",
-    "check",
+    "RecipeConfig",
+    "RenderedConfig",
+    "RouteConfig",
+    "SyncConfig",
+    "WhenConfig",
 ]
-
 
 #: Why a resumed run cannot change the fields that decide about a schedule.
 SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"
 
-
 #: Loggers that need a package of the same name, which the extra of the same name installs.
 LOGGER_PACKAGES = ("tensorboard", "wandb")
+
+#: What OmegaConf has no type for: the name of a device, or a list of names.
+DeviceOrList = Any
+
+#: The kind of collector that acts in the learner's process.
+IN_PROCESS = "in_process"
+
+#: What ``cluster.kind`` says where all workers are on this machine.
+THIS_MACHINE = "none"
+
+
+@dataclass
+class DeviceConfig:
+    """The device on which a part of a run computes: ``cpu``, or an accelerator such as ``cuda:1``."""
+
+    device: str = "cpu"
+
+
+@dataclass
+class CollectorConfig:
+    """The worker processes, the devices on which they act, and how they adopt weights from the board.
+
+    ``device`` is one device for all workers, or a list with one for each. With the kind ``in_process`` there
+    is no worker process: the learner's own process acts, with the learner's own weights.
+    """
+
+    kind: str = one_of("sync", "async", IN_PROCESS)
+    num_workers: int = above_zero(2)
+    frames_per_batch: int = kept(above_zero(2048), "schedules and triggers count batches of that size")
+    adopt: str = one_of("alias", "copy")
+    start_timeout_s: float = above_zero(300.0)
+    silent_timeout_s: float | None = above_zero(300.0)
+    device: DeviceOrList = "cpu"
+
+
+@dataclass
+class ClusterConfig:
+    """The machines that workers act on: this one, or the nodes of a Ray cluster.
+
+    ``address`` is ``HOST:PORT`` of a running cluster, or null for a Ray on this machine.
+    ``workers_per_node`` is null where each node has ``collector.num_workers``. ``resources`` is what an agent
+    takes of Ray's resources; nodes that have less get no workers. With ``keep_agents`` agents outlive a
+    learner that was killed, and wait for the one that resumes its run.
+    """
+
+    kind: str = one_of(THIS_MACHINE, "ray")
+    address: str | None = None
+    workers_per_node: int | None = above_zero(None)
+    resources: dict[str, Any] = field(default_factory=dict)
+    placement: str = one_of("all", "others")
+    min_nodes: int = above_zero(1)
+    credits: int = above_zero(2)
+    node_timeout_s: float = above_zero(30.0)
+    start_timeout_s: float = above_zero(300.0)
+    keep_agents: bool = False
+    learner_timeout_s: float = above_zero(600.0)
+
+    @property
+    def here(self) -> bool:
+        """Whether all workers are on this machine."""
+        return self.kind == THIS_MACHINE
 
 
 @dataclass
@@ -83,6 +125,20 @@ class LoggerConfig:
     kind: str = one_of("csv", *LOGGER_PACKAGES, "none")
     every_frames: int = above_zero(1)
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class EvaluationConfig:
+    """A separate process of low priority that evaluates one version after the other.
+
+    ``every_frames`` is the least number of training frames between two evaluations; 0 turns evaluation off.
+    Each evaluation plays ``episodes`` episodes, up to eight at once. Every ``video_every`` evaluations, and
+    whenever a version is the best so far, the first episode is filmed; None films none.
+    """
+
+    every_frames: int = not_below_zero(0)
+    episodes: int = above_zero(8)
+    video_every: int | None = above_zero(None)
 
 
 @dataclass
@@ -108,6 +164,8 @@ class RecipeConfig:
 
     #: Whether ``target_return`` is that of evaluations, where there are some.
     stops_by_evaluation: ClassVar[bool] = False
+    #: Whether workers act with a policy of TorchRL's in its collectors, which serve not every device.
+    in_stock_collectors: ClassVar[bool] = False
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -195,8 +253,9 @@ class PPOConfig(RecipeConfig):
     """
 
     stops_by_evaluation: ClassVar[bool] = True
+    in_stock_collectors: ClassVar[bool] = True
 
-    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    hidden: list[int] = field(default_factory=lambda: [64, 64], metadata=WIDTHS)
     num_epochs: int = above_zero(4)
     gae_lambda: float = in_buffer(fraction(0.95), "lmbda")
     clip_epsilon: float = in_buffer(above_zero(0.2), "clip_epsilon")
@@ -215,11 +274,6 @@ class PPOConfig(RecipeConfig):
     def acts_on_clusters(self) -> bool:
         """See :meth:`RecipeConfig.acts_on_clusters`."""
         return True
-
-    def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
-        yield from width_errors("recipe.hidden", self.hidden)
-        yield from stock_device_errors(config)
 
 
 @dataclass
@@ -250,45 +304,8 @@ class Config:
     learner: DeviceConfig = field(default_factory=DeviceConfig)
     evaluation: DeviceConfig = field(default_factory=DeviceConfig)
 
-
-def width_errors(key: str, layers: list[int]) -> Iterator[RlsyncError]:
-    """One error if there is no layer, or a layer without units."""
-    if not layers or min(layers) < 1:
-        yield ConfigError(f"{key} cannot be {list(layers)}", key, "give widths, like [64,64]")
-
-
-def errors(config: Config) -> Iterator[RlsyncError]:
-    """All that is wrong with a config, as far as its values tell: no environment is made."""
-    yield from bound_errors(config)
-    yield from trigger_errors(config.sync.when)
-    yield from map_errors(config.sync)
-    yield from config.env.errors()
-    yield from device_errors(config)
-    yield from cluster_errors(config)
-    yield from in_process_errors(config)
-    yield from video_errors(config)
-    kind = config.logger.kind
-    if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
-        yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
-    yield from config.recipe.errors(config)
-    collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
-    if 0 < collector.frames_per_batch < steps:
-        yield ConfigError(
-            f"a batch of {collector.frames_per_batch} frames leaves some environments idle",
-            "collector.frames_per_batch",
-            f"give at least collector.num_workers x env.num_envs = {steps}",
-        )
-
-
-def check(config: Config) -> Config:
-    """Refuse values that cannot work. Starts no process and makes no environment.
-
-    Returns:
-        The same config.
-
-    Raises:
-        ConfigError: names the key, its value and what it accepts.
-        PathSyntaxError: a path of the sync map is not written in the grammar.
-    """
-    refuse(errors(config))
-    return config
+    @property
+    def workers_per_node(self) -> int:
+        """How many workers each machine has."""
+        own = None if self.cluster.here else self.cluster.workers_per_node
+        return own or self.collector.num_workers

@@ -1,0 +1,168 @@
+"""What is wrong with a config: generators of errors, for what one field's bounds cannot say.
+
+``rlsync check`` lists all errors; a builder raises the first. Nothing here starts a process or makes an
+environment. What a recipe's own settings have to say stands in their method ``errors``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.evaluation.films import check_packages
+from rlsync.recipes.bounds import bound_errors, caught, refuse
+from rlsync.recipes.run_files import BEST_VIDEO
+from rlsync.recipes.settings import IN_PROCESS, LOGGER_PACKAGES, Config
+from rlsync.recipes.sync_settings import map_errors, trigger_errors
+from rlsync.workers.devices import device_named, device_of_each
+
+#: The key of an evaluation's films.
+VIDEO_KEY = "recipe.evaluation.video_every"
+
+
+def errors(config: Config) -> Iterator[RlsyncError]:
+    """All that is wrong with a config, as far as its values tell: no environment is made."""
+    yield from bound_errors(config)
+    yield from trigger_errors(config.sync.when)
+    yield from map_errors(config.sync)
+    yield from config.env.errors()
+    yield from device_errors(config)
+    yield from cluster_errors(config)
+    yield from in_process_errors(config)
+    yield from video_errors(config)
+    kind = config.logger.kind
+    if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
+        yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
+    if config.recipe.in_stock_collectors:
+        yield from stock_device_errors(config)
+    yield from config.recipe.errors(config)
+    collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
+    if 0 < collector.frames_per_batch < steps:
+        yield ConfigError(
+            f"a batch of {collector.frames_per_batch} frames leaves some environments idle",
+            "collector.frames_per_batch",
+            f"give at least collector.num_workers x env.num_envs = {steps}",
+        )
+
+
+def check(config: Config) -> Config:
+    """Refuse values that cannot work. Starts no process and makes no environment.
+
+    Returns:
+        The same config.
+
+    Raises:
+        ConfigError: names the key, its value and what it accepts.
+        PathSyntaxError: a path of the sync map is not written in the grammar.
+    """
+    refuse(errors(config))
+    return config
+
+
+def device_errors(config: Config) -> Iterator[RlsyncError]:
+    """One error for each key whose device this machine lacks, or whose list does not fit the workers."""
+    collector = config.collector
+    yield from caught(lambda: device_named(config.learner.device, "learner.device"))
+    yield from caught(lambda: device_of_each(collector.device, collector.num_workers, "collector.device"))
+    yield from caught(lambda: device_named(config.evaluation.device, "evaluation.device"))
+
+
+def stock_device_errors(config: Config) -> Iterator[RlsyncError]:
+    """One error for each device on which a policy of TorchRL's own collectors cannot act.
+
+    What :func:`device_errors` finds is not told again.
+    """
+    if any(device_errors(config)):
+        return
+    collector = config.collector
+    devices = device_of_each(collector.device, collector.num_workers, "collector.device")
+    if {device.type for device in devices} == {"cpu"}:
+        return
+    from rlsync.torchrl_plugin.compat.collectors import takes_policies_on  # takes seconds to import
+
+    for device in dict.fromkeys(devices):
+        if not takes_policies_on(device):
+            yield ConfigError(
+                f"TorchRL's collectors cannot act on {str(device)!r}",
+                "collector.device",
+                "give cpu or a CUDA device; the workers of recipe=impala act on any device",
+            )
+
+
+def cluster_errors(config: Config) -> Iterator[RlsyncError]:
+    """All that is wrong with the settings of a cluster. Connects to nothing."""
+    cluster = config.cluster
+    if cluster.here:
+        return
+    from rlsync.workers.cluster.address import check_address
+
+    yield from caught(lambda: check_address(cluster.address))
+    if not config.recipe.acts_on_clusters():
+        yield ConfigError(
+            f"the recipe {config.recipe.name!r} cannot act on a cluster",
+            f"cluster.kind={cluster.kind}",
+            "give cluster=none, or a recipe whose workers never wait for the learner: impala or laser",
+        )
+    if cluster.placement == "others" and cluster.address is None:
+        yield ConfigError(
+            "a Ray that is started for this run has no other node than the learner's",
+            "cluster.placement=others",
+            "give cluster.address, or cluster.placement=all",
+        )
+    if cluster.keep_agents and cluster.address is None:
+        yield ConfigError(
+            "a Ray that is started for this run ends with its learner, and so do its agents",
+            "cluster.keep_agents=true",
+            "start a cluster (ray start --head) and give cluster.address, or cluster.keep_agents=false",
+        )
+    for name, amount in cluster.resources.items():
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
+            yield ConfigError(
+                f"{amount!r} is no amount of a resource", f"cluster.resources.{name}", "give a number > 0"
+            )
+    if not isinstance(config.collector.device, str):
+        yield from caught(
+            lambda: device_of_each(config.collector.device, config.workers_per_node, "collector.device")
+        )
+
+
+def in_process_errors(config: Config) -> Iterator[RlsyncError]:
+    """What needs worker processes, and is asked for without any."""
+    if config.collector.kind != IN_PROCESS:
+        return
+    asked = {
+        "collector.num_workers=1": (config.collector.num_workers > 1, "more than one worker"),
+        "cluster=none": (not config.cluster.here, "workers on a cluster"),
+        "recipe.evaluation.every_frames=0": (
+            config.recipe.evaluations().every_frames > 0,
+            "an evaluating process, which reads the workers' board",
+        ),
+    }
+    for other, (found, what) in asked.items():
+        if found:
+            yield ConfigError(
+                f"collector.kind={IN_PROCESS} has no worker processes, so not {what}",
+                other.partition("=")[0],
+                f"give {other}, or collector=sync or async, which have worker processes",
+            )
+
+
+def video_errors(config: Config) -> Iterator[RlsyncError]:
+    """One error if videos are asked for, and there are no evaluations, or a package is missing."""
+    evaluation = config.recipe.evaluations()
+    if evaluation.video_every is None:
+        return
+    if not evaluation.every_frames:
+        yield ConfigError(
+            "there is no evaluation to film",
+            f"{VIDEO_KEY}={evaluation.video_every}",
+            "give recipe.evaluation.every_frames, or video_every=null",
+        )
+    try:
+        check_packages(Path(BEST_VIDEO))
+    except ConfigError as error:
+        yield ConfigError(
+            error.what, f"{VIDEO_KEY}={evaluation.video_every}", f"{error.cure}; or video_every=null"
+        )
