@@ -54,7 +54,7 @@ class RayLink(Link):
         numbers = range(actor * workers, (actor + 1) * workers)
         self.receiver = NodeReceiver(self.handle.mailbox, name, board, numbers=numbers)
         self.receiver.start()
-        self.receiver.tell_now()  # the leaves of workers that stand: the learner checks its map against them
+        self.receiver.report_now()  # the leaves of workers that stand: the learner checks its map by them
         self.receiver.await_stamp(self.handle.newest, ARRIVES_WITHIN_S, where)
 
     def before_batch(self) -> None:

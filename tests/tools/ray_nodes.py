@@ -15,7 +15,7 @@ from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
-from rlsync.transport.relay.agent import Tally
+from rlsync.transport.relay.agent import AgentCounts
 
 # Nothing from tests.tools.parts: it loads all of TorchRL in each process.
 
@@ -73,9 +73,9 @@ class Node:
         assert (self.torn, self.wrong) == (0, 0)
         return self._reader.stamp
 
-    def tally(self) -> Tally:
+    def counts(self) -> AgentCounts:
         assert self._receiver is not None
-        return self._receiver.tally
+        return self._receiver.counts
 
     def learner_gone(self, timeout_s: float) -> tuple[bool, bool]:
         """Whether the learner has closed the transport, and whether it died, once one of them is so."""

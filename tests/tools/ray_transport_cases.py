@@ -28,7 +28,7 @@ from rlsync.tensors.layout import Layout
 from rlsync.transport.contract import Note
 from rlsync.transport.ray.handle import RaySubscriber
 from rlsync.transport.ray.learner import RayTransport
-from rlsync.transport.relay.letter import Letter
+from rlsync.transport.relay.mailbox import Message
 from rlsync.transport.relay.sender import KEPT_IMAGES
 from tests.laws import test_transport_contract as laws
 from tests.tools.board_workers import Acts, filled, plain_layout
@@ -90,11 +90,11 @@ def reach(actors: list[Any], stamp: Stamp) -> None:
     assert stamps == [stamp] * len(actors)
 
 
-def posted(transport: RayTransport, stamp: Stamp) -> Letter:
-    """The letter about a version, once it is on its way."""
-    assert wait_until(lambda: transport.letter is not None and transport.letter.stamp == stamp, LONG_S)
-    assert transport.letter is not None
-    return transport.letter
+def posted(transport: RayTransport, stamp: Stamp) -> Message:
+    """The message about a version, once it is on its way."""
+    assert wait_until(lambda: transport.message is not None and transport.message.stamp == stamp, LONG_S)
+    assert transport.message is not None
+    return transport.message
 
 
 @contextmanager
@@ -283,13 +283,13 @@ def test_an_image_that_was_damaged_in_the_store_is_put_again(nodes: Nodes) -> No
         reach([node], publish(transport, 1))
         with stopped(ray.get(node.pid.remote(), timeout=LONG_S)):
             stamp = publish(transport, 2)
-            letter = posted(transport, stamp)
-            held = ray.get(letter.address, timeout=LONG_S)
+            message = posted(transport, stamp)
+            held = ray.get(message.address, timeout=LONG_S)
             ctypes.memset(held.ctypes.data + held.nbytes // 2, 0x5A, 1)  # it is mapped as the store has it
         reach([node], stamp)
-        assert ray.get(node.tally.remote(), timeout=LONG_S).damaged >= 1
-        assert transport.letter is not None
-        assert transport.letter.number > letter.number
+        assert ray.get(node.counts.remote(), timeout=LONG_S).damaged >= 1
+        assert transport.message is not None
+        assert transport.message.number > message.number
 
 
 def test_an_image_that_the_store_lost_before_it_was_pulled_is_put_again(nodes: Nodes) -> None:
@@ -301,14 +301,14 @@ def test_an_image_that_the_store_lost_before_it_was_pulled_is_put_again(nodes: N
         for version in range(2, 7):
             with stopped(ray.get(node.pid.remote(), timeout=LONG_S)):
                 stamp = publish(transport, version)
-                letter = posted(transport, stamp)
-                lose(letter.address)
+                message = posted(transport, stamp)
+                lose(message.address)
             reach([node], stamp)
-            if ray.get(node.tally.remote(), timeout=LONG_S).lost:
+            if ray.get(node.counts.remote(), timeout=LONG_S).lost:
                 break  # else the store had the image in its memory still, and the node has pulled it
-        assert ray.get(node.tally.remote(), timeout=LONG_S).lost
-        assert transport.letter is not None
-        assert transport.letter.number > letter.number
+        assert ray.get(node.counts.remote(), timeout=LONG_S).lost
+        assert transport.message is not None
+        assert transport.message.number > message.number
         ray.kill(node)
 
 
@@ -336,7 +336,7 @@ def test_a_learner_that_has_closed_keeps_no_image_in_the_store(nodes: Nodes) -> 
         reach(nodes.attached(transport), publish(transport, 1))
         assert objects_in_stores() > before
     assert wait_until(lambda: objects_in_stores() <= before, LONG_S, 0.1)
-    assert transport.letter is None, "the transport is there, and has let go"
+    assert transport.message is None, "the transport is there, and has let go"
 
 
 def objects_in_stores() -> int:
@@ -380,5 +380,5 @@ def test_a_node_that_dies_is_named_and_the_others_go_on(
         with pytest.raises(WorkerLost, match="worker 3"):  # a loaded machine's Ray takes minutes to see it
             transport.wait(2, 2 * LONG_S, readers=range(4))
         monkeypatch.setattr(transport, "_refresh", lambda: None)
-        transport._words = {}  # as when the mailbox has forgotten all of them
+        transport._reports = {}  # as when the mailbox has forgotten all of them
         assert [(status.reader, status.state) for status in transport.status()] == [(3, "dead")]

@@ -24,8 +24,7 @@ from rlsync.core.ledger import NOTHING, Ledger, Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.relay.agent import Agent
 from rlsync.transport.relay.image import Image
-from rlsync.transport.relay.letter import Letter
-from rlsync.transport.relay.mailbox import Mailbox, NodeReport, Receipt
+from rlsync.transport.relay.mailbox import Mailbox, Message, Reply, Request
 from rlsync.transport.relay.sender import KEPT_IMAGES, Sender
 
 CALM_S = 12.0
@@ -124,8 +123,8 @@ class Network:
         self.life += 1
         life = self.life
 
-        def post(letter: Letter) -> None:
-            self._message(lambda: self._posted(sender, letter))
+        def post(message: Message) -> None:
+            self._message(lambda: self._posted(sender, message))
 
         self.sender = sender = Sender(lambda image: self._put(life, image), self._free, post, repeat_s=0.5)
         self._at(0.1, lambda: self._publish(life))
@@ -149,13 +148,13 @@ class Network:
         least_s = 0.15 if self.steady else 0.05  # there and back again takes 0.1 s in a steady network
         self._at(self.random.uniform(least_s, 0.5 if self.steady else 2.0), lambda: self._publish(life))
 
-    def _posted(self, sender: Sender, letter: Letter) -> None:
-        receipt = self.mailbox.post(letter, self.now)
-        self._message(lambda: self._receipt(sender, letter, receipt))
+    def _posted(self, sender: Sender, message: Message) -> None:
+        reply = self.mailbox.post(message, self.now)
+        self._message(lambda: self._replied(sender, message, reply))
 
-    def _receipt(self, sender: Sender, letter: Letter, receipt: Receipt) -> None:
+    def _replied(self, sender: Sender, message: Message, reply: Reply) -> None:
         if sender is self.sender:  # it was not killed meanwhile
-            sender.told(letter, receipt)
+            sender.replied(message, reply)
 
     def _repeat(self, life: int) -> None:
         if life != self.life or self.sender is None:
@@ -225,23 +224,23 @@ class Network:
     def _tick(self, name: str, node: Node) -> None:
         if self.nodes.get(name) is not node:
             return  # it was killed
-        report = node.agent.asks(self.now)
-        if report is not None:
-            self._message(lambda: self._asked(name, node, report))
+        request = node.agent.request(self.now)
+        if request is not None:
+            self._message(lambda: self._asked(name, node, request))
         self._at(0.5, lambda: self._tick(name, node))
 
-    def _asked(self, name: str, node: Node, report: NodeReport) -> None:
-        letter = self.mailbox.ask(report, self.now)
-        for node_there in self.mailbox.nodes:
-            gone_s = self.now - self.left.get(node_there.node, self.now)
+    def _asked(self, name: str, node: Node, request: Request) -> None:
+        message = self.mailbox.ask(request, self.now)
+        for there in self.mailbox.requests:
+            gone_s = self.now - self.left.get(there.node, self.now)
             if gone_s > FORGET_S + self.slow_s:
-                self._broken(f"the mailbox remembers {node_there.node}, which left {gone_s:.1f} s ago")
-        self._message(lambda: self._told(name, node, letter))
+                self._broken(f"the mailbox remembers {there.node}, which left {gone_s:.1f} s ago")
+        self._message(lambda: self._answered(name, node, message))
 
-    def _told(self, name: str, node: Node, letter: Letter | None) -> None:
+    def _answered(self, name: str, node: Node, message: Message | None) -> None:
         if self.nodes.get(name) is not node:
             return
-        pull = node.agent.pulls(letter, self.now)
+        pull = node.agent.to_pull(message, self.now)
         if pull is None:
             return
         self._count += 1
@@ -259,10 +258,10 @@ class Network:
         delay_s = late + self.random.uniform(0.01, self.slow_s)
         self._at(delay_s, lambda: self._pulled(name, node, pull, number))
 
-    def _pulled(self, name: str, node: Node, letter: Letter, number: int) -> None:
+    def _pulled(self, name: str, node: Node, message: Message, number: int) -> None:
         if self.nodes.get(name) is node:
             del node.pulls[number]
-            node.agent.got(letter, self._get(letter.address), self.now)
+            node.agent.arrived(message, self._get(message.address), self.now)
 
     def _published(self, node: Node, image: Image) -> None:
         if node.published and image.stamp <= node.published[-1]:

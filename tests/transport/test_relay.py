@@ -17,8 +17,7 @@ from rlsync.transport.relay import agent as agents
 from rlsync.transport.relay import sender as senders
 from rlsync.transport.relay.agent import Agent
 from rlsync.transport.relay.image import digest_in, digest_of, pack, unpack
-from rlsync.transport.relay.letter import Letter, Put
-from rlsync.transport.relay.mailbox import Mailbox, NodeReport
+from rlsync.transport.relay.mailbox import ImageId, Mailbox, Message, Request
 from rlsync.transport.relay.sender import Sender
 from tests.tools.relay_network import SLOW, LawBrokenError, Network
 
@@ -42,9 +41,9 @@ def test_a_slow_node_keeps_the_image_that_it_pulls_and_holds_nobody_up() -> None
     for seed in range(300):
         network = Network(seed, steady=True)
         network.run()
-        published = {name: node.agent.tally.published for name, node in network.nodes.items()}
+        published = {name: node.agent.counts.published for name, node in network.nodes.items()}
         assert min(published.values()) == published[SLOW] >= 3, published
-        assert all(node.agent.tally.lost == 0 for node in network.nodes.values())
+        assert all(node.agent.counts.lost == 0 for node in network.nodes.values())
 
 
 def test_the_network_does_what_it_is_there_for() -> None:
@@ -55,11 +54,11 @@ def test_the_network_does_what_it_is_there_for() -> None:
         network.run()
         for node in network.nodes.values():
             for name in names:
-                seen[name] += getattr(node.agent.tally, name)
+                seen[name] += getattr(node.agent.counts, name)
     assert all(seen.values()), seen
 
 
-def trust_every_letter(patch: pytest.MonkeyPatch) -> None:
+def trust_every_message(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Agent, "_is_old", lambda self, stamp: False)
 
 
@@ -114,13 +113,13 @@ def never_give_up(patch: pytest.MonkeyPatch) -> None:
 
 
 def pull_all_at_once(patch: pytest.MonkeyPatch) -> None:
-    pulls = Agent.pulls
+    to_pull = Agent.to_pull
 
-    def forgetful(self: Agent, letter: Letter | None, now_s: float) -> Letter | None:
+    def forgetful(self: Agent, message: Message | None, now_s: float) -> Message | None:
         self._pulling = None
-        return pulls(self, letter, now_s)
+        return to_pull(self, message, now_s)
 
-    patch.setattr(Agent, "pulls", forgetful)
+    patch.setattr(Agent, "to_pull", forgetful)
 
 
 def never_forget_a_node(patch: pytest.MonkeyPatch) -> None:
@@ -130,7 +129,7 @@ def never_forget_a_node(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("break_it", "law"),
     [
-        (trust_every_letter, "went from"),
+        (trust_every_message, "went from"),
         (trust_every_image, "has .* as|went from"),
         (never_check_which_image, "has .* as|went from"),
         (never_free, "images of one learner are in the store"),
@@ -155,7 +154,7 @@ def never_say_what_is_pulled(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_hear_what_is_pulled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sender, "told", lambda *_: None)
+    patch.setattr(Sender, "replied", lambda *_: None)
     patch.setattr(Sender, "full", False)
 
 
@@ -225,36 +224,36 @@ def test_a_sender_refuses_what_does_not_fit_or_is_not_newer() -> None:
 
 def test_a_node_is_not_told_again_of_an_image_that_it_could_not_get() -> None:
     box = Mailbox()
-    first = Letter(Stamp(1, 1), digest=0, image_bytes=64, address="a")
+    first = Message(Stamp(1, 1), digest=0, image_bytes=64, address="a")
     box.post(first, now_s=0.0)
-    lost = NodeReport("node", lost=first.put)
+    lost = Request("node", lost=first.image_id)
     assert box.ask(lost, now_s=1.0) is None
-    assert box.post(first, now_s=1.0).lost == first.put, "the learner hears of it"
-    assert box.ask(NodeReport("other"), now_s=1.0) == first
-    again = Letter(Stamp(1, 1), digest=0, image_bytes=64, address="b", number=2)
+    assert box.post(first, now_s=1.0).lost == first.image_id, "the learner hears of it"
+    assert box.ask(Request("other"), now_s=1.0) == first
+    again = Message(Stamp(1, 1), digest=0, image_bytes=64, address="b", number=2)
     box.post(again, now_s=2.0)
     assert box.ask(lost, now_s=2.0) == again
 
 
 def test_another_thread_may_ask_what_a_sender_keeps() -> None:
     """Reading the stamp of an image gives other threads a chance to put one."""
-    sender = Sender(lambda image: None, lambda address: None, lambda letter: None)
+    sender = Sender(lambda image: None, lambda address: None, lambda message: None)
     numbers = iter(range(1, 100))
 
-    class SlowPut(Put):
+    class SlowId(ImageId):
         @property
         def stamp(self) -> Stamp:  # type: ignore[override]
             found = Stamp(1, next(numbers))
-            sender._kept[Put(found, 99)] = None
+            sender._kept[ImageId(found, 99)] = None
             return found
 
-    sender._kept = {SlowPut(Stamp(1, 1), 1): None, SlowPut(Stamp(1, 2), 2): None}
+    sender._kept = {SlowId(Stamp(1, 1), 1): None, SlowId(Stamp(1, 2), 2): None}
     assert len(sender.kept) == 2
 
 
-def test_a_letter_has_the_digest_of_the_image_that_was_put() -> None:
+def test_a_message_has_the_digest_of_the_image_that_was_put() -> None:
     put: list[torch.Tensor] = []
-    posted: list[Letter] = []
+    posted: list[Message] = []
     sender = Sender(lambda image: put.append(image) or 0, lambda _: None, posted.append)
     sender.publish(Stamp(1, 1), LAYOUT, tensors(), now_s=0.0)
     assert posted[0].digest == digest_in(put[0]) == digest_of(put[0])

@@ -19,28 +19,17 @@ FIRST_VERSION_WITHIN_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RayHandle:
-    """How a worker finds a :class:`rlsync.transport.ray.learner.RayTransport`; it can be sent to any process
-    of the cluster.
-
-    Args:
-        mailbox: the mailbox's handle.
-        newest: the newest version when this handle was made. A worker that attaches has it, or a newer one,
-            before it acts.
-    """
+    """How a worker, in any process of the cluster, finds a :mod:`rlsync.transport.ray.learner`."""
 
     mailbox: Any
+    #: The newest version when this handle was made. A worker that attaches has it, or a newer one, before it
+    #: acts.
     newest: Stamp = NOTHING
 
     def subscribe(self, apply: Apply, reader: int | None = None) -> RaySubscriber:
         """Attach, with a board of this process's own; see :meth:`rlsync.transport.contract.Handle.subscribe`.
 
-        Args:
-            apply: writes a version into what acts.
-            reader: the number by which the learner knows this worker; ``None`` is 0.
-
-        Raises:
-            BoardClosed: the learner has closed the transport or died.
-            AdoptionTimeout: the newest version does not come in time.
+        ``None`` is reader 0. AdoptionTimeout if the newest version does not come in time.
         """
         subscriber = RaySubscriber(self.mailbox, apply, 0 if reader is None else reader)
         try:
@@ -56,11 +45,6 @@ class RaySubscriber:
 
     Workers that share a node should share them, too: then each version comes to the node's memory once. See
     :class:`rlsync.transport.ray.receiver.NodeReceiver`, and :class:`rlsync.transport.contract.Subscriber`.
-
-    Args:
-        mailbox: the mailbox's handle.
-        apply: writes a version into what acts.
-        reader: the number by which the learner knows this worker.
     """
 
     def __init__(self, mailbox: Any, apply: Apply, reader: int) -> None:
@@ -72,16 +56,7 @@ class RaySubscriber:
         self.receiver.start()
 
     def await_stamp(self, stamp: Stamp, timeout_s: float) -> None:
-        """Wait until a version, or a newer one, has come to this process.
-
-        Args:
-            stamp: the version.
-            timeout_s: give up after this many seconds.
-
-        Raises:
-            BoardClosed: the learner has closed the transport or died.
-            AdoptionTimeout: it has not come in time.
-        """
+        """Wait until a version, or a newer one, has come to this process; see :class:`NodeReceiver`."""
         self.receiver.await_stamp(stamp, timeout_s, f"worker {self._number}, process {os.getpid()}")
 
     @property
@@ -127,7 +102,7 @@ class RaySubscriber:
         """Tell the learner something; replaces an earlier note of this kind."""
         self._reader.leave_note(note, kind)
         if kind is Note.LEAVES:  # the learner asks for it as soon as the workers stand
-            self.receiver.tell_now()
+            self.receiver.report_now()
 
     def forget(self) -> None:
         """Give back the views that are leased; the next :meth:`adopt` takes the newest version again."""

@@ -10,44 +10,60 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.contract import Note, ReaderStatus
-from rlsync.transport.ray.actors import Actors
-from rlsync.transport.ray.courier import ANSWER_S, Courier
 from rlsync.transport.ray.handle import RayHandle
 from rlsync.transport.ray.mailbox_actor import start_mailbox
-from rlsync.transport.ray.words import NodeWord
-from rlsync.transport.relay.letter import Letter
+from rlsync.transport.ray.receiver import BoardReport
+from rlsync.transport.ray.sender_thread import ANSWER_S, SenderThread
+from rlsync.transport.relay.mailbox import Message
 from rlsync.transport.rules import check_newer, completed, keyed
 from rlsync.transport.waiting import await_adoption
 
-#: How old what nodes said may be when the learner reads of their workers.
+#: How old the nodes' reports may be when the learner reads of their workers.
 _FRESH_S = 0.2
 
-#: A worker whose node has said nothing for so long is not known to act any more.
+#: A worker whose node has not reported for so long is not known to act any more.
 _SILENT_S = 15.0
+
+
+class Actors:
+    """Asks each actor, by number, for a sign of life. Ray answers for a dead one, a busy one later."""
+
+    def __init__(self, actors: Mapping[int, Any]) -> None:
+        self._actors = dict(actors)
+        self._asked: dict[int, ray.ObjectRef] = {}
+        self._dead: set[int] = set()
+
+    def dead(self) -> frozenset[int]:
+        """The numbers of those known to be dead; returns at once."""
+        for number in self._actors.keys() - self._dead:
+            if number not in self._asked:
+                self._asked[number] = self._actors[number].__ray_ready__.remote()
+            ready, _ = ray.wait([self._asked[number]], timeout=0)
+            if ready:
+                try:
+                    ray.get(self._asked.pop(number))
+                except RayActorError:
+                    self._dead.add(number)
+        return frozenset(self._dead)
 
 
 class RayTransport:
     """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`.
 
     A publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
-    Ray's object store, once, and tells the mailbox. Every node pulls it from there, and the learner sends no
-    worker anything. The thread skips versions that come faster than it can put them. It also repeats what it
-    said, because the mailbox may be killed, and puts an image again that a node could not get.
-
-    Args:
-        mailbox: an actor made by :func:`rlsync.transport.ray.mailbox_actor.start_mailbox`; by default one of
-            its own.
-        repeat_s: how often the newest letter is posted again, seconds.
-
-    Raises:
-        ConfigError: Ray is not initialised in this process.
+    Ray's object store, once, and posts a message about it to the mailbox. Every node pulls it from there, and
+    the learner sends no worker anything. The thread skips versions that come faster than it can put them. It
+    also repeats its message every ``repeat_s`` seconds, because the mailbox may be killed, and puts an image
+    again that a node could not get. ``mailbox`` is an actor made by
+    :func:`rlsync.transport.ray.mailbox_actor.start_mailbox`; by default the transport starts one of its own.
+    ConfigError if Ray is not initialised in this process.
     """
 
     background = False
@@ -62,12 +78,12 @@ class RayTransport:
         self.mailbox: Any = start_mailbox() if mailbox is None else mailbox
         self._pid = os.getpid()
         self._newest = NOTHING
-        self._words: dict[str, NodeWord] = {}
-        self._words_at_s = 0.0
-        self._known: dict[int, ReaderStatus] = {}  #: what was last heard of each worker
+        self._reports: dict[str, BoardReport] = {}  #: by node
+        self._reports_at_s = 0.0
+        self._known: dict[int, ReaderStatus] = {}  #: the last status of each worker
         self._actors = Actors({})
         self._closed = False
-        self._courier = Courier(self.mailbox, repeat_s)
+        self._thread = SenderThread(self.mailbox, repeat_s)
 
     @property
     def handle(self) -> RayHandle:
@@ -77,7 +93,7 @@ class RayTransport:
     @property
     def layout(self) -> Layout | None:
         """What the coming publishes carry; ``None`` before :meth:`lay_out`."""
-        return self._courier.layout
+        return self._thread.layout
 
     @property
     def newest_stamp(self) -> Stamp:
@@ -85,47 +101,34 @@ class RayTransport:
         return self._newest
 
     @property
-    def letter(self) -> Letter | None:
-        """The newest letter that was posted; ``None`` before the first."""
-        return self._courier.sender.letter
+    def message(self) -> Message | None:
+        """The newest message that was posted; ``None`` before the first."""
+        return self._thread.sender.message
 
     @property
     def kept(self) -> list[Stamp]:
         """The versions whose images the learner keeps in the store: three at most."""
-        return self._courier.sender.kept
+        return self._thread.sender.kept
 
     @property
-    def nodes(self) -> dict[str, NodeWord]:
-        """What each node said last; refreshed by this call, if the mailbox answers."""
+    def nodes(self) -> dict[str, BoardReport]:
+        """The last report of each node; refreshed by this call, if the mailbox answers."""
         self._refresh()
-        return dict(self._words)
+        return dict(self._reports)
 
     def lay_out(self, layout: Layout) -> None:
-        """Say what the coming publishes carry; nodes go on with what they have.
-
-        Raises:
-            BoardClosed: this transport was closed.
-        """
+        """Say what the coming publishes carry; nodes go on with what they have."""
         self._check_open()
         if layout != self.layout:
-            self._courier.lay_out(layout)
+            self._thread.lay_out(layout)
 
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
         """Publish one version: one copy, and no wait; see the contract.
 
-        Args:
-            tensors: one for each entry of the layout that owns its bytes; ``None`` keeps the value of the
-                version before; other dtypes are cast.
-            later: not used: everything is copied before this returns.
-            stamp: generation and number of this version.
-
-        Raises:
-            BoardClosed: this transport was closed, or nothing is laid out yet.
-            LayoutMismatch: a tensor does not have the shape of its leaf.
-            PublishError: the stamp is not greater than the newest one, a leaf has no value to keep, or the
-                thread that sends the images has failed.
+        ``later`` is not used: everything is copied before this returns. Beyond the contract's errors there is
+        a PublishError if the thread that sends the images has failed.
         """
         self._check_open()
         if self.layout is None:
@@ -136,10 +139,10 @@ class RayTransport:
             whole = completed(tensors, self.layout, {} if newest is None else keyed(*newest))
         self.layout.check(whole)
         check_newer(stamp, self._newest)
-        sheet = self._courier.free_sheet()
-        sheet.write(stamp, whole)
+        buffer = self._thread.free_buffer()
+        buffer.write(stamp, whole)
         self._newest = stamp
-        self._courier.send(sheet)
+        self._thread.send(buffer)
         return stamp.version
 
     def join(self) -> None:
@@ -147,18 +150,18 @@ class RayTransport:
 
     def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
         """The newest version: its layout and one tensor for each entry that owns its bytes."""
-        sheet = self._courier.newest
-        return None if sheet is None else (sheet.layout, sheet.leaves)
+        buffer = self._thread.newest
+        return None if buffer is None else (buffer.layout, buffer.leaves)
 
     def status(self) -> list[ReaderStatus]:
-        """The workers on all nodes, as these said within the last moments.
+        """The workers on all nodes, as these reported within the last moments.
 
         Hooks ask at every batch: the mailbox is asked a few times a second at most.
         """
-        if time.monotonic() - self._words_at_s > _FRESH_S:
+        if time.monotonic() - self._reports_at_s > _FRESH_S:
             self._refresh()
         newest, dead = self._newest.version, self._actors.dead()
-        found = {status.reader: status for word in self._words.values() for status in word.readers}
+        found = {status.reader: status for report in self._reports.values() for status in report.readers}
         self._known |= found
         # The mailbox forgets a node that is silent. Ray may take longer than that to say that it is dead.
         found |= {reader: self._known[reader] for reader in dead & self._known.keys()}
@@ -166,77 +169,50 @@ class RayTransport:
         return [replace(s, alive=False, state="dead") if s.reader in dead else s for s in lags]
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
-        """Wait until readers have adopted ``version`` or a newer one; see the contract.
-
-        Args:
-            version: the version to wait for.
-            timeout_s: give up after this many seconds.
-            readers: their numbers; by default those attached now, of which there must be one.
-
-        Raises:
-            WorkerLost: a reader is dead.
-            AdoptionTimeout: the deadline passed.
-        """
+        """Wait until readers have adopted ``version`` or a newer one; see the contract."""
         await_adoption(self._status_now, version, timeout_s, readers, lambda: self._newest.version)
 
     def await_arrival(self, timeout_s: float, readers: Iterable[int]) -> None:
-        """Wait until the newest version is on the boards that readers read; they adopt it later.
+        """Wait until the newest version is on the boards that ``readers`` read; they adopt it later.
 
-        Args:
-            timeout_s: give up after this many seconds.
-            readers: their numbers.
-
-        Raises:
-            WorkerLost: a reader is dead.
-            AdoptionTimeout: the deadline passed.
+        WorkerLost if a reader is dead, AdoptionTimeout if the deadline passes.
         """
         newest = self._newest.version
 
         def there() -> list[ReaderStatus]:
             known = {status.reader: status for status in self._status_now()}
             return [
-                replace(known[status.reader], adopted_version=word.stamp.version)
-                for word in self._words.values()
-                if word.stamp.generation == self._newest.generation
-                for status in word.readers
+                replace(known[status.reader], adopted_version=report.stamp.version)
+                for report in self._reports.values()
+                if report.stamp.generation == self._newest.generation
+                for status in report.readers
             ]
 
         await_adoption(there, newest, timeout_s, readers, lambda: newest)
 
     def ask(self, lowest: int) -> int:
-        """Ask the workers on all nodes what they act with; see the contract.
-
-        Args:
-            lowest: the lowest version that an answer may be about.
-
-        Raises:
-            BoardClosed: this transport was closed.
-        """
+        """Ask the workers on all nodes what they act with; see the contract."""
         self._check_open()
-        return self._courier.ask(lowest)
+        return self._thread.ask(lowest)
 
     def note(self, reader: int, kind: Note) -> bytes | None:
         """What a reader left; ``None`` when there is nothing."""
-        found = self._note(reader, kind) if time.monotonic() - self._words_at_s <= _FRESH_S else None
-        if found is None:
+        note = self._note(reader, kind) if time.monotonic() - self._reports_at_s <= _FRESH_S else None
+        if note is None:
             self._refresh()
-            found = self._note(reader, kind)
-        return found
+            note = self._note(reader, kind)
+        return note
 
     def watch(self, actors: Mapping[int, Any]) -> None:
-        """Ask Ray, too, which workers are dead: those of an actor that is.
-
-        Args:
-            actors: the actor of each reader, by the reader's number.
-        """
+        """Ask Ray, too, which workers are dead: ``actors`` has the actor of each reader, by its number."""
         self._actors = Actors(actors)
 
     def close(self) -> None:
-        """Close. Nodes are told, and keep what they act with. Closing twice does no harm."""
+        """Close. Nodes learn of it, and keep what they act with. Closing twice does no harm."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._courier.close()
+        self._thread.close()
 
     def end_mailbox(self) -> None:
         """End the mailbox, after :meth:`close`. Without this it lives while anybody has its handle.
@@ -249,19 +225,19 @@ class RayTransport:
 
     def _status_now(self) -> list[ReaderStatus]:
         """The workers on all nodes, for who waits for them."""
-        self._words_at_s = 0.0
+        self._reports_at_s = 0.0
         return self.status()
 
     def _note(self, reader: int, kind: Note) -> bytes | None:
-        found = (word.notes.get((reader, kind)) for word in self._words.values())
-        return next((note for note in found if note is not None), None)
+        notes = (report.notes.get((reader, kind)) for report in self._reports.values())
+        return next((note for note in notes if note is not None), None)
 
     def _check_open(self) -> None:
         if self._closed:
             raise BoardClosed("this transport was closed", f"process {os.getpid()}", "make a new one")
         if not ray.is_initialized():
             raise BoardClosed("Ray was shut down", "RayTransport", "publish before ray.shutdown()")
-        failure = self._courier.failure
+        failure = self._thread.failure
         if failure is not None:
             raise PublishError(
                 f"the thread that sends images has failed: {failure!r}",
@@ -270,20 +246,20 @@ class RayTransport:
             ) from failure
 
     def _refresh(self) -> None:
-        """Read what nodes said, if the mailbox answers in time; else what they said before stands."""
+        """Read the nodes' reports, if the mailbox answers in time; else those before stand."""
         try:
-            said = ray.get(self.mailbox.words.remote(), timeout=ANSWER_S)
+            packed_reports = ray.get(self.mailbox.reports.remote(), timeout=ANSWER_S)
         except (GetTimeoutError, RayError):
             return
-        words: dict[str, NodeWord] = {}
-        for node, (age_s, told) in said.items():
-            word = NodeWord.from_bytes(told)
-            readers = tuple(_aged(status, age_s) for status in word.readers)
-            words[node] = replace(word, readers=readers)
-        self._words, self._words_at_s = words, time.monotonic()
+        reports: dict[str, BoardReport] = {}
+        for node, (age_s, packed) in packed_reports.items():
+            report = BoardReport.from_bytes(packed)
+            readers = tuple(_aged(status, age_s) for status in report.readers)
+            reports[node] = replace(report, readers=readers)
+        self._reports, self._reports_at_s = reports, time.monotonic()
 
 
 def _aged(status: ReaderStatus, age_s: float) -> ReaderStatus:
-    """A reader as it is known now, from what its node said some time ago."""
+    """A reader as it is known now, from a report of its node that is ``age_s`` old."""
     state = "silent" if age_s > _SILENT_S and status.state == "running" else status.state
     return replace(status, state=state, heartbeat_age_s=status.heartbeat_age_s + age_s)

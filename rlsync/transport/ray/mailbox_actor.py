@@ -11,8 +11,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlsync.transport.relay.letter import Letter
-from rlsync.transport.relay.mailbox import Mailbox, NodeReport, Receipt
+from rlsync.transport.relay.mailbox import Mailbox, Message, Reply, Request
 
 #: A mailbox answers a node that asks after at most so many seconds.
 LONG_POLL_S = 5.0
@@ -23,108 +22,81 @@ _OPEN_CALLS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the learner asks all workers, on whatever node.
+    """What the learner asks all workers, on whatever node."""
 
-    Args:
-        number: which question it is, from 1; 0 is none.
-        lowest: the lowest version that an answer may be about.
-    """
-
-    number: int = 0
-    lowest: int = 0
+    number: int = 0  #: which question it is, from 1; 0 is none
+    lowest: int = 0  #: the lowest version that an answer may be about
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What the mailbox says to a node that asks.
+class NodeReply:
+    """What the mailbox answers to a node's request."""
 
-    Args:
-        letter: word of a version that the node does not have; ``None`` if there is none.
-        question: the learner's last question.
-        closed: whether the learner has closed the transport.
-    """
-
-    letter: Letter | None
-    question: Question
-    closed: bool
+    message: Message | None  #: about a version that the node does not have; ``None`` if there is none
+    question: Question  #: the learner's last
+    closed: bool  #: whether the learner has closed the transport
 
 
 class MailboxActor:
-    """Holds the newest letter, and what nodes say of their workers.
+    """Holds the newest message, and what nodes report of their workers, for ``forget_s`` seconds.
 
     It runs in a process of its own and may be killed at any time: Ray starts it again, empty, and learner and
-    nodes repeat what they said. All of its methods run in one thread.
-
-    Args:
-        forget_s: a node that says nothing for so long is forgotten.
+    nodes repeat theirs. All of its methods run in one thread.
     """
 
     def __init__(self, forget_s: float = 90.0) -> None:
         self._box = Mailbox(forget_s)
         self._question = Question()
         self._closed = False
-        self._words: dict[str, tuple[float, bytes]] = {}
+        self._reports: dict[str, tuple[float, bytes]] = {}  # by node: when it came, and the report
         self._news = asyncio.Event()
 
-    async def post(self, letter: Letter | None, question: Question) -> Receipt | None:
-        """Take what the learner says.
-
-        Args:
-            letter: word of its newest version; ``None`` if there is none yet.
-            question: its last question.
-        """
-        receipt = None if letter is None else self._box.post(letter, time.monotonic())
+    async def post(self, message: Message | None, question: Question) -> Reply | None:
+        """Take the learner's newest message, if there is one yet, and its last question."""
+        reply = None if message is None else self._box.post(message, time.monotonic())
         if question.number > self._question.number:
             self._question = question
-        self._tell_everybody()
-        return receipt
+        self._wake_everybody()
+        return reply
 
-    async def ask(self, report: NodeReport, asked: int, wait_s: float = LONG_POLL_S) -> Reply:
-        """Wait until there is something that a node does not know, or the time is up.
+    async def ask(self, request: Request, asked: int, wait_s: float = LONG_POLL_S) -> NodeReply:
+        """Answer when there is something that a node does not know, or after ``wait_s`` seconds.
 
-        Args:
-            report: what the node says of itself.
-            asked: the number of the last question that it knows.
-            wait_s: how long to wait, seconds.
+        ``asked`` is the number of the last question that it knows.
         """
         until_s = time.monotonic() + wait_s
         while True:
-            letter = self._box.ask(report, now_s := time.monotonic())
+            message = self._box.ask(request, now_s := time.monotonic())
             news = self._news
-            if letter is not None or self._question.number > asked or self._closed or now_s >= until_s:
-                return Reply(letter, self._question, self._closed)
+            if message is not None or self._question.number > asked or self._closed or now_s >= until_s:
+                return NodeReply(message, self._question, self._closed)
             try:
                 await asyncio.wait_for(news.wait(), until_s - now_s)
             except asyncio.TimeoutError:
                 continue  # the last look
 
-    async def tell(self, node: str, word: bytes) -> None:
-        """Take what a node says of its workers, for the learner.
-
-        Args:
-            node: its name.
-            word: for the learner; the mailbox does not look into it.
-        """
-        self._words[node] = (time.monotonic(), word)
+    async def report(self, node: str, report: bytes) -> None:
+        """Take a node's report of its workers for the learner; the mailbox does not look into it."""
+        self._reports[node] = (time.monotonic(), report)
 
     async def leave(self, node: str) -> None:
-        """Forget a node that says goodbye."""
-        self._words.pop(node, None)
+        """Forget a node that leaves."""
+        self._reports.pop(node, None)
 
-    async def words(self) -> dict[str, tuple[float, bytes]]:
-        """What each node said last, and how many seconds ago."""
+    async def reports(self) -> dict[str, tuple[float, bytes]]:
+        """The last report of each node, and how many seconds old it is."""
         now_s = time.monotonic()
-        said = {node: (now_s - at_s, word) for node, (at_s, word) in self._words.items()}
-        self._words = {n: w for n, w in self._words.items() if said[n][0] <= self._box.forget_s}
-        return {n: w for n, w in said.items() if n in self._words}
+        aged = {node: (now_s - at_s, report) for node, (at_s, report) in self._reports.items()}
+        self._reports = {n: r for n, r in self._reports.items() if aged[n][0] <= self._box.forget_s}
+        return {node: report for node, report in aged.items() if node in self._reports}
 
     async def close(self) -> None:
         """Tell every node that the learner has closed the transport, and let go of the newest image."""
         self._closed = True
-        self._box.letter = None
-        self._tell_everybody()
+        self._box.message = None
+        self._wake_everybody()
 
-    def _tell_everybody(self) -> None:
+    def _wake_everybody(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -132,11 +104,8 @@ class MailboxActor:
 def start_mailbox(name: str | None = None) -> Any:
     """Start a mailbox beside the caller; it ends when nobody has its handle any more, or with the caller.
 
-    Args:
-        name: an actor's name in the caller's namespace; by default one that nobody else has.
-
-    Returns:
-        Its handle, which can be sent to any process of the cluster.
+    ``name`` is an actor's name in the caller's namespace, by default one that nobody else has. Returns its
+    handle, which can be sent to any process of the cluster.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     options = {

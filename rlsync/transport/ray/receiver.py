@@ -2,29 +2,74 @@
 
 from __future__ import annotations
 
+import ctypes
+import pickle
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
+from torch import Tensor
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed
 from rlsync.core.ledger import Stamp
 from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.ray.mailbox_actor import LONG_POLL_S, Reply
-from rlsync.transport.ray.store import image_at
-from rlsync.transport.ray.words import NodeWord
-from rlsync.transport.relay.agent import Agent, Tally
+from rlsync.transport.contract import Note, ReaderStatus
+from rlsync.transport.ray.mailbox_actor import LONG_POLL_S, NodeReply
+from rlsync.transport.relay.agent import Agent, AgentCounts
 from rlsync.transport.relay.image import Image
-from rlsync.transport.relay.letter import Letter
+from rlsync.transport.relay.mailbox import Message
 
 #: How often a receiver looks at its board, and at whether it is to end.
 _LOOK_S = 0.05
 
-#: How often it tells the learner what it has told already: the mailbox may have been killed.
-_TELL_AGAIN_S = 2.0
+#: How often it repeats its report to the learner: the mailbox may have been killed.
+_REPORT_AGAIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class BoardReport:
+    """What a node tells the learner of its board."""
+
+    node: str
+    stamp: Stamp  #: the newest version on the board
+    readers: tuple[ReaderStatus, ...]  #: under the numbers that the learner knows them by
+    notes: dict[tuple[int, Note], bytes]  #: what each of them has left for the learner
+
+    @classmethod
+    def of(cls, node: str, board: BoardWriter, numbers: Sequence[int] | None) -> BoardReport:
+        """The report of now; ``numbers`` has the learner's number of each reader (``None``: the same)."""
+        local = board.status()
+        if numbers is not None:
+            local = [status for status in local if status.reader < len(numbers)]
+        own = {
+            status.reader: status.reader if numbers is None else numbers[status.reader] for status in local
+        }
+        readers = tuple(replace(status, reader=own[status.reader]) for status in local)
+        notes = {(own[s.reader], kind): board.note(s.reader, kind) for s in local for kind in Note}
+        left = {key: note for key, note in notes.items() if note is not None}
+        return cls(node, board.newest_stamp, readers, left)
+
+    @property
+    def news(self) -> object:
+        """What the learner should hear of at once when it changes: all but how long ago things were."""
+        readers = [(s.reader, s.pid, s.state, s.adopted_version) for s in self.readers]
+        return self.stamp, readers, self.notes
+
+    def to_bytes(self) -> bytes:
+        """For the mailbox, which does not look into it."""
+        return pickle.dumps(self)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> BoardReport:
+        """The inverse of :meth:`to_bytes`."""
+        report = pickle.loads(data)
+        assert isinstance(report, BoardReport)
+        return report
 
 
 class NodeReceiver:
@@ -35,15 +80,11 @@ class NodeReceiver:
     leave for the learner goes the other way. Everything happens in a daemon thread of this process, which is
     the only one that publishes on the board.
 
-    Args:
-        mailbox: from :func:`rlsync.transport.ray.mailbox_actor.start_mailbox`, or
-            :attr:`rlsync.transport.ray.learner.RayTransport.mailbox`.
-        node: a name that no other receiver of this mailbox has.
-        board: the node's board. It stays the caller's: close it after this. What it has stays there until
-            something newer comes.
-        numbers: the learner's number of each reader of the board, in order; by default they are the same.
-        pull_s: how long an image may take to come to this node, seconds.
-        again_s: how long to wait before asking again for an image that could not be had, seconds.
+    ``mailbox`` is the learner's (:attr:`rlsync.transport.ray.learner.RayTransport.mailbox`), and ``node`` a
+    name that no other receiver of it has. The board stays the caller's: close it after this. What it has
+    stays there until something newer comes. ``numbers`` has the learner's number of each reader of the board,
+    in order; by default they are the same. An image may take ``pull_s`` seconds to come to this node, and
+    ``again_s`` pass before it is asked for again.
 
     Example:
         >>> import torch
@@ -72,8 +113,8 @@ class NodeReceiver:
         self._agent = Agent(node, self._publish, answer_s=2 * LONG_POLL_S, pull_s=pull_s, again_s=again_s)
         self._agent.stamp = board.newest_stamp  # a board may have had another receiver before
         self._asked = 0
-        self._told: object = None
-        self._told_at_s = 0.0
+        self._reported: object = None
+        self._reported_at_s = 0.0
         self._closed_by_learner = self._learner_died = False
         self._failure: BaseException | None = None
         self._stop = threading.Event()
@@ -85,9 +126,9 @@ class NodeReceiver:
         return self._agent.stamp
 
     @property
-    def tally(self) -> Tally:
-        """What became of the letters and images that reached this node."""
-        return self._agent.tally
+    def counts(self) -> AgentCounts:
+        """What became of the messages and images that reached this node."""
+        return self._agent.counts
 
     @property
     def closed_by_learner(self) -> bool:
@@ -109,42 +150,27 @@ class NodeReceiver:
         self._thread.start()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Stop receiving. The board keeps what it has. Closing twice does no harm.
-
-        Args:
-            timeout_s: how long the thread may take to end, seconds.
-        """
+        """Stop receiving, within ``timeout_s`` seconds. The board keeps what it has. Twice does no harm."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def tell_now(self, timeout_s: float = 5.0) -> bool:
-        """Tell the learner of the workers here, from any thread, and wait until the mailbox has heard it.
+    def report_now(self, timeout_s: float = 5.0) -> bool:
+        """Report the workers here to the learner, from any thread, and wait until the mailbox has the report.
 
-        Args:
-            timeout_s: how long it may take, seconds.
-
-        Returns:
-            Whether it has. If not, it hears of them later: the thread repeats it.
+        Returns whether it has it within ``timeout_s`` seconds. If not, it comes later: the thread repeats it.
         """
-        word = NodeWord.of(self.node, self._board, self._numbers).to_bytes()
+        report = BoardReport.of(self.node, self._board, self._numbers).to_bytes()
         try:
-            ray.get(self._mailbox.tell.remote(self.node, word), timeout=timeout_s)
+            ray.get(self._mailbox.report.remote(self.node, report), timeout=timeout_s)
         except (GetTimeoutError, RayError):
             return False
         return True
 
     def await_stamp(self, stamp: Stamp, timeout_s: float, where: str) -> None:
-        """Wait until a version, or a newer one, is on the board.
+        """Wait until a version, or a newer one, is on the board; ``where`` says whose board, in errors.
 
-        Args:
-            stamp: the version.
-            timeout_s: give up after this many seconds.
-            where: whose board it is, for errors.
-
-        Raises:
-            BoardClosed: the learner has closed the transport or died.
-            AdoptionTimeout: it has not come in time.
+        BoardClosed if the learner has closed the transport or died, AdoptionTimeout if it takes too long.
         """
         until_s = time.monotonic() + timeout_s
         while self.stamp < stamp:
@@ -164,17 +190,17 @@ class NodeReceiver:
     def _run(self) -> None:
         try:
             while not (self._stop.is_set() or self._closed_by_learner or self._learner_died):
-                report = self._agent.asks(time.monotonic())
-                if report is None:
-                    self._tell()
+                request = self._agent.request(time.monotonic())
+                if request is None:
+                    self._report()
                     self._stop.wait(_LOOK_S)
                     continue
-                reply = self._answer(self._mailbox.ask.remote(report, self._asked))
+                reply = self._await_reply(self._mailbox.ask.remote(request, self._asked))
                 if reply is None:
-                    self._agent.pulls(None, time.monotonic())
+                    self._agent.to_pull(None, time.monotonic())
                     self._stop.wait(_LOOK_S)
                 else:
-                    self._hear(reply)
+                    self._take_reply(reply)
         except BaseException as failure:  # ends the thread; whoever looks sees it
             self._failure = failure
             raise
@@ -182,13 +208,13 @@ class NodeReceiver:
             if not self._learner_died:
                 self._mailbox.leave.remote(self.node)
 
-    def _answer(self, asked: ray.ObjectRef) -> Reply | None:
+    def _await_reply(self, call: ray.ObjectRef) -> NodeReply | None:
         """What the mailbox answers; ``None`` if it does not."""
         until_s = time.monotonic() + 2 * LONG_POLL_S
         while time.monotonic() < until_s and not self._stop.is_set():
-            self._tell()
+            self._report()
             try:
-                reply: Reply = ray.get(asked, timeout=_LOOK_S)
+                reply: NodeReply = ray.get(call, timeout=_LOOK_S)
             except GetTimeoutError:
                 continue
             except ActorDiedError:  # it would be started again, if its owner lived
@@ -199,29 +225,29 @@ class NodeReceiver:
             return reply
         return None
 
-    def _hear(self, reply: Reply) -> None:
+    def _take_reply(self, reply: NodeReply) -> None:
         self._closed_by_learner = reply.closed
         if reply.question.number > self._asked:
             self._asked = reply.question.number
             self._board.ask_as(reply.question.number, reply.question.lowest)
-        letter = self._agent.pulls(reply.letter, time.monotonic())
-        if letter is not None:
-            self._pull(letter)
+        message = self._agent.to_pull(reply.message, time.monotonic())
+        if message is not None:
+            self._pull(message)
 
-    def _pull(self, letter: Letter) -> None:
+    def _pull(self, message: Message) -> None:
         """Pull an image until it is there, or lost, or the agent gives it up."""
         while not self._stop.is_set():
-            self._tell()
+            self._report()
             try:
-                flat = image_at(letter.address, _LOOK_S)
+                flat = image_at(message.address, _LOOK_S)
             except GetTimeoutError:
-                self._agent.asks(time.monotonic())  # gives it up when it takes too long
+                self._agent.request(time.monotonic())  # gives it up when it takes too long
                 if not self._agent.pulling:
                     return
                 continue
             except RayError:
                 flat = None
-            self._agent.got(letter, flat, time.monotonic())
+            self._agent.arrived(message, flat, time.monotonic())
             return
 
     def _publish(self, image: Image) -> None:
@@ -231,10 +257,22 @@ class NodeReceiver:
         while self._board.publish(image.leaves, stamp=image.stamp) is None and not self._stop.is_set():
             self._stop.wait(_LOOK_S)
 
-    def _tell(self) -> None:
-        """Tell the learner of the workers here, if there is something new or it is long ago."""
-        word = NodeWord.of(self.node, self._board, self._numbers)
+    def _report(self) -> None:
+        """Report the workers here to the learner, if there is something new or the last report is old."""
+        report = BoardReport.of(self.node, self._board, self._numbers)
         now_s = time.monotonic()
-        if word.news != self._told or now_s - self._told_at_s >= _TELL_AGAIN_S:
-            self._told, self._told_at_s = word.news, now_s
-            self._mailbox.tell.remote(self.node, word.to_bytes())
+        if report.news != self._reported or now_s - self._reported_at_s >= _REPORT_AGAIN_S:
+            self._reported, self._reported_at_s = report.news, now_s
+            self._mailbox.report.remote(self.node, report.to_bytes())
+
+
+def image_at(address: ray.ObjectRef, timeout_s: float) -> Tensor:
+    """A flat image from the object store, read-only, in this node's memory of it: nothing is copied here.
+
+    GetTimeoutError of Ray if it has not come to this node in time, RayError if it or its owner is gone.
+    """
+    held: Any = ray.get(address, timeout=timeout_s)
+    # Torch warns of arrays that are read-only, as these are, so it gets the memory by its address.
+    memory = (ctypes.c_uint8 * held.nbytes).from_address(held.ctypes.data)
+    memory.held = held  # it is the store's while this array lives
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -19,57 +19,43 @@ _HEAD_BYTES = 8 * _HEAD_WORDS
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A version that was taken out of its flat image.
-
-    Args:
-        stamp: its generation and number.
-        layout: what it carries.
-        leaves: one tensor for each entry of the layout that owns its bytes; views of the flat image.
-    """
+    """A version that was taken out of its flat image."""
 
     stamp: Stamp
     layout: Layout
-    leaves: list[Tensor]
+    leaves: list[Tensor]  #: one for each entry of the layout that owns its bytes; views of the flat image
 
 
-class Sheet:
+class ImageBuffer:
     """Memory for the flat image of one version at a time.
-
-    Args:
-        layout: what its versions carry.
 
     Example:
         >>> from rlsync.tensors.layout import LeafSpec
-        >>> sheet = Sheet(Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]}))
-        >>> sheet.write(Stamp(1, 7), [torch.ones(2)])
-        >>> unpack(sheet.sealed()).leaves[0].tolist()
+        >>> buffer = ImageBuffer(Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]}))
+        >>> buffer.write(Stamp(1, 7), [torch.ones(2)])
+        >>> unpack(buffer.sealed()).leaves[0].tolist()
         [1.0, 1.0]
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.stamp = NOTHING
-        told = layout.to_json()
-        at = _leaves_at(len(told))
+        json_bytes = layout.to_json()
+        at = _leaves_at(len(json_bytes))
         self._flat = torch.empty(at + layout.image_bytes, dtype=torch.uint8).zero_()  # touches every page
-        self._flat[_HEAD_BYTES : _HEAD_BYTES + len(told)] = torch.frombuffer(
-            bytearray(told), dtype=torch.uint8
+        self._flat[_HEAD_BYTES : _HEAD_BYTES + len(json_bytes)] = torch.frombuffer(
+            bytearray(json_bytes), dtype=torch.uint8
         )
         self._head = self._flat[:_HEAD_BYTES].view(torch.int64)
-        self._head[3] = len(told)
+        self._head[3] = len(json_bytes)
         #: One tensor for each entry of the layout that owns its bytes.
         self.leaves = layout.owned_views(self._flat[at:])
 
     @torch.no_grad()
     def write(self, stamp: Stamp, tensors: Sequence[Tensor]) -> None:
-        """Copy a version into this memory.
+        """Copy a version into this memory: one tensor for each entry that owns its bytes; dtypes are cast.
 
-        Args:
-            stamp: its generation and number.
-            tensors: one for each entry of the layout that owns its bytes; other dtypes are cast.
-
-        Raises:
-            LayoutMismatch: a tensor does not have the shape of its leaf.
+        LayoutMismatch if a tensor does not have the shape of its leaf.
         """
         self.layout.check(tensors)
         torch._foreach_copy_(self.leaves, list(tensors))
@@ -83,15 +69,7 @@ class Sheet:
 
 
 def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
-    """The flat image of a version, a one-dimensional ``uint8`` tensor.
-
-    Args:
-        stamp: its generation and number.
-        layout: what it carries.
-        tensors: one for each entry of the layout that owns its bytes; other dtypes are cast.
-
-    Raises:
-        LayoutMismatch: a tensor does not have the shape of its leaf.
+    """The flat image of a version, a one-dimensional ``uint8`` tensor; see :meth:`ImageBuffer.write`.
 
     Example:
         >>> from rlsync.tensors.layout import LeafSpec
@@ -100,19 +78,15 @@ def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
         >>> image.stamp.version, image.layout == layout, image.leaves[0].tolist()
         (7, True, [1.0, 1.0])
     """
-    sheet = Sheet(layout)
-    sheet.write(stamp, tensors)
-    return sheet.sealed()
+    buffer = ImageBuffer(layout)
+    buffer.write(stamp, tensors)
+    return buffer.sealed()
 
 
 def unpack(flat: Tensor) -> Image:
-    """Take a version out of its flat image, after a look at the digest.
+    """Take a version out of the flat image that :func:`pack` made.
 
-    Args:
-        flat: what :func:`pack` returned.
-
-    Raises:
-        PublishError: the image was changed or cut on its way.
+    PublishError if it was changed or cut on its way: its digest does not match.
     """
     if flat.numel() < _HEAD_BYTES or digest_of(flat) != digest_in(flat):
         raise PublishError(
@@ -120,9 +94,9 @@ def unpack(flat: Tensor) -> Image:
             f"{flat.numel():,} bytes from the store",
             "nothing to do: the image is not used, and is asked for again",
         )
-    _, generation, version, told = flat[:_HEAD_BYTES].view(torch.int64).tolist()
-    layout = Layout.from_json(bytes(flat[_HEAD_BYTES : _HEAD_BYTES + told].tolist()))
-    return Image(Stamp(generation, version), layout, layout.owned_views(flat[_leaves_at(told) :]))
+    _, generation, version, json_bytes = flat[:_HEAD_BYTES].view(torch.int64).tolist()
+    layout = Layout.from_json(bytes(flat[_HEAD_BYTES : _HEAD_BYTES + json_bytes].tolist()))
+    return Image(Stamp(generation, version), layout, layout.owned_views(flat[_leaves_at(json_bytes) :]))
 
 
 def digest_in(flat: Tensor) -> int:

@@ -1,126 +1,129 @@
-"""The mailbox: one letter, about the newest version, and what each node says of itself."""
+"""The mailbox: one message, about the newest version, and the last request of each node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from rlsync.core.ledger import NOTHING, Stamp
-from rlsync.transport.relay.letter import Letter, Put
+
+
+class ImageId(NamedTuple):
+    """Names one image in the store: a version may be put there again, under the sender's next number."""
+
+    stamp: Stamp
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
-class NodeReport:
-    """What an agent says of its node when it asks.
+class Message:
+    """What the learner tells everybody: its newest version, and where the image of it is."""
 
-    Args:
-        node: its name.
-        stamp: the newest version on its board.
-        lost: the last image that it could not get, or got damaged, if it has nothing newer.
-    """
+    stamp: Stamp
+    digest: int
+    image_bytes: int
+    address: Any  #: only whoever runs the relay knows what it means
+    number: int = 1  #: counts the images that the sender has put
+
+    @property
+    def image_id(self) -> ImageId:
+        """Which image this message is about."""
+        return ImageId(self.stamp, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a node's agent asks the mailbox with: the newest version on the node's board."""
 
     node: str
     stamp: Stamp = NOTHING
-    lost: Put | None = None
+    lost: ImageId | None = (
+        None  #: the last image that it could not get, or got damaged, if it has nothing newer
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """What the mailbox answers to a letter.
+class Reply:
+    """What the mailbox answers to a message of the learner."""
 
-    Args:
-        taken: whether this is the letter here now.
-        pulled: images that nodes may still be pulling. From now on, nobody is told of an older version
-            than this letter's, so no other image of an older version is needed any more.
-        lost: the image of the letter here, if a node could not get it.
-    """
-
-    taken: bool
-    pulled: frozenset[Put] = frozenset()
-    lost: Put | None = None
+    accepted: bool  #: whether this is the message here now
+    #: Images that nodes may still be pulling. From now on, nobody is told of an older version than this
+    #: message's, so no other image of an older version is needed any more.
+    pulled: frozenset[ImageId] = frozenset()
+    lost: ImageId | None = None  #: the image of the message here, if a node could not get it
 
 
 @dataclass(slots=True)
-class _Heard:
-    report: NodeReport
+class _LastRequest:
+    request: Request
     at_s: float
-    given: Put | None  # the image that the node was told of in its last answer, and may be pulling
+    pulls: ImageId | None  # the image that the node was told of in the answer, and may be pulling
 
 
 class Mailbox:
-    """Holds the newest letter. It may be killed at any time: learner and agents repeat what they said.
+    """Holds the newest message. It may be killed at any time: learner and agents repeat theirs.
 
-    Laws: the stamp of its letter never falls. It holds one letter, and one report of each node that it has
-    heard of in the last ``forget_s`` seconds.
-
-    Args:
-        forget_s: a node that says nothing for so long is forgotten. Longer than a pull may take.
+    Laws: the stamp of its message never falls. It holds one message, and one request of each node that has
+    asked in the last ``forget_s`` seconds, which must be longer than a pull may take.
 
     Example:
         >>> box = Mailbox()
-        >>> box.post(Letter(Stamp(1, 2), digest=0, image_bytes=64, address="b"), now_s=0.0).taken
+        >>> box.post(Message(Stamp(1, 2), digest=0, image_bytes=64, address="b"), now_s=0.0).accepted
         True
-        >>> older = Letter(Stamp(1, 1), digest=0, image_bytes=64, address="a")
-        >>> box.post(older, now_s=0.0).taken, box.refused
+        >>> older = Message(Stamp(1, 1), digest=0, image_bytes=64, address="a")
+        >>> box.post(older, now_s=0.0).accepted, box.refused
         (False, 1)
-        >>> box.ask(NodeReport("node 1"), now_s=0.1).address
+        >>> box.ask(Request("node 1"), now_s=0.1).address
         'b'
-        >>> [put.stamp.version for put in box.pulled]
+        >>> [image.stamp.version for image in box.pulled]
         [2]
-        >>> box.ask(NodeReport("node 1", stamp=Stamp(1, 2)), now_s=0.2) is None, box.pulled
+        >>> box.ask(Request("node 1", stamp=Stamp(1, 2)), now_s=0.2) is None, box.pulled
         (True, frozenset())
     """
 
     def __init__(self, forget_s: float = 90.0) -> None:
         self.forget_s = forget_s
-        self.letter: Letter | None = None
+        self.message: Message | None = None
         self.refused = 0
-        self._heard: dict[str, _Heard] = {}
+        self._last: dict[str, _LastRequest] = {}  # by node
 
-    def post(self, letter: Letter, now_s: float) -> Receipt:
-        """Take a letter, unless a newer one is here. Posting the same again does no harm.
-
-        Args:
-            letter: word of a version.
-            now_s: the time.
-        """
+    def post(self, message: Message, now_s: float) -> Reply:
+        """Take a message, unless a newer one is here. Posting the same again does no harm."""
         self._forget(now_s)
-        if self.letter is not None and letter.stamp < self.letter.stamp:
+        if self.message is not None and message.stamp < self.message.stamp:
             self.refused += 1
-            return Receipt(taken=False)
-        self.letter = letter
-        return Receipt(True, self.pulled, self.lost)
+            return Reply(accepted=False)
+        self.message = message
+        return Reply(True, self.pulled, self.lost)
 
-    def ask(self, report: NodeReport, now_s: float) -> Letter | None:
-        """The letter, if it is about a newer version than the node has.
+    def ask(self, request: Request, now_s: float) -> Message | None:
+        """The message, if it is about a newer version than the node has. A node that asks pulls nothing.
 
         A node is not told again of an image that it could not get: the learner has to put it again.
-
-        Args:
-            report: what the agent says of its node. Who asks pulls nothing.
-            now_s: the time.
         """
-        letter = self.letter
-        if letter is not None and (letter.stamp <= report.stamp or letter.put == report.lost):
-            letter = None
-        self._heard[report.node] = _Heard(report, now_s, None if letter is None else letter.put)
+        message = self.message
+        if message is not None and (message.stamp <= request.stamp or message.image_id == request.lost):
+            message = None
+        pulls = None if message is None else message.image_id
+        self._last[request.node] = _LastRequest(request, now_s, pulls)
         self._forget(now_s)
-        return letter
+        return message
 
     @property
-    def nodes(self) -> list[NodeReport]:
-        """The last report of each node."""
-        return [heard.report for heard in self._heard.values()]
+    def requests(self) -> list[Request]:
+        """The last request of each node."""
+        return [last.request for last in self._last.values()]
 
     @property
-    def pulled(self) -> frozenset[Put]:
+    def pulled(self) -> frozenset[ImageId]:
         """Images that nodes may be pulling: each was told of one when it asked last."""
-        return frozenset(heard.given for heard in self._heard.values() if heard.given is not None)
+        return frozenset(last.pulls for last in self._last.values() if last.pulls is not None)
 
     @property
-    def lost(self) -> Put | None:
-        """The image of the letter here, if a node could not get it."""
-        here = None if self.letter is None else self.letter.put
-        return here if any(report.lost == here for report in self.nodes) else None
+    def lost(self) -> ImageId | None:
+        """The image of the message here, if a node could not get it."""
+        here = None if self.message is None else self.message.image_id
+        return here if any(request.lost == here for request in self.requests) else None
 
     def _forget(self, now_s: float) -> None:
-        self._heard = {n: heard for n, heard in self._heard.items() if now_s - heard.at_s <= self.forget_s}
+        self._last = {node: last for node, last in self._last.items() if now_s - last.at_s <= self.forget_s}
