@@ -17,7 +17,7 @@ from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_best
-from rlsync.evaluation.films import Film, FilmedEnvs, check_file, film, filmed
+from rlsync.evaluation.films import Film, Filmed, check_file, film, filmed
 from rlsync.evaluation.play import Score, at_once, play
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.evaluating import acting_of
@@ -203,7 +203,7 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
             )
 
 
-def _stage(acting: CheckpointPlayer, file: Path, given: argparse.Namespace) -> tuple[FilmedEnvs | None, str]:
+def _stage(acting: CheckpointPlayer, file: Path, given: argparse.Namespace) -> tuple[Filmed | None, str]:
     """Where the film is made; or nowhere, and why, unless the user insists on one."""
     try:
         check_file(file)

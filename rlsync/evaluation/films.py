@@ -24,9 +24,9 @@ from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.whole_file import write_whole
 from rlsync.evaluation.play import Episode, play
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.base import Envs, EnvStep
+from rlsync.workers.envs.base import EnvStep
 from rlsync.workers.envs.rendered import draw_into_memory
-from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, make_venv
+from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs
 from rlsync.workers.envs.vectors import AleEnvs, VectorEnvs
 from rlsync.workers.player import Player
 
@@ -50,41 +50,18 @@ _ATARI_FPS = 60
 _USUAL_FPS = 30
 
 
-class FilmedEnvs(Envs):
-    """One environment that gives a picture of each step; ``fps`` is its steps in one second of real time."""
-
-    #: The picture after the last reset or step, [H, W, 3]; after an episode's last step, its end.
-    frame: NDArray[np.uint8]
-
-    def __init__(self, played: Envs, fps: float) -> None:
-        super().__init__(1, played.actions, played.observation_shape, played.observation_dtype)
-        self.played = played
-        self.fps = fps
-
-    def reset(self, seed: int | None = None) -> Tensor:
-        return self.played.reset(seed)
-
-    def send(self, action: Tensor) -> None:
-        self.played.send(action)
-
-    def recv(self) -> EnvStep:
-        return self.played.recv()
-
-    def close(self) -> None:
-        self.played.close()
-
-
-class FilmedGymnasium(FilmedEnvs):
-    """A gymnasium environment, filmed by its own render mode ``rgb_array``."""
+class FilmedGymnasium(VectorEnvs):
+    """One gymnasium environment, filmed by its own render mode ``rgb_array``."""
 
     def __init__(self, spec: GymnasiumEnvs) -> None:
         # Else the first picture of the next episode would replace the last one of this.
         keep = partial(RenderCollection, reset_clean=False)
         options = {**spec.options, "render_mode": "rgb_array", "wrappers": [keep]}
-        played = make_venv(replace(spec, options=options), 1)
-        assert isinstance(played, VectorEnvs)
-        self._envs = played.envs
-        super().__init__(played, float(self._envs.metadata.get("render_fps") or _USUAL_FPS))
+        super().__init__(replace(spec, options=options).vector(1), spec.id)
+        #: Steps in one second of real time.
+        self.fps = float(self.envs.metadata.get("render_fps") or _USUAL_FPS)
+        #: The picture after the last reset or step, [H, W, 3]; after an episode's last step, its end.
+        self.frame = np.empty((0, 0, 3), np.uint8)
 
     def reset(self, seed: int | None = None) -> Tensor:
         observation = super().reset(seed)
@@ -97,11 +74,11 @@ class FilmedGymnasium(FilmedEnvs):
         return answer
 
     def _look(self) -> None:
-        pictures: Any = self._envs.render()
+        pictures: Any = self.envs.render()
         self.frame = np.asarray(pictures[0][0])
 
 
-class FilmedAtari(FilmedEnvs):
+class FilmedAtari(AleEnvs):
     """An Atari game, and the same game once more for its screen.
 
     ale-py's vector environment shows what the network sees: small, grey and stacked. So there is a second
@@ -110,11 +87,12 @@ class FilmedAtari(FilmedEnvs):
     """
 
     def __init__(self, spec: AtariEnvs) -> None:
-        shown = make_venv(replace(spec, options={**spec.options, **_SCREEN}), 1)
-        assert isinstance(shown, AleEnvs)
-        super().__init__(make_venv(spec, 1), _ATARI_FPS / int(spec.ale_options()["frameskip"]))
+        options = spec.ale_options()
+        super().__init__(spec.game, 1, options, spec.life_loss_ends_episode)
+        self.fps = _ATARI_FPS / int(options["frameskip"])
+        self.frame = np.empty((0, 0, 3), np.uint8)
         self._game = spec.game
-        self._shown = shown
+        self._shown = AleEnvs(spec.game, 1, {**options, **_SCREEN})
 
     def reset(self, seed: int | None = None) -> Tensor:
         seed = 0 if seed is None else seed  # both copies need the same seed
@@ -144,7 +122,11 @@ class FilmedAtari(FilmedEnvs):
         self._shown.close()
 
 
-def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> FilmedEnvs:
+#: One environment that gives a picture of each step.
+Filmed = FilmedGymnasium | FilmedAtari
+
+
+def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:
     """Make one environment that can be filmed. It is reset and rendered once, to be sure that it can.
 
     ``leave_out`` says in the error how videos are left out.
@@ -156,7 +138,13 @@ def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> FilmedEnv
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one error is enough
-            envs = _filmed(spec)
+            match spec:
+                case AtariEnvs():
+                    envs: Filmed = FilmedAtari(spec)
+                case GymnasiumEnvs():
+                    envs = FilmedGymnasium(spec)
+                case _:
+                    raise ValueError(f"a {type(spec).__name__} has no screen")
             envs.reset(seed)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise _nothing_to_see(spec, first_line(error), leave_out) from error
@@ -165,15 +153,6 @@ def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> FilmedEnv
         return envs
     envs.close()
     raise _nothing_to_see(spec, f"it renders {frame.dtype} of shape {list(frame.shape)}", leave_out)
-
-
-def _filmed(spec: EnvSpec) -> FilmedEnvs:
-    match spec:
-        case AtariEnvs():
-            return FilmedAtari(spec)
-        case GymnasiumEnvs():
-            return FilmedGymnasium(spec)
-    raise ValueError(f"a {type(spec).__name__} has no screen")
 
 
 def _nothing_to_see(spec: EnvSpec, why: str, leave_out: str) -> ConfigError:
@@ -229,7 +208,7 @@ def check_packages(file: Path) -> None:
             )
 
 
-def film(player: Player, envs: FilmedEnvs, file: Path, seed: int, device: torch.device = CPU) -> Film:
+def film(player: Player, envs: Filmed, file: Path, seed: int, device: torch.device = CPU) -> Film:
     """Play one episode and write it as a video, whole or not at all; wide frames are made smaller for a gif.
 
     The file is one that :func:`check_file` accepts. The seed is that of environment and actions.
@@ -306,7 +285,7 @@ class EvaluationFilms:
         self._env = env
         self._seed = seed
         self._device = device
-        self._stage: FilmedEnvs | None = None
+        self._stage: Filmed | None = None
         self._evaluations = 0
         self._warned = False
 
