@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from rlsync.cli.compose import shipped
-from rlsync.cli.compose.comments import as_paragraphs
-from rlsync.cli.compose.reference import ConfigKey, reference
+from rlsync.cli.compose.reference import ConfigKey, as_paragraphs, reference
 
 #: A block of the page: ``GROUP=NAME``, or ``GROUP`` for all its options, or nothing for the keys of no group.
 BLOCK = re.compile(r"^```\{config-keys\}\n(.*?)\n?```$", re.MULTILINE)

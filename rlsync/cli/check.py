@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from rlsync.cli.compose import overrides, schema
+from rlsync.cli.compose import command_line
+from rlsync.cli.job import examined_jobs
 from rlsync.cli.main import EXIT_USAGE
 from rlsync.core.errors import RlsyncError
 
@@ -36,9 +37,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given, rest = parser.parse_known_args(arguments)
-    line = overrides.read(rest)
-    with schema.initialised(line.flags.config_path):
-        jobs, errors = overrides.examined(line)
+    jobs, errors = examined_jobs(command_line.read(rest))
     told = [dict(job.told) for job in jobs]
     print(as_json(errors, told) if given.json else as_text(errors, told))
     return EXIT_USAGE if errors else 0

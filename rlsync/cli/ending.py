@@ -1,17 +1,21 @@
-"""The end of a run, whichever way it comes: a last checkpoint, and a note of how the run ended."""
+"""The end of a run, whichever way it comes: Ctrl-C, a signal or an error; a last checkpoint, a note."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
-from types import TracebackType
 
 from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
-from rlsync import SyncWeights
+from rlsync import Stop, SyncWeights
 from rlsync.cli.ended import Ended, begin, now
 from rlsync.cli.main import EXIT_FAILED, exit_status
 from rlsync.core.errors import NotFinite, RlsyncError
@@ -22,11 +26,7 @@ FAILED = "failed"
 
 
 class Ending:
-    """Leaves in the run's folder how the run ended; see :class:`Ended`.
-
-    Args:
-        run_dir: the run's folder.
-    """
+    """Leaves in the run's folder how the run ended; see :class:`Ended`. Made by :meth:`of`."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -34,9 +34,18 @@ class Ending:
         self._trainer: Trainer | None = None
         self._sync: SyncWeights | None = None
 
-    def __enter__(self) -> Ending:
-        begin(self._run_dir)
-        return self
+    @classmethod
+    @contextmanager
+    def of(cls, run_dir: Path) -> Iterator[Ending]:
+        """Inside, a run goes on in this folder; whatever ends it is written there."""
+        begin(run_dir)
+        ending = cls(run_dir)
+        try:
+            yield ending
+        except BaseException as error:
+            ending._written(error)
+            raise
+        ending._written(None)
 
     def watch(self, trainer: Trainer, sync: SyncWeights) -> None:
         """Take frames and version from these."""
@@ -76,12 +85,7 @@ class Ending:
             told = f"checkpoint {saved.path}: resume={self._run_dir} goes on from {frames}"
         print(told, file=sys.stderr, flush=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _written(self, error: BaseException | None) -> None:
         how, status, what = self._how, self._status, ""
         match error:
             case RlsyncError():
@@ -98,3 +102,120 @@ class Ending:
             what,
             str(checkpoint) if Checkpoint.is_checkpoint(checkpoint) else None,
         ).write(self._run_dir)
+
+
+#: The signals that end a run in good order.
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_WHY = "interrupted"
+
+#: In the pipe of signal numbers: there come no more.
+_END = 0
+
+
+def status_after(number: int) -> int:
+    """The exit status of a program that a signal has ended.
+
+    Example:
+        >>> status_after(signal.SIGTERM)
+        143
+    """
+    return 128 + number
+
+
+class Interrupts:
+    """Inside :meth:`caught`, SIGINT and SIGTERM call the attached stop. A second one kills all.
+
+    A separate thread watches for the signals. So it works even while the main thread waits for a worker in
+    a call that Python cannot interrupt.
+
+    Example:
+        >>> with Interrupts.caught() as interrupts:  # doctest: +SKIP
+        ...     with interrupts.held():
+        ...         trainer = build(config)  # its workers never see Ctrl-C
+        ...     with Stop(trainer) as stop:
+        ...         interrupts.attach(stop)
+        ...         trainer.train()
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.signal: signal.Signals | None = None  #: the first one
+        self._stop: Stop | None = None
+
+    @classmethod
+    @contextmanager
+    def caught(cls) -> Iterator[Interrupts]:
+        """Inside, both signals are caught; afterwards they do what they did before."""
+        it = cls()
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        thread = threading.Thread(target=it._watch, args=(read_fd,), name="rlsync-ctrl-c", daemon=True)
+        thread.start()
+        fd_before = signal.set_wakeup_fd(write_fd)
+        before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
+        try:
+            yield it
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(fd_before)
+            os.write(write_fd, bytes([_END]))  # not the pipe's end: a forked process may hold it open
+            thread.join()
+            os.close(write_fd)
+            os.close(read_fd)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Processes started inside never receive these signals, because they inherit what this thread blocks.
+
+        A terminal sends Ctrl-C to all processes of a run, and so does a job scheduler with SIGTERM. Workers
+        that die of it would take the last iteration with them. Ignoring the signals would protect workers,
+        too, but one that comes during that time would be lost for this process. The watching thread does not
+        block them, so it receives it.
+        """
+        resource_tracker.ensure_running()  # start it first: its start unblocks both
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    def exit_status(self) -> int:
+        """0, or that of the first signal."""
+        return 0 if self.signal is None else status_after(self.signal)
+
+    def attach(self, stop: Stop) -> None:
+        """After this call, the first signal asks for this stop, at the end of the current iteration."""
+        self._stop = stop
+        if self.count:
+            stop(_WHY)
+
+    def _watch(self, read_fd: int) -> None:
+        """Read signals from the pipe. Python's C handler writes the number of every signal to it."""
+        while numbers := os.read(read_fd, 64):
+            for number in numbers:
+                if number == _END:
+                    return
+                if number in SIGNALS:
+                    self._on_signal(signal.Signals(number))
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self.count += 1
+        if self.count > 1:
+            kill_everything(status_after(number))
+        self.signal = number
+        again = "Ctrl-C again" if number == signal.SIGINT else f"{number.name} again"
+        os.write(2, f"\nstopping after this iteration; {again} to kill\n".encode())
+        if self._stop is not None:
+            self._stop(_WHY)
+
+
+def kill_everything(status: int) -> None:
+    """Kill all processes that this process started, and end it with this exit status."""
+    children = multiprocessing.active_children()
+    for child in children:
+        child.kill()
+    for child in children:
+        child.join(timeout=1.0)
+    os._exit(status)

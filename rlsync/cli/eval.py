@@ -11,8 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli.compose.written import written
-from rlsync.cli.resume import checkpoint_at
+from rlsync.cli.compose.resumed import checkpoint_at, written
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError

@@ -10,10 +10,20 @@ from collections.abc import Callable
 from torchrl.trainers import Trainer
 
 from rlsync import SyncPlan, SyncWeights
-from rlsync.cli.apart import TIMEOUT_S, Failed, Say, run_apart
-from rlsync.cli.compose import overrides, schema
+from rlsync.cli.compose import command_line
+from rlsync.cli.job import jobs_of
 from rlsync.cli.train import prepare_process, shut_down
-from rlsync.cli.users_trainer import FORM, MEANING, NamedTrainer, build, target_of
+from rlsync.cli.users_trainer import (
+    FORM,
+    MEANING,
+    TIMEOUT_S,
+    Failed,
+    NamedTrainer,
+    Say,
+    build,
+    run_apart,
+    target_of,
+)
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
@@ -127,9 +137,7 @@ def plan_of(trainer: Trainer) -> SyncPlan:
 
 def from_config(arguments: list[str]) -> Callable[[], Trainer]:
     """A function that builds the trainer that the overrides describe."""
-    line = overrides.read(arguments)
-    with schema.initialised(line.flags.config_path):
-        job, *more = overrides.jobs(line)
+    job, *more = jobs_of(command_line.read(arguments))
     if more:
         raise ConfigError("a sweep has many plans", "rlsync explain", "name one config")
     for word, text in job.told.items():

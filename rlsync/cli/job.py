@@ -1,16 +1,20 @@
-"""One run that is about to start: its config, checked once, and its environment, looked at once."""
+"""Runs that are about to start: their configs, checked once, and their environments, looked at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torchrl.trainers import Trainer
 
-from rlsync.cli.compose.written import written
-from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, config_beside, require_fit
+from rlsync.cli.compose import own_hydra
+from rlsync.cli.compose.command_line import CommandLine
+from rlsync.cli.compose.composing import Composition, composition, told
+from rlsync.cli.compose.resumed import config_before
+from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import checks
 from rlsync.recipes.bounds import refuse
@@ -34,6 +38,8 @@ class Job:
         checkpoint: to resume from; None starts anew.
         changes: what the config has changed since the run that is resumed; None if that run's is not known.
         told: where the settings come from, what is played and when the run ends, in words.
+        words: the overrides of the command line that made it.
+        added: overrides that rlsync adds to them, so that Hydra composes the same config.
     """
 
     config: Config
@@ -42,6 +48,8 @@ class Job:
     checkpoint: Path | None
     changes: list[Change] | None = None
     told: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again.
@@ -125,16 +133,6 @@ def require_free_folder(job: Job) -> None:
     )
 
 
-def config_before(folder: Path) -> Config | None:
-    """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere.
-
-    Raises:
-        ConfigError: it is unreadable.
-    """
-    file = config_beside(folder)
-    return None if file is None else written(file)
-
-
 def checked(config: Config) -> Job:
     """The job of a config.
 
@@ -145,3 +143,69 @@ def checked(config: Config) -> Job:
     refuse(errors)
     assert job is not None
     return job
+
+
+class ManyErrors(ConfigError):
+    """Several errors at once, three lines each."""
+
+    def __init__(self, errors: Sequence[RlsyncError]) -> None:
+        first = errors[0]
+        super().__init__(first.what, first.where, first.cure)
+        self.errors = errors
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
+def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
+    """Compose and check the config of every job of a command line, without starting a worker.
+
+    Returns:
+        The jobs that nothing is wrong with, and the errors; one that several jobs share is told once.
+    """
+    jobs: list[Job] = []
+    errors: list[RlsyncError] = list(line.errors)
+    with own_hydra.initialised(line.flags.config_path):
+        for words in line.jobs:
+            made, faults = composition(line, words)
+            errors += faults
+            if made is not None:
+                job, wrong = examined(made.config)
+                errors += wrong
+                if job is not None and not faults:
+                    jobs.append(_from_command_line(job, made, line, words))
+    errors += _shared_folders(jobs)
+    once: dict[tuple[str, str], RlsyncError] = {}
+    for error in errors:
+        once.setdefault((error.what, error.cure), error)
+    return jobs, list(once.values())
+
+
+def _from_command_line(job: Job, made: Composition, line: CommandLine, words: Sequence[str]) -> Job:
+    facts = told(made.choices, job.config, line.config_dir)
+    return replace(job, told=facts, words=tuple(words), added=made.added)
+
+
+def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:
+    counts = Counter(job.config.run_dir for job in jobs if job.config.run_dir is not None)
+    return [
+        ConfigError(
+            f"{count} jobs of the sweep would write to the folder {folder}",
+            f"run_dir={folder}",
+            f"leave it out, or write hydra.sweep.dir={folder}: each job gets a folder of its own in there",
+        )
+        for folder, count in counts.items()
+        if count > 1
+    ]
+
+
+def jobs_of(line: CommandLine) -> list[Job]:
+    """Every job of a command line, checked.
+
+    Raises:
+        ConfigError: names the key, group, option or value that is wrong; or all of them.
+    """
+    jobs, errors = examined_jobs(line)
+    if errors:
+        raise errors[0] if len(errors) == 1 else ManyErrors(errors)
+    return jobs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.live import Live
@@ -26,12 +27,6 @@ class LiveLine:
     before.
 
     On a terminal the line is updated after every batch. Elsewhere a new line is printed every few seconds.
-
-    Args:
-        trainer: the trainer to watch.
-        sync: the trainer's hook that publishes.
-        returns: the trainer's hook that counts episodes.
-        console: where to print.
     """
 
     def __init__(
@@ -47,19 +42,11 @@ class LiveLine:
         self._next_plain = self._started
         trainer.register_op("post_steps_log", self._on_batch)
 
-    def __enter__(self) -> LiveLine:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
+    @contextmanager
+    def shown(self) -> Iterator[LiveLine]:
+        """Inside, a terminal is drawn to."""
+        with self._live or nullcontext():
+            yield self
 
     def seconds(self) -> float:
         """Seconds since the run began."""

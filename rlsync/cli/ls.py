@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rlsync.cli.compose import shipped
-from rlsync.cli.compose.comments import as_paragraphs
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 
@@ -70,9 +69,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
-    from rlsync.cli.compose.reference import (
-        reference,
-    )  # imports Hydra and torch, which listing files does not need
+    # It imports Hydra and torch, which listing files does not need.
+    from rlsync.cli.compose.reference import as_paragraphs, reference
 
     keys = reference(words, own)
     if as_json:

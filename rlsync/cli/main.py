@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rlsync import __version__
-from rlsync.cli import output
 from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
 from rlsync.core.path import did_you_mean, nearest_name
 
@@ -53,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with output.read():
+        with output_read():
             return _run(words)
-    except output.Unread as error:
+    except Unread as error:
         return exit_status(error)
     except RlsyncError as error:
         print(error, file=sys.stderr)
@@ -89,6 +91,37 @@ def run_verb(verb: str, arguments: list[str]) -> int:
 
 def exit_status(error: RlsyncError) -> int:
     """2 for what the user wrote, 141 for output without a reader, 1 for what went wrong."""
-    if isinstance(error, output.Unread):
+    if isinstance(error, Unread):
         return EXIT_UNREAD
     return EXIT_USAGE if isinstance(error, ConfigError | SyncMapError) else EXIT_FAILED
+
+
+class Unread(RlsyncError):
+    """Nobody reads the standard output any more."""
+
+
+@contextmanager
+def output_read() -> Iterator[None]:
+    """Inside, what is printed has a reader until the end, unlike in ``rlsync status RUN | head -1``.
+
+    Raises:
+        Unread: it has none any more. What is printed from then on is dropped: Python would complain about it
+            once more at its exit.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        if _has_reader():  # it was another pipe
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        what, cure = "nobody reads the output any more", "write it to a file, and read that"
+        raise Unread(what, "standard output", cure) from error
+
+
+def _has_reader() -> bool:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))

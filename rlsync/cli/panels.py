@@ -1,9 +1,9 @@
-"""The panels of ``rlsync plot``. Only this module and plan_picture import matplotlib."""
+"""The pictures of ``rlsync plot`` and ``rlsync plan --plot``."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from rlsync.cli.run_folder import Curve, NotRecorded, RunFolder
 from rlsync.core.errors import ConfigError
+from rlsync.recipes.timeline import Timeline
 
 #: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -257,3 +258,62 @@ BYTES = Panel(
     _bytes,
 )
 PANELS = (RETURN, LAG, STALENESS, MILLISECONDS, BYTES)
+
+
+#: The rows of a plan, from top to bottom.
+PHASES = ("prefill", "learning", "evaluation", "checkpoint")
+#: More marks than these in a row are drawn as a bar, whose length says from when to when.
+MOST_MARKS = 200
+
+
+def draw_plans(titles: Sequence[str], plans: Sequence[Timeline]) -> Figure:
+    """One panel for each plan: its phases as bars, its evaluations and checkpoints as marks, over frames.
+
+    Args:
+        titles: one for each plan.
+        plans: one or more.
+
+    Example:
+        >>> from rlsync.recipes.settings import Config
+        >>> from rlsync.recipes.timeline import timeline
+        >>> figure = draw_plans(["ppo"], [timeline(Config())])
+        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        ['prefill', 'learning', 'evaluation', 'checkpoint']
+    """
+    figure = Figure(figsize=(10, 2.4 * len(plans)), dpi=120, layout="constrained")
+    panels = figure.subplots(len(plans), squeeze=False)[:, 0]
+    for axes, title, plan in zip(panels, titles, plans, strict=True):
+        _draw_plan(axes, title, plan)
+    return figure
+
+
+def _draw_plan(axes: Axes, title: str, plan: Timeline) -> None:
+    for phase in plan.phases:
+        row = PHASES.index(phase.name)
+        wide = phase.last_frame + 1 - phase.first_frame
+        axes.barh(row, wide, 0.6, left=phase.first_frame, color=COLOURS[row])
+        told = f" {phase.rounds:,} rounds, {phase.updates:,} updates"
+        axes.text(phase.first_frame, row, told, va="center", fontsize="small", clip_on=True)
+    _marks(axes, "evaluation", plan.evaluation_every_frames, plan.frames)
+    _marks(axes, "checkpoint", plan.checkpoint_every_frames, plan.frames, at_the_end=True)
+    published = "" if plan.publishes is None else f", {plan.publishes:,} publishes"
+    axes.set_title(
+        f"{title}: {plan.updates:,} updates{published}", loc="left", fontsize="medium", fontweight="bold"
+    )
+    axes.set_yticks(range(len(PHASES)), PHASES)
+    axes.set_ylim(len(PHASES) - 0.5, -0.5)  # the first row on top
+    axes.set_xlim(0, plan.frames * 1.01)
+    axes.set_xlabel(FRAMES)
+    axes.xaxis.set_major_formatter(EngFormatter())
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _marks(axes: Axes, name: str, every: int, frames: int, *, at_the_end: bool = False) -> None:
+    """Marks at the first frames at which something may happen; it waits for the end of a batch."""
+    row = PHASES.index(name)
+    places = list(range(every, frames, every)) if every else []
+    places += [frames] if at_the_end else []
+    if len(places) > MOST_MARKS:
+        axes.barh(row, places[-1] - places[0], 0.2, left=places[0], color=COLOURS[row])
+    else:
+        axes.plot(places, [row] * len(places), "|", color=COLOURS[row], ms=12, mew=2, clip_on=False)

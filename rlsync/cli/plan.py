@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
-from rlsync.cli.compose import overrides
+from rlsync.cli.compose import command_line
+from rlsync.cli.job import jobs_of
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.settings import Config
 from rlsync.recipes.timeline import Phase, Timeline, timeline
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the plan into a picture, too")
     given, rest = parser.parse_known_args(arguments)
-    configs = overrides.configs(overrides.read(rest))
+    configs = [job.config for job in jobs_of(command_line.read(rest))]
     plans = [timeline(config) for config in configs]
     if given.plot is not None:
         _picture().check_format(given.plot)
@@ -76,7 +77,7 @@ def _drawn(file: Path, configs: list[Config], plans: list[Timeline]) -> bool:
     """Draw the plans of all jobs; whether the file could be written."""
     picture = _picture()
     titles = [_title(config) for config in configs]
-    figure = picture.draw(titles, plans)
+    figure = picture.draw_plans(titles, plans)
     try:
         figure.savefig(file)
     except OSError as error:
@@ -87,14 +88,14 @@ def _drawn(file: Path, configs: list[Config], plans: list[Timeline]) -> bool:
 
 def _picture() -> ModuleType:
     try:
-        from rlsync.cli import plan_picture
+        from rlsync.cli import panels
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         raise ConfigError(
             "matplotlib is not installed", "rlsync plan --plot", "pip install 'rlsync[plot]'"
         ) from error
-    return plan_picture
+    return panels
 
 
 def as_text(config: Config, plan: Timeline) -> str:

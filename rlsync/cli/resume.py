@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
-from rlsync.cli.settings_of_checkpoint import Settings
+from rlsync.cli.compose.resumed import OF_ONE_RUN, checkpoint_at
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.recipes.bounds import Restored
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
 from rlsync.recipes.settings import Config
+from rlsync.torchrl_plugin.compat import trainers
 
 #: Components of a trainer's checkpoint: the policy's weights, and TorchRL's counters.
 _POLICY, _PROGRESS = "policy", "trainer_state"
-
-#: Keys that belong to one run alone: a run that resumes it has its own.
-OF_ONE_RUN = ("resume", "run_dir", "config_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +40,10 @@ class Change:
     before: Any
     now: Any
     kept: str = ""  #: why it cannot change; empty if it can
+    restored: Restored | None = None  #: what brings the old value back with a checkpoint; None: nothing does
 
     def __str__(self) -> str:
         return f"{self.key} {self.before} -> {self.now}"
-
-
-def checkpoint_at(folder: Path) -> Path | None:
-    """The checkpoint that a folder is, or that lies in it as in a run's; None if there is none.
-
-    A process that is killed while TorchRL replaces a checkpoint may leave only the one before, under a name
-    that begins with a dot.
-    """
-    interrupted = sorted(folder.glob(f".{CHECKPOINT}.backup-*"))
-    places = (folder, folder / CHECKPOINT, *interrupted)
-    return next((at for at in places if Checkpoint.is_checkpoint(at)), None)
-
-
-def config_beside(folder: Path) -> Path | None:
-    """The config of the run whose checkpoint lies in ``folder``; None if either is missing."""
-    found = checkpoint_at(folder)
-    file = None if found is None else found.parent / RESOLVED
-    return file if file is not None and file.is_file() else None
 
 
 def checkpoint_in(path: str) -> Path:
@@ -89,7 +75,7 @@ def _differences(before: Any, now: Any, prefix: str = "") -> Iterator[Change]:
         if is_dataclass(new) and type(old) is type(new):
             yield from _differences(old, new, key + ".")
         elif old != new:
-            yield Change(key, old, new, spec.metadata.get("kept", ""))
+            yield Change(key, old, new, spec.metadata.get("kept", ""), spec.metadata.get("restored"))
 
 
 def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
@@ -193,7 +179,7 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
         raise _misfit(error, checkpoint, changed or []) from error
     finally:
         trainer.logger = logger
-    settings.put_back(None if changed is None else [(change.before, change.now) for change in changed])
+    settings.put_back(None if changed is None else [c.restored for c in changed if c.restored is not None])
     if trainer.seed is not None:
         trainer.collector.set_seed(seed_after(trainer.seed, trainer.collected_frames))
 
@@ -210,3 +196,83 @@ def seed_after(seed: int, frames: int) -> int:
         (True, False)
     """
     return int(np.random.SeedSequence([seed, frames]).generate_state(1)[0]) % 2**30
+
+
+class Settings:
+    """What the config has set in a trainer; made before a checkpoint is loaded, to put changes in again.
+
+    Optimizers keep learning rate, epsilon and the like beside their state, and TorchRL's losses and value
+    estimators keep discount and coefficients in buffers. Loading a checkpoint brings the old values back.
+    Which key of a config is kept where, its field says; see :class:`rlsync.recipes.bounds.Restored`.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._optimizers = trainers.optimizers(trainer)
+        self._schedulers = schedulers(trainer)
+        self._groups = [[_options(group) for group in one.param_groups] for one in self._optimizers]
+        self._numbers = [(name, number, number.item()) for name, number in _numbers(trainer)]
+
+    def put_back(self, changed: Sequence[Restored] | None) -> None:
+        """Put in again what the config has changed; everything else stays as the checkpoint has it.
+
+        Args:
+            changed: where the keys that this run has changed are kept. None if the config of the run before
+                is not known: then all options of optimizers are those of this config.
+        """
+        names = {place.buffer for place in changed or ()}
+        for name, number, fresh in self._numbers:
+            if name in names:
+                with torch.no_grad():
+                    number.fill_(fresh)
+        for optimizer, groups in zip(self._optimizers, self._groups, strict=True):
+            for index, (group, options) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+                for name in options if changed is None else _changed_options(changed, optimizer, index):
+                    _put_back(group, options, name)
+        for scheduler in self._schedulers:
+            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+
+
+def _changed_options(changed: Sequence[Restored], optimizer: Optimizer, index: int) -> Iterator[str]:
+    """The options of an optimizer's parameter group whose keys have changed."""
+    for place in changed:
+        if (
+            place.option
+            and place.group in (None, index)
+            and place.optimizer in ("", type(optimizer).__name__)
+        ):
+            yield place.option
+
+
+def _put_back(group: dict[str, Any], fresh: dict[str, Any], name: str) -> None:
+    if name not in group or name not in fresh or isinstance(group[name], Tensor) or name == "initial_lr":
+        return
+    if name != "lr":
+        group[name] = fresh[name]
+        return
+    # A schedule lowers "lr" and keeps the rate that it began with as "initial_lr". Both change in proportion.
+    base = "initial_lr" if "initial_lr" in group else "lr"
+    old, new = group[base], fresh.get(base, fresh["lr"])
+    if old != new:
+        group["lr"] = group["lr"] * (new / old) if old else new
+        group[base] = new
+
+
+def schedulers(trainer: Trainer) -> list[LRScheduler]:
+    """The learning rate schedules of a trainer's registered hooks."""
+    return [value for value in _held_by_hooks(trainer) if isinstance(value, LRScheduler)]
+
+
+def _numbers(trainer: Trainer) -> list[tuple[str, Tensor]]:
+    """The buffers of one number in the loss module, and in modules that registered hooks hold, by name."""
+    parts = [trainer.loss_module, *_held_by_hooks(trainer)]
+    owners = [part for part in parts if isinstance(part, nn.Module)]
+    named = [(name.rpartition(".")[2], b) for owner in owners for name, b in owner.named_buffers()]
+    return list({id(b): (name, b) for name, b in named if b.numel() == 1 and b.is_floating_point()}.values())
+
+
+def _held_by_hooks(trainer: Trainer) -> list[object]:
+    return [value for hook in trainers.registered_modules(trainer) for value in (hook, *vars(hook).values())]
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}

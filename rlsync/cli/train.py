@@ -9,26 +9,23 @@ import math
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from rich.console import Console
 from torchrl.trainers import Trainer
 
 from rlsync import Stop, SyncWeights
-from rlsync.cli import output
-from rlsync.cli.compose import overrides, running, schema
-from rlsync.cli.compose.overrides import CommandLine
-from rlsync.cli.compose.tuned import told
-from rlsync.cli.ending import Ending
-from rlsync.cli.interrupt import Interrupts
-from rlsync.cli.job import Job, checked
+from rlsync.cli.compose import command_line, own_hydra
+from rlsync.cli.compose.command_line import CommandLine
+from rlsync.cli.ending import Ending, Interrupts
+from rlsync.cli.job import Job, checked, jobs_of
 from rlsync.cli.live import LiveLine
-from rlsync.cli.main import exit_status
+from rlsync.cli.main import exit_status, output_read
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
 from rlsync.recipes.hooks import EpisodeReturns, InSummary
@@ -48,21 +45,36 @@ def main(arguments: list[str]) -> int:
     Raises:
         ConfigError: before anything runs; all that is wrong with keys, options and values, at once.
     """
-    line = overrides.read(arguments)
-    if line.asks_help:
+    line = command_line.read(arguments)
+    if line.flags.help:
         print(help_text())
     elif line.is_for_hydra:
-        running.ask_hydra(line, arguments, lambda composed: run_job(composed, [], line))
+        words = line.flags.overrides if line.errors else line.overrides  # these know where recipes lie
+        own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, []))
     else:
-        with schema.initialised(line.flags.config_path) as hydra:
-            jobs = overrides.jobs(line)
-            running.hand_over(hydra, line, lambda composed: run_job(composed, jobs, line))
+        jobs = jobs_of(line)
+        own_hydra.hand_over(line.flag_words, words_for_hydra(line, jobs), lambda _: run_job(line, jobs))
     return 0
+
+
+def words_for_hydra(line: CommandLine, jobs: list[Job]) -> list[str]:
+    """The overrides with which Hydra composes the same as rlsync has, to make folders or to print it.
+
+    In a sweep these are the user's own, with what all jobs add: jobs may differ in what is tuned for them.
+    """
+    added = [word for word in jobs[0].added if all(word in job.added for job in jobs)] if jobs else []
+    if line.sweeps:  # Hydra's own sweeper cannot leave out a group
+        added = [word for word in added if not word.startswith("~")]
+    words = [*line.overrides, *added]
+    has_folder = any(word.startswith("hydra.run.dir=") for word in words)
+    if not line.sweeps and jobs[0].config.run_dir and not has_folder:
+        words.append("hydra.run.dir=${run_dir}")  # Hydra writes there too: a run has one folder
+    return words
 
 
 def help_text() -> str:
     """What ``rlsync train --help`` prints."""
-    groups = "\n".join(f"  {g}={'|'.join(options)}" for g, options in overrides.choices().items())
+    groups = "\n".join(f"  {g}={'|'.join(options)}" for g, options in command_line.choices().items())
     return (
         "usage: rlsync train [group=option | key=value ...]\n\n"
         "Trains a recipe in worker processes that adopt their weights from a board.\n"
@@ -81,28 +93,46 @@ def help_text() -> str:
     )
 
 
-def run_job(composed: DictConfig, jobs: list[Job], line: CommandLine) -> None:
-    """One run in one folder; ends the process unless the run ended well.
+def run_job(line: CommandLine, jobs: list[Job]) -> None:
+    """One run in the folder that Hydra has made; ends the process unless the run ended well.
 
     Args:
-        composed: its config.
-        jobs: those that have been checked. A sweeper that chooses values as it goes has others, which are
-            checked here.
         line: the command line.
+        jobs: those that have been checked. A sweeper that chooses values as it goes has others, which are
+            composed and checked here.
     """
+    about = HydraConfig.get()
     try:
-        config = overrides.typed(composed)
-        job = next((job for job in jobs if job.config == config), None)
-        if job is None:
-            job = replace(
-                checked(config), told=told(HydraConfig.get().runtime.choices, config, line.config_dir)
-            )
-        status = train_job(job.placed(HydraConfig.get().runtime.output_dir, line.config_dir))
+        job = job_of(line, jobs, [*about.overrides.hydra, *about.overrides.task])
+        if about.output_subdir is not None:
+            # Hydra does not know what is tuned for one job of a sweep. Its file has the same name as ours.
+            shown = Path(about.runtime.output_dir, about.output_subdir, RESOLVED)
+            OmegaConf.save(OmegaConf.structured(job.config), shown)
+        status = train_job(job.placed(about.runtime.output_dir, line.config_dir))
     except RlsyncError as error:
         print(error, file=sys.stderr)
         status = exit_status(error)
     if status:
         sys.exit(status)
+
+
+def job_of(line: CommandLine, jobs: list[Job], words: list[str]) -> Job:
+    """The job that Hydra runs with these overrides.
+
+    Raises:
+        ConfigError: it had not been checked, and something is wrong with it.
+    """
+    added = {command_line.spelled(word) for job in jobs for word in job.added}
+
+    def key(words: Iterable[str]) -> list[str]:
+        spelled = [command_line.spelled(word) for word in words if not word.lstrip("+~").startswith("hydra")]
+        return [word for word in spelled if word not in added]
+
+    for job in jobs:
+        if key(job.words) == key(words):
+            return job
+    (job,) = jobs_of(replace(line, jobs=(tuple(words),), errors=()))
+    return job
 
 
 def train(config: Config) -> int:
@@ -125,7 +155,7 @@ def train_job(job: Job) -> int:
     if not job.continues_in(run_dir):
         OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
-    with Interrupts() as interrupts, Ending(run_dir) as ending, output.read():
+    with Interrupts.caught() as interrupts, Ending.of(run_dir) as ending, output_read():
         with interrupts.held():
             trainer = job.build()
         with shut_down(trainer):
@@ -145,7 +175,7 @@ def train_job(job: Job) -> int:
             else:
                 leave_address(trainer, run_dir)
                 live_line = LiveLine(trainer, sync, returns, Console())
-                with stop, live_line as live, ending.saving(unless=stop.covers), told_as_lost(sync):
+                with stop, live_line.shown() as live, ending.saving(unless=stop.covers), told_as_lost(sync):
                     trainer.train()
                 if stop.lost is not None and stop.saved is not None:
                     print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)

@@ -136,30 +136,6 @@ def learning_rate(default: float, *, group: int | None = None) -> Any:
     return in_optimizer(above_zero(default, finite=True), "lr", group=group)
 
 
-def restored(settings: Any, prefix: str = "") -> dict[str, Restored]:
-    """The keys of settings whose old values come back with a checkpoint, each with what brings it back.
-
-    A resumed run that changed such a key has to set its value once more after loading.
-
-    Args:
-        settings: an instance of a dataclass.
-        prefix: is written before the names of the fields.
-
-    Example:
-        >>> from rlsync.recipes.settings import RecipeConfig
-        >>> restored(RecipeConfig(), "recipe.")["recipe.gamma"].buffer
-        'gamma'
-    """
-    keys: dict[str, Restored] = {}
-    for spec in fields(settings):
-        value = getattr(settings, spec.name)
-        if is_dataclass(value):
-            keys |= restored(value, f"{prefix}{spec.name}.")
-        elif "restored" in spec.metadata:
-            keys[prefix + spec.name] = spec.metadata["restored"]
-    return keys
-
-
 def _with(default: Any, name: str, value: object) -> Any:
     """A field like ``default``, with one more entry in its metadata."""
     spec = default if isinstance(default, Field) else field(default=default)

@@ -229,5 +229,6 @@ def naming_env(config: EnvConfig) -> Iterator[None]:
     try:
         yield
     except (WorkerLost, AdoptionTimeout) as error:
-        cure = error.cure.replace("start_timeout_s", "collector.start_timeout_s")
-        raise type(error)(error.what, f"{error.where}; env.id={config.id}", cure) from error
+        in_config = "; in a config it is collector.start_timeout_s" * isinstance(error, AdoptionTimeout)
+        where = f"{error.where}; env.id={config.id}"
+        raise type(error)(error.what, where, error.cure + in_config) from error

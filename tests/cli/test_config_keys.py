@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlsync.cli.compose import shipped
-from rlsync.cli.compose.comments import as_paragraphs, comments_in
-from rlsync.cli.compose.own_recipes import KEY
-from rlsync.cli.compose.reference import ConfigKey, reference
+from rlsync.cli.compose.own_hydra import KEY
+from rlsync.cli.compose.reference import ConfigKey, as_paragraphs, comments_in, reference
 from rlsync.cli.main import main
 from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named

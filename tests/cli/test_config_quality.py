@@ -16,40 +16,44 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from rlsync import BoardScheme, SyncWeights, WatchWorkers
-from rlsync.cli.compose import overrides, schema
-from rlsync.cli.compose.choices import keys, nearest
-from rlsync.cli.compose.own_recipes import KEY
+from rlsync.cli.compose import own_hydra
+from rlsync.cli.compose.command_line import choices
+from rlsync.cli.compose.own_hydra import KEY
+from rlsync.cli.compose.refusals import keys_of, nearest
+from rlsync.cli.compose.resumed import writable
+from rlsync.cli.compose.shipped import config_dir
 from rlsync.cli.job import Job
 from rlsync.cli.main import main
 from rlsync.cli.torchrl_configs import BoardSchemeConfig, SyncWeightsConfig
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala import UnrollCollector
 from rlsync.recipes.settings import CollectorConfig, Config, SyncConfig
+from tests.tools.parts.configs import configs_of
 from tests.tools.parts.programs import ENDS_WITHIN_S
 
 REPO = Path(__file__).resolve().parents[2]
-FILES = sorted(schema.config_dir().rglob("*.yaml"))
-RECIPES = sorted(file.stem for file in (schema.config_dir() / "recipe").glob("*.yaml"))
+FILES = sorted(config_dir().rglob("*.yaml"))
+RECIPES = sorted(file.stem for file in (config_dir() / "recipe").glob("*.yaml"))
 _KEY = re.compile(r"(?P<indent> *)(?:- )?(?P<key>\w+):(?P<value> .*)?$")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _types_are_registered() -> None:
-    schema.register()
+    own_hydra.register()
 
 
 def name_of(file: Path) -> str:
-    return file.relative_to(schema.config_dir()).as_posix()
+    return file.relative_to(config_dir()).as_posix()
 
 
 def config_of(*line: str) -> Config:
-    (config,) = overrides.configs(overrides.read(list(line)))
+    (config,) = configs_of(*line)
     return config
 
 
 def known_keys(*line: str) -> list[str]:
-    with schema.initialised():
-        return list(keys(compose(overrides.CONFIG_NAME, list(line))))
+    with own_hydra.initialised():
+        return list(keys_of(compose(own_hydra.CONFIG_NAME, list(line))))
 
 
 def type_of(file: Path) -> tuple[type, str] | None:
@@ -57,7 +61,8 @@ def type_of(file: Path) -> tuple[type, str] | None:
     for entry in OmegaConf.load(file).get("defaults", []):
         if isinstance(entry, str) and entry.startswith("/schema/"):
             node, _, package = entry.removeprefix("/").partition("@")
-            stored = ConfigStore.instance().load(f"{node}.yaml").node
+            with own_hydra.alone():
+                stored = ConfigStore.instance().load(f"{node}.yaml").node
             return OmegaConf.get_type(stored), package.removeprefix("_here_")
     return None
 
@@ -100,7 +105,7 @@ def test_every_key_of_every_dataclass_stands_in_its_file_and_no_other(file: Path
     of, package = found
     content = OmegaConf.load(file)
     below = content[package] if package else content
-    groups = set(overrides.choices())
+    groups = set(choices())
 
     def missing_and_foreign(kind: type, node: DictConfig, prefix: str = "") -> list[str]:
         # KEY: a recipe of the user's needs it, and a shipped one must not have it.
@@ -152,7 +157,7 @@ def test_a_file_differs_from_its_dataclass_only_in_what_it_is_for(file: Path) ->
     content = OmegaConf.load(file)
     del content["defaults"]
     default = OmegaConf.structured(found[0])
-    merged = OmegaConf.merge(schema.writable(found[0]), content)
+    merged = OmegaConf.merge(writable(found[0]), content)
     different = {str(key) for key in default if default[key] != merged[key]}
     assert different == DIFFERENT.get(name_of(file), set())
 
@@ -177,7 +182,7 @@ def test_a_setting_has_the_default_of_the_argument_that_it_fills(
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_defaults_of_a_recipe_are_those_of_its_dataclass(recipe: str) -> None:
-    found = type_of(schema.config_dir() / "recipe" / f"{recipe}.yaml")
+    found = type_of(config_dir() / "recipe" / f"{recipe}.yaml")
     if found is None:
         pytest.skip("builds on another recipe")
     assert config_of(f"recipe={recipe}", "~tuned").recipe == found[0]()
@@ -199,7 +204,7 @@ def commands() -> list[str]:
 def test_the_commands_in_the_comments_are_right(command: str) -> None:
     if "pong" in command or "atari" in command:
         pytest.importorskip("ale_py")
-    assert overrides.configs(overrides.read(command.split()))
+    assert configs_of(*command.split())
 
 
 def test_no_environment_variable_is_read_and_none_is_needed(tmp_path: Path) -> None:
@@ -266,13 +271,13 @@ def test_a_typo_in_a_key_is_refused_with_the_nearest_key(line: str, meant: str) 
     assert len(str(refused.value).splitlines()) == 3
 
 
-GROUPS = sorted({file.parent.name for file in FILES} - {schema.config_dir().name})
+GROUPS = sorted({file.parent.name for file in FILES} - {config_dir().name})
 
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_typo_in_a_group_or_an_option_is_refused_with_the_nearest(group: str) -> None:
-    option = next(iter(overrides.choices()[group]))
+    option = next(iter(choices()[group]))
     typo = group[:-1] + group[-1] * 2
     with pytest.raises(ConfigError, match=f"unknown key '{typo}'") as refused:
         config_of(f"{typo}=null")
@@ -330,7 +335,7 @@ def test_brackets_in_a_key_are_refused_with_the_spelling_that_hydra_reads() -> N
 
 
 def swept(*line: str) -> list[Config]:
-    return overrides.configs(overrides.read(["-m", *line]))
+    return configs_of("-m", *line)
 
 
 @pytest.mark.seconds

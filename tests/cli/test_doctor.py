@@ -27,11 +27,10 @@ from torchrl.trainers import Trainer, UpdateWeights
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 
 from rlsync import BoardScheme, Every, SyncWeights, WatchWorkers
-from rlsync.cli.doctor import machine as doctor_machine
-from rlsync.cli.doctor import packages as doctor_packages
-from rlsync.cli.doctor import verb as doctor
-from rlsync.cli.doctor.arrivals import findings_of
-from rlsync.cli.doctor.finding import Finding, worst
+from rlsync.cli import doctor
+from rlsync.cli import machine as doctor_machine
+from rlsync.cli.doctor import findings_of
+from rlsync.cli.machine import Finding, worst
 from rlsync.cli.main import main
 from rlsync.torchrl_plugin.examine.examine import Examination, Outcome, examine, marked
 from rlsync.transport.shared_file import FileAddress, SharedFile
@@ -510,7 +509,7 @@ def test_this_machine_is_fit() -> None:
 def test_ranges_are_those_of_the_installed_package() -> None:
     asked = [Requirement(line) for line in importlib.metadata.requires("rlsync") or ()]
     (torchrl,) = (requirement for requirement in asked if requirement.name == "torchrl")
-    said = {finding.what: finding for finding in doctor_packages.packages()}
+    said = {finding.what: finding for finding in doctor_machine.packages()}
     assert str(torchrl.specifier) in said["torchrl"].found
     assert {"rlsync", "python", "torch", "tensordict", "gymnasium", "hydra-core"} <= said.keys()
     assert worst(list(said.values())) == "ok"
@@ -521,7 +520,7 @@ def test_ranges_are_those_of_the_installed_package() -> None:
     [("0.14.1", "ok"), ("0.14.0+cpu", "ok"), ("0.14.3.dev1", "ok"), ("0.15.0", "fail"), ("0.13.9", "fail")],
 )
 def test_a_version_outside_the_range_fails(version: str, verdict: str) -> None:
-    assert doctor_packages.judged("torchrl", version, SpecifierSet(">=0.14,<0.15")).verdict == verdict
+    assert doctor_machine.judged("torchrl", version, SpecifierSet(">=0.14,<0.15")).verdict == verdict
 
 
 def test_a_package_that_is_needed_and_not_installed_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,7 +532,7 @@ def test_a_package_that_is_needed_and_not_installed_fails(monkeypatch: pytest.Mo
         return installed(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    said = {finding.what: finding for finding in doctor_packages.packages()}
+    said = {finding.what: finding for finding in doctor_machine.packages()}
     assert said["gymnasium"] == Finding("fail", "gymnasium", "not installed", "pip install 'gymnasium>=1.1'")
     assert "ale-py" not in said
 

@@ -17,7 +17,7 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync.cli.ended import Ended, ended
-from rlsync.cli.interrupt import Interrupts
+from rlsync.cli.ending import Interrupts
 from rlsync.cli.main import EXIT_UNREAD, main
 from rlsync.cli.train import shut_down
 from rlsync.core.errors import WorkerLost
@@ -204,7 +204,7 @@ def test_an_error_in_a_hook_leaves_a_checkpoint(tmp_path: Path, capsys: pytest.C
 def test_a_forked_process_that_lives_on_does_not_hold_the_end_of_a_run_up() -> None:
     lives_on = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
     try:
-        with Interrupts():
+        with Interrupts.caught():
             lives_on.start()  # it has the pipe of the signals open, too
         assert lives_on.is_alive()
     finally:

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlsync.cli.compose import shipped
-from rlsync.cli.compose.config_dir import config_dir
+from rlsync.cli.compose.shipped import config_dir
 from rlsync.cli.main import main
 
 ALL = [str(config) for options in shipped.groups().values() for config in options]

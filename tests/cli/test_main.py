@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from rlsync import __version__
-from rlsync.cli.compose import schema
+from rlsync.cli.compose.shipped import config_dir
 from rlsync.cli.live import LiveLine
 from rlsync.cli.main import main
 from rlsync.cli.resume import load
@@ -261,7 +261,7 @@ def test_help_of_train_lists_the_groups_a_user_may_choose_from(
 
 
 def test_every_key_of_every_config_file_has_a_comment_above_it() -> None:
-    for file in schema.config_dir().rglob("*.yaml"):
+    for file in config_dir().rglob("*.yaml"):
         text = file.read_text().partition("\nhydra:")[0]
         groups = re.split(r"\n\s*\n", text.partition("- _self_")[2])
         bare = [g for g in groups if re.search(r"^\s*\w+: ", g, re.M) and "#" not in g]
@@ -345,7 +345,7 @@ def test_on_a_terminal_one_line_is_redrawn_and_elsewhere_lines_are_printed(
         )
         screen = StringIO()
         console = Console(file=screen, force_terminal=terminal, width=120)
-        with shut_down(trainer), LiveLine(trainer, *find_hooks(trainer), console):
+        with shut_down(trainer), LiveLine(trainer, *find_hooks(trainer), console).shown():
             trainer.train()
         return screen.getvalue()
 

@@ -12,11 +12,10 @@ from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
-from rlsync.cli.compose import overrides, schema
-from rlsync.cli.job import Job
+from rlsync.cli.compose import command_line
+from rlsync.cli.job import Job, jobs_of
 from rlsync.cli.main import main
-from rlsync.cli.resume import load
-from rlsync.cli.settings_of_checkpoint import schedulers
+from rlsync.cli.resume import load, schedulers
 from rlsync.torchrl_plugin.compat import trainers
 from tests.cli.test_main import finished
 
@@ -42,9 +41,7 @@ def config_of(run: Path) -> Any:
 
 
 def job_of(*words: str) -> Job:
-    line = overrides.read(list(words))
-    with schema.initialised():
-        (job,) = overrides.jobs(line)
+    (job,) = jobs_of(command_line.read(list(words)))
     return job
 
 
@@ -172,6 +169,11 @@ def test_another_number_of_workers_and_another_logger_are_honoured(runs: Path) -
         ("recipe.lrr=1", "unknown key 'recipe.lrr'", "did you mean 'recipe.lr'?"),
         ("recipe.total_frames=512", "has collected 512 frames already", "recipe.total_frames=1024"),
         ("recipe=impala tuned=impala_pong", "with the recipe 'impala'", "add recipe=ppo"),
+        (
+            "tuned=ppo_cartpole recipe=ppo",
+            "a tuned config would replace them",
+            "leave tuned=ppo_cartpole out",
+        ),
     ],
 )
 def test_what_a_checkpoint_does_not_fit_is_refused_in_three_lines_before_a_worker_starts(
@@ -217,9 +219,8 @@ def test_impala_is_not_resumed_as_laser(tmp_path: Path, capsys: pytest.CaptureFi
 def test_each_job_of_a_sweep_resumes_with_its_own_changes(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = overrides.read(["-m", f"resume={runs / 'ppo'}", "recipe.total_frames=1024", "recipe.lr=1e-3,2e-3"])
-    with schema.initialised():
-        jobs = overrides.jobs(line)
+    words = ["-m", f"resume={runs / 'ppo'}", "recipe.total_frames=1024", "recipe.lr=1e-3,2e-3"]
+    jobs = jobs_of(command_line.read(words))
     assert [(job.config.recipe.lr, job.config.seed) for job in jobs] == [(1e-3, 7), (2e-3, 7)]
 
 

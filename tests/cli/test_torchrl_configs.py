@@ -20,9 +20,10 @@ from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync import BoardScheme, SyncWeights, WatchWorkers
 from rlsync.cli import torchrl_configs
-from rlsync.cli.compose import overrides, schema
+from rlsync.cli.compose.command_line import choices
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.compat.schemes import schemes_of
+from tests.tools.parts.configs import configs_of
 from tests.tools.parts.programs import fresh_python
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torchrl_config"
@@ -133,10 +134,9 @@ def test_the_configs_have_every_argument_of_what_they_make_with_its_default(conf
 @pytest.mark.seconds
 def test_torchrls_groups_do_not_turn_up_among_those_of_rlsync_train() -> None:
     torchrl_configs.register()
-    schema.register()
-    assert overrides.choices()["logger"] == ["csv", "none", "tensorboard", "wandb"]
-    assert "trainer" not in overrides.choices()
-    (config,) = overrides.configs(overrides.read(["collector=sync", "logger=csv"]))
+    assert choices()["logger"] == ["csv", "none", "tensorboard", "wandb"]
+    assert "trainer" not in choices()
+    (config,) = configs_of("collector=sync", "logger=csv")
     assert OmegaConf.structured(config).collector.kind == "sync"
 
 

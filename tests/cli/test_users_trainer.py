@@ -10,9 +10,8 @@ import pytest
 from torchrl.trainers import Trainer
 
 from rlsync import ConfigError
-from rlsync.cli.apart import Failed, Say, Stage, run_apart
 from rlsync.cli.main import main
-from rlsync.cli.users_trainer import build, target_of
+from rlsync.cli.users_trainer import Failed, Say, Stage, build, run_apart, target_of
 from tests.tools.parts import is_alive, wait_until
 from tests.tools.running import in_three_lines
 

@@ -23,9 +23,9 @@ from sybil import Document
 from sybil.parsers.myst import PythonCodeBlockParser
 
 import rlsync
-from rlsync.cli.compose import overrides, schema
 from rlsync.cli.main import VERBS
 from rlsync.recipes import impala
+from tests.tools.parts.configs import configs_of
 from tests.tools.parts.programs import ENDS_WITHIN_S, run_program
 
 ROOT = Path(__file__).parents[2]
@@ -146,9 +146,8 @@ def test_every_rlsync_command_of_the_documentation_is_understood(
         return
     assert verb in VERBS
     if takes_overrides(verb, arguments):
-        schema.register()
         there = [a for a in arguments if a != "--json" and not a.startswith("resume=")]
-        overrides.configs(overrides.read(there))
+        configs_of(*there)
         return
     understand = argparse.ArgumentParser.parse_args
 

@@ -16,7 +16,8 @@ from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 from omegaconf import OmegaConf
 
-from rlsync.cli.compose import composing, overrides, schema
+from rlsync.cli.compose import command_line, own_hydra
+from rlsync.cli.compose.composing import composition
 from rlsync.cli.eval import config_of
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
@@ -29,6 +30,7 @@ from rlsync.recipes.impala.recipe import env_spec
 from rlsync.recipes.run_files import RESOLVED
 from rlsync.recipes.settings import AtariConfig, Config, EnvConfig
 from rlsync.workers.players.uniform import UniformPlayer
+from tests.tools.parts.configs import configs_of
 from tests.tools.parts.programs import run_program
 
 LIVES = AtariEnvs("breakout", repeat_action_probability=0.25, life_loss_ends_episode=True)
@@ -38,18 +40,18 @@ REPO = Path(__file__).resolve().parents[2]
 
 def checked(*words: str) -> Config:
     """The checked config of a command line."""
-    (config,) = overrides.configs(overrides.read(list(words)))
+    (config,) = configs_of(*words)
     return config
 
 
 def composed(*words: str) -> Config:
     """The config of a command line; its environment is not looked at."""
-    line = overrides.read(list(words))
-    with schema.initialised():
-        found, errors = composing.composed(line.config_name, list(line.jobs[0]))
+    line = command_line.read(list(words))
+    with own_hydra.initialised():
+        made, errors = composition(line, line.jobs[0])
     assert errors == []
-    assert found is not None
-    return overrides.typed(found)
+    assert made is not None
+    return made.config
 
 
 def uniform() -> UniformPlayer:

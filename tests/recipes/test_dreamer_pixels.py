@@ -14,7 +14,6 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from rlsync.cli.compose import overrides
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.dreamer import config as dreamer_config
@@ -32,6 +31,7 @@ from rlsync.workers.envs.rendered import RenderedEnvs
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_dreamer_recipes import OF, SMALL
 from tests.recipes.test_recipes import trained
+from tests.tools.parts.configs import configs_of
 
 pytest.importorskip("pygame")
 Image = pytest.importorskip("PIL.Image")
@@ -42,7 +42,7 @@ TINY = [*SMALL, *OF["dreamer_v3"], "recipe.channels=2", "env.img_height=16", "en
 
 
 def config_of(*words: str) -> Config:
-    return overrides.configs(overrides.read(list(words)))[0]
+    return configs_of(*words)[0]
 
 
 def built(config: Config) -> Any:

@@ -14,7 +14,6 @@ from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.modules import RSSMPosterior, RSSMPrior
 
-from rlsync.cli.compose import overrides
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import load as load_player
@@ -34,6 +33,7 @@ from rlsync.recipes.timeline import timeline
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_off_policy import pace_of
 from tests.recipes.test_recipes import hook_of, trained
+from tests.tools.parts.configs import configs_of
 
 SMALL = [
     "recipe.cells=16",
@@ -63,8 +63,7 @@ every_recipe = pytest.mark.parametrize("name", list(OF))
 def small(name: str, *words: str, kind: str = "sync", run_dir: Path | None = None) -> Config:
     """The config of a short run of small networks."""
     where = [] if run_dir is None else [f"run_dir={run_dir}"]
-    given = overrides.read([f"recipe={name}", f"collector={kind}", *SMALL, *OF[name], *where, *words])
-    return overrides.configs(given)[0]
+    return configs_of(f"recipe={name}", f"collector={kind}", *SMALL, *OF[name], *where, *words)[0]
 
 
 def built(config: Config) -> Any:

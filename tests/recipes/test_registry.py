@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlsync.cli.compose import schema
+from rlsync.cli.compose.resumed import writable
 from rlsync.cli.eval import config_of
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import registry, run_files
@@ -208,7 +208,7 @@ class Outer:
 
 
 def test_a_frozen_dataclass_can_be_a_config_node_that_overrides_change() -> None:
-    node = schema.writable(Outer)
+    node = writable(Outer)
     OmegaConf.update(node, "inner.bound", 2.0)
     assert OmegaConf.to_object(OmegaConf.merge(node, {"inner": {"bound": 3.0}})).inner == Inner(3.0)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, MultiAsyncCollector
 
 from rlsync import Every, SyncWeights, VerifySync
-from rlsync.cli.doctor.arrivals import findings_of
+from rlsync.cli.doctor import findings_of
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlsync import WeightBoard
-from rlsync.cli.doctor import machine
+from rlsync.cli import machine
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring.reader import RolloutRing

@@ -1,23 +1,24 @@
-"""What every key of a config is: its type, its value, what it accepts, and what its comment says."""
+"""What every key of a config is: its type, its value, what it accepts, and its comment in a YAML file."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
-from rlsync.cli.compose import overrides, schema, shipped
-from rlsync.cli.compose.comments import comments_in
-from rlsync.cli.compose.composing import composed
-from rlsync.cli.compose.overrides import CommandLine
+from rlsync.cli.compose import command_line, own_hydra, shipped
+from rlsync.cli.compose.composing import composition
 from rlsync.recipes.bounds import refuse
-from rlsync.recipes.settings import Config, RouteConfig
+from rlsync.recipes.settings import RouteConfig
+
+#: A line of a YAML file that sets a key.
+_KEY = re.compile(r"(?P<indent> *)(?P<key>[\w.]+):(?P<value> .*)?$")
 
 #: Types as a person writes their values in YAML.
 _WORDS = {
@@ -95,27 +96,21 @@ def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
     """
     choices = [word for word in words if "=" in word]
     flags = [] if own is None else ["--config-dir", str(own)]
-    line = overrides.read([*flags, *choices])
-    with schema.initialised():
-        config = _composed(line)
-        chosen = compose(line.config_name, list(line.overrides), return_hydra_config=True).hydra.runtime
-    files = list(_files(dict(chosen.choices), own))
+    line = command_line.read([*flags, *choices])
+    with own_hydra.initialised():
+        made, errors = composition(line, line.jobs[0])
+    refuse([*line.errors, *errors])
+    assert made is not None
+    files = list(_files(made.choices, own))
     comments: dict[str, str] = {}
     for _, found in files:
         comments |= {key: text for key, text in found.items() if text or key not in comments}
-    keys = list(_walk(config, "", comments))
+    keys = list(_walk(made.config, "", comments))
     if not words:
         return keys
     named = {word.partition("=")[0] for word in words}
     set_there = {key for group, found in files if group in named for key in found}
     return [key for key in keys if key.name.partition(".")[0] in named or key.name in set_there]
-
-
-def _composed(line: CommandLine) -> Config:
-    config, errors = composed(line.config_name, list(line.jobs[0]))
-    refuse([*line.errors, *errors])
-    assert config is not None
-    return overrides.typed(config)
 
 
 def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[ConfigKey]:
@@ -166,12 +161,12 @@ def _word(part: str) -> str:
     return _WORDS.get(part, part)
 
 
-def _files(choices: dict[str, str | None], own: Path | None) -> Iterator[tuple[str, dict[str, str]]]:
+def _files(choices: Mapping[str, Any], own: Path | None) -> Iterator[tuple[str, dict[str, str]]]:
     """The comments of all files that make a config, as (group, comments): the most special file comes last.
 
     Files of the group ``tuned`` are left out: they say why a value is another one, and not what a key is.
     """
-    yield "", comments_in(schema.config_dir() / f"{overrides.CONFIG_NAME}.yaml")
+    yield "", comments_in(shipped.config_dir() / f"{own_hydra.CONFIG_NAME}.yaml")
     groups = {group: {c.name: c for c in found} for group, found in shipped.groups(own).items()}
     for group in sorted(set(choices) & set(groups) - {shipped.TUNED}, key=lambda g: g == shipped.RECIPE):
         yield from ((group, found) for found in _chain(groups[group], str(choices[group])))
@@ -189,3 +184,74 @@ def _chain(options: dict[str, shipped.Shipped], name: str) -> Iterator[dict[str,
             yield from _chain(options, entry)
     whole = option.path.read_text().startswith("# @package _global_")
     yield comments_in(option.path, "" if whole else f"{option.group}.")
+
+
+def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
+    """What a file says of its keys.
+
+    A comment belongs to the key below it, and to all keys that follow without an empty line. A comment behind
+    a value belongs to that key alone. Entries of lists have no comments of their own.
+
+    Args:
+        file: of a config.
+        prefix: is written before every key, for example ``"recipe."``.
+
+    Returns:
+        dotted key -> comment, its lines as in the file. Keys without a comment map to an empty text.
+
+    Example:
+        >>> from rlsync.cli.compose.shipped import config_dir
+        >>> found = comments_in(config_dir() / "recipe" / "impala.yaml")
+        >>> found["recipe.unroll_length"], found["recipe.model.lstm"]
+        ('Steps in one unroll. The paper has 20.', 'Units of the LSTM; 0: no LSTM.')
+    """
+    found: dict[str, str] = {}
+    above: list[tuple[int, str]] = []  # the sections that the present line is in, by indent
+    block: list[str] = []
+    ended = False  # whether a key has ended the block of comment lines
+    for line in file.read_text().splitlines():
+        words = line.strip()
+        if not words:
+            block, ended = [], False
+        elif words.startswith("#"):
+            block = [words] if ended else [*block, words]
+            ended = False
+        elif match := _KEY.match(line):
+            indent = len(match["indent"])
+            above = [section for section in above if section[0] < indent]
+            key = ".".join([*(name for _, name in above), match["key"]])
+            _, behind, own = (match["value"] or "").partition(" # ")
+            found[prefix + key] = own if behind else _text(block)
+            ended = True
+            if not match["value"]:
+                above.append((indent, match["key"]))
+                block = []
+    return found
+
+
+def _text(block: list[str]) -> str:
+    lines = [line.removeprefix("#").removeprefix(" ").rstrip() for line in block]
+    return "\n".join(lines).strip("\n")
+
+
+def as_paragraphs(comment: str) -> list[str]:
+    """A comment as paragraphs: each is one long line, or lines of code, which are indented.
+
+    Example:
+        >>> as_paragraphs("Arguments for\\ngymnasium. Add one:\\n  +env.kwargs.a=1")
+        ['Arguments for gymnasium. Add one:', '  +env.kwargs.a=1']
+    """
+    paragraphs: list[str] = []
+    joins = False
+    for line in comment.splitlines():
+        if not line.strip():
+            joins = False
+        elif line.startswith("  "):
+            paragraphs.append(line)
+            joins = False
+        elif joins:
+            paragraphs[-1] += " " + line
+        else:
+            paragraphs.append(line)
+            joins = True
+    return paragraphs

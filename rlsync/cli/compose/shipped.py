@@ -5,10 +5,11 @@ Listing them reads the comments only. OmegaConf is loaded by :func:`companions`,
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlsync.cli.compose.config_dir import config_dir
+import rlsync
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.recipes.registry import installed_config_folders
@@ -22,15 +23,33 @@ _OF_A_KIND = {
 }
 
 
+def config_dir() -> Path:
+    """The folder of the YAML files: in the installed package, else in the checkout.
+
+    Raises:
+        ConfigError: it is in neither place.
+    """
+    package = Path(rlsync.__file__).resolve().parent
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "train.yaml").is_file():
+            return folder
+    cure = "reinstall rlsync, or run from a complete checkout"
+    raise ConfigError("the config files are missing", str(package / "configs"), cure)
+
+
+def look_beside(folder: Path) -> None:
+    """Let modules that lie beside a config folder be imported: its parent goes to the front of ``sys.path``.
+
+    It is what Python does for the folder of a script, and worker processes inherit it.
+    """
+    parent = str(folder.resolve().parent)
+    if parent not in sys.path:
+        sys.path.insert(0, parent)
+
+
 @dataclass(frozen=True, slots=True)
 class Shipped:
-    """One file: an option of one config group.
-
-    Args:
-        group: for example ``"recipe"``.
-        name: for example ``"ppo"``.
-        path: the YAML file.
-    """
+    """One file: an option of one config group, for example ``recipe/ppo``."""
 
     group: str
     name: str

@@ -1,7 +1,8 @@
-"""Checks of this machine. Each probe tries the thing itself."""
+"""What ``rlsync doctor`` asks of this machine and its packages. Each probe tries the thing itself."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import os
 import platform
@@ -9,14 +10,50 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from rlsync.cli.doctor.finding import Finding, Grade
 from rlsync.core.errors import RlsyncError
 from rlsync.tensors.device import bfloat16_instructions
 from rlsync.transport.shared_file import PAGE_BYTES, SharedFile
+
+Grade = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Args:
+        verdict: ``ok``; ``warn`` if it costs speed or may fail later; ``fail`` if it does not work.
+        what: what was checked.
+        found: the result.
+        cure: what to do about it; empty when it is ok.
+    """
+
+    verdict: Grade
+    what: str
+    found: str
+    cure: str = ""
+
+
+def worst(findings: list[Finding]) -> Grade:
+    """The worst verdict of the findings.
+
+    Example:
+        >>> worst([Finding("ok", "torch", "2.13"), Finding("warn", "/dev/shm", "64 MB")])
+        'warn'
+    """
+    order: tuple[Grade, ...] = ("ok", "warn", "fail")
+    return max((f.verdict for f in findings), key=order.index, default="ok")
+
 
 #: Docker's default size of /dev/shm. A few batches of pixels fill it.
 _SMALL_SHM_BYTES = 64 * 2**20
@@ -199,3 +236,61 @@ def _mib(size_bytes: int) -> str:
 
 def _limit(limit: int) -> str:
     return "any number" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+_PACKAGE = "rlsync"
+#: Extras for people who work on rlsync itself.
+_NOT_FOR_USERS = ("dev", "docs")
+
+
+def packages() -> list[Finding]:
+    """Python, rlsync, its requirements, and the requirements of its extras if they are installed."""
+    metadata = importlib.metadata.metadata(_PACKAGE)
+    python = SpecifierSet(metadata["Requires-Python"])
+    return [
+        Finding("ok", _PACKAGE, importlib.metadata.version(_PACKAGE)),
+        judged("python", platform.python_version(), python),
+        *_required(),
+    ]
+
+
+def judged(name: str, version: str, tested: SpecifierSet) -> Finding:
+    """Compare one version with the tested range.
+
+    Example:
+        >>> judged("torchrl", "0.15.0", SpecifierSet(">=0.14,<0.15")).verdict
+        'fail'
+    """
+    found = f"{version} (tested with {tested})" if tested else version
+    if tested.contains(Version(version).base_version, prereleases=True):
+        return Finding("ok", name, found)
+    return Finding("fail", name, found, f"pip install '{name}{tested}'")
+
+
+def _required() -> Iterator[Finding]:
+    seen = set()
+    for requirement in map(Requirement, importlib.metadata.requires(_PACKAGE) or ()):
+        extra = _extra_of(requirement)
+        if requirement.name in seen or extra in _NOT_FOR_USERS:
+            continue
+        seen.add(requirement.name)
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            if not extra:
+                yield Finding(
+                    "fail",
+                    requirement.name,
+                    "not installed",
+                    f"pip install '{requirement.name}{requirement.specifier}'",
+                )
+            continue
+        yield judged(requirement.name, version, requirement.specifier)
+
+
+def _extra_of(requirement: Requirement) -> str:
+    """The extra that requires it; empty if rlsync itself does."""
+    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        return ""
+    extras = importlib.metadata.metadata(_PACKAGE).get_all("Provides-Extra") or []
+    return next((extra for extra in extras if requirement.marker.evaluate({"extra": extra})), "")

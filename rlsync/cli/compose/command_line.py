@@ -1,0 +1,181 @@
+"""Reads the command line before Hydra does: its flags, its overrides, and the jobs of a sweep."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from rlsync.cli.compose import own_hydra
+from rlsync.cli.compose.refusals import parsed
+from rlsync.core.errors import ConfigError
+from rlsync.recipes import registry
+
+_SEARCH_PATH = "hydra.searchpath"
+_SWEEP = "hydra.mode=MULTIRUN"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What the arguments of ``rlsync train`` say.
+
+    Args:
+        overrides: all of them, as Hydra is to read them.
+        jobs: the overrides of each job. A sweeper that chooses values as it goes has one job here, without
+            those values.
+        sweeps: whether the jobs are those of a sweep.
+        flags: Hydra's own flags.
+        flag_words: the flags as they were written.
+        config_dir: the folder that ``--config-dir`` names.
+        errors: what could not be read, and is in no job.
+    """
+
+    overrides: tuple[str, ...]
+    jobs: tuple[tuple[str, ...], ...]
+    sweeps: bool
+    flags: argparse.Namespace
+    flag_words: tuple[str, ...] = ()
+    config_dir: Path | None = None
+    errors: tuple[ConfigError, ...] = ()
+
+    @property
+    def config_name(self) -> str:
+        """The primary config."""
+        return self.flags.config_name or own_hydra.CONFIG_NAME
+
+    @property
+    def is_for_hydra(self) -> bool:
+        """Whether Hydra alone answers: it prints help or information, reruns a job, or refuses the flags."""
+        flags = self.flags
+        shows = flags.hydra_help or flags.shell_completion or flags.info or flags.experimental_rerun
+        return bool(shows or (flags.cfg and flags.multirun) or (flags.resolve and not flags.cfg))
+
+
+def read(arguments: list[str]) -> CommandLine:
+    """Split the arguments like Hydra, and a sweep into its jobs. Registers the types of all recipes.
+
+    The parent of the folder that ``--config-dir`` names goes on ``sys.path``, so that a recipe can lie there.
+    """
+    flags = _parser().parse_intermixed_args(arguments)
+    errors: list[ConfigError] = []
+    own = None if flags.config_dir is None else Path(flags.config_dir).resolve()
+    if own is not None and not own.is_dir():
+        errors.append(ConfigError(f"no folder {flags.config_dir!r}", "--config-dir", "check the path"))
+        own = None
+    unusable = own_hydra.register(own)
+    with own_hydra.initialised():
+        overrides = _with_search_path(_read_each(flags.overrides, errors), own)
+        words = [str(o.input_line) for o in overrides]
+        sweeps = flags.multirun or _SWEEP in words
+        jobs = _swept(overrides, errors) if sweeps else [_single(overrides, errors)]
+    chosen = {word.partition("=")[2] for job in jobs for word in job if word.startswith("recipe=")}
+    errors += [error for name, error in unusable.items() if name in chosen]
+    flag_words = tuple(word for word in arguments if word not in flags.overrides)
+    return CommandLine(tuple(words), tuple(map(tuple, jobs)), sweeps, flags, flag_words, own, tuple(errors))
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Hydra's own flags, as ``--hydra-help`` lists them. Hydra reads them once more."""
+    parser = argparse.ArgumentParser(prog="rlsync train", add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--version", action="version", version=f"Hydra {hydra.__version__}")
+    for flags in (
+        ("--help", "-h"),
+        ("--hydra-help",),
+        ("--resolve",),
+        ("--run", "-r"),
+        ("--multirun", "-m"),
+        ("--shell-completion", "-sc"),
+    ):
+        parser.add_argument(*flags, action="store_true")
+    for flags in (
+        ("--package", "-p"),
+        ("--config-path", "-cp"),
+        ("--config-name", "-cn"),
+        ("--config-dir", "-cd"),
+        ("--experimental-rerun",),
+    ):
+        parser.add_argument(*flags)
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--info", "-i", nargs="?", const="all")
+    return parser
+
+
+def _read_each(lines: list[str], errors: list[ConfigError]) -> list[Override]:
+    read = []
+    for line in lines:
+        try:
+            read.append(parsed(line))
+        except ConfigError as error:
+            errors.append(error)
+    return read
+
+
+def _with_search_path(overrides: list[Override], own: Path | None) -> list[Override]:
+    """The overrides with the folders of the user's and of installed recipes on Hydra's search path."""
+    folders = [*([own] if own else []), *registry.installed_config_folders()]
+    if not folders:
+        return overrides
+    given = [o for o in overrides if str(o.key_or_group) == _SEARCH_PATH]
+    paths = [str(path) for o in given for path in _as_list(o.value())]
+    paths += [f"file://{folder}" for folder in folders]
+    quoted = ",".join(f"'{path}'" for path in paths)
+    return [*(o for o in overrides if o not in given), parsed(f"{_SEARCH_PATH}=[{quoted}]")]
+
+
+def _as_list(value: object) -> list[object]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[str]]:
+    """The jobs of a sweep, with the overrides in the order in which Hydra's sweeper composes them.
+
+    Another sweeper than Hydra's own chooses values as it goes; those stay out.
+    """
+    hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
+    task = [o for o in overrides if not o.is_hydra_override()]
+    unknown = [o for o in task if o.is_sweep_override() and not o.is_discrete_sweep()]
+    goes_on = any(line.lstrip("+").startswith("hydra/sweeper") for line in hydras)
+    if not unknown and not goes_on:
+        return [[*hydras, *job] for job in itertools.product(*map(_values, task))]
+    if not goes_on:
+        what = f"Hydra's own sweeper cannot list the values of {unknown[0].input_line}"
+        cure = "write key=a,b or key=range(0,3); other sweepers are plugins of Hydra: hydra/sweeper=..."
+        errors.append(ConfigError(what, "-m", cure))
+    return [[*hydras, *(str(o.input_line) for o in task if not o.is_sweep_override())]]
+
+
+def _values(override: Override) -> list[str]:
+    """An override once for each value that it takes in a sweep."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+
+
+def spelled(word: str) -> str:
+    """An override as Hydra's sweeper spells it. Where Hydra is not initialised, too."""
+    override = OverridesParser.create().parse_override(word)
+    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
+
+
+def _single(overrides: list[Override], errors: list[ConfigError]) -> list[str]:
+    """The one job; several values for a key are refused."""
+    for override in overrides:
+        if override.is_sweep_override():
+            key, values = override.get_key_element(), override.get_value_string()
+            cure = f"add -m to run them all, or write {key}=[{values}] for a list"
+            errors.append(ConfigError(f"{key} has several values", f"override {override.input_line}", cure))
+    return [str(o.input_line) for o in overrides if not o.is_sweep_override()]
+
+
+def choices() -> dict[str, list[str]]:
+    """Every config group a user may choose from, with its options; installed recipes included."""
+    own_hydra.register()
+    with own_hydra.initialised():
+        own = [str(o.input_line) for o in _with_search_path([], None)]
+        return own_hydra.groups(own_hydra.CONFIG_NAME, own)

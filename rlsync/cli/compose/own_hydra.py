@@ -1,0 +1,184 @@
+"""rlsync's own use of Hydra: which types and folders it knows, and handing checked jobs over to it.
+
+Only what Hydra documents is used: ``compose``, ``initialize_config_dir``, ``hydra.main`` and the ConfigStore.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import initialize_config_dir, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.initialize import get_gh_backup, restore_gh_from_backup
+from omegaconf import DictConfig, OmegaConf
+
+from rlsync.cli.compose.resumed import writable
+from rlsync.cli.compose.shipped import config_dir, look_beside
+from rlsync.core.errors import ConfigError
+from rlsync.recipes import registry, settings
+
+CONFIG_NAME = "train"
+
+#: Config group in which the types are kept; not a choice for users.
+SCHEMA = "schema"
+
+#: The key that says where a recipe lies, as ``module:OBJECT``; beside ``name``, in the recipe's YAML.
+KEY = "_recipe_"
+
+_VERSION = "1.3"
+_PACKAGE = "pkg://"
+
+#: What of Hydra's ConfigStore is Hydra's own, with its plugins.
+_HYDRAS = ("hydra", "_dummy_empty_config_.yaml")
+
+#: rlsync's part of the ConfigStore, from one command line to the next.
+_nodes: dict[str, Any] = {}
+
+
+def register(own: Path | None = None) -> dict[str, ConfigError]:
+    """Put the settings of runs and of all recipes into rlsync's part of the ConfigStore, under ``schema/``.
+
+    Args:
+        own: the folder that ``--config-dir`` names; recipes that its YAML files name are registered, too.
+
+    Returns:
+        For each YAML file of a recipe that cannot be imported, by its name, why. It matters to those who
+        choose it.
+    """
+    _nodes.clear()
+    # The base class of the recipes, so that any of them may take its place.
+    whole = settings.Config(recipe=settings.RecipeConfig())
+    store(SCHEMA, "config", whole, package="_global_")
+    parts = {
+        "env": settings.EnvConfig,
+        "atari": settings.AtariConfig,
+        "rendered": settings.RenderedConfig,
+        "collector": settings.CollectorConfig,
+        "cluster": settings.ClusterConfig,
+        "sync": settings.SyncConfig,
+        "logger": settings.LoggerConfig,
+    }
+    for name, node in parts.items():
+        store(SCHEMA, name, node)
+    wanted: dict[str, tuple[str, str | None]] = {name: (name, None) for name in registry.names()}
+    if own is not None:
+        look_beside(own)
+        wanted |= named_in(own)
+    failed = {}
+    for file, (name, at) in wanted.items():
+        try:
+            of_recipe = registry.recipe_named(name, at=at).settings
+        except ConfigError as error:
+            failed[file] = error
+        else:
+            store(f"{SCHEMA}/recipe", name, of_recipe)
+    return failed
+
+
+def named_in(folder: Path) -> dict[str, tuple[str, str]]:
+    """The recipes that the YAML files in ``folder/recipe`` name by ``_recipe_``: file -> (name, place)."""
+    recipes = {}
+    for file in sorted((folder / "recipe").glob("*.yaml")):
+        content = OmegaConf.load(file)
+        if not isinstance(content, DictConfig):
+            continue
+        # With the header "@package _global_" the keys stand under "recipe"; without it they do not.
+        for prefix in ("recipe.", ""):
+            at = OmegaConf.select(content, prefix + KEY)
+            if isinstance(at, str):
+                recipes[file.stem] = (str(OmegaConf.select(content, prefix + "name") or file.stem), at)
+    return recipes
+
+
+def store(group: str, name: str, node: Any, package: str | None = None) -> None:
+    """Make settings an option of a group, of which Hydra knows from now on inside :func:`alone`."""
+    with alone():
+        ConfigStore.instance().store(name, writable(node), group=group, package=package, provider="rlsync")
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """While entered, Hydra knows rlsync's configs and its own, and no other package's.
+
+    Hydra merges whatever has the same group and name: TorchRL's ``collector/sync``, where a process has
+    registered it, would become the type of rlsync's.
+    """
+    everybodys = ConfigStore.instance()
+    everything = everybodys.repo
+    if everything is not _nodes:
+        _nodes.update({name: everything[name] for name in _HYDRAS if name in everything})
+    everybodys.repo = _nodes
+    try:
+        yield
+    finally:
+        everybodys.repo = everything
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """While entered, Hydra is not initialised, although a program that calls rlsync may use Hydra itself."""
+    outside = get_gh_backup()
+    GlobalHydra.instance().clear()
+    try:
+        with alone():
+            yield
+    finally:
+        restore_gh_from_backup(outside)
+
+
+@contextmanager
+def initialised(config_path: str | None = None) -> Iterator[None]:
+    """While entered, configs can be composed.
+
+    Args:
+        config_path: the folder, or ``pkg://`` and the package, of the primary config; None: rlsync's own.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_apart())
+        if config_path is not None and config_path.startswith(_PACKAGE):
+            module = config_path.removeprefix(_PACKAGE).replace("/", ".")
+            stack.enter_context(initialize_config_module(module, CONFIG_NAME, _VERSION))
+        else:
+            folder = str(Path(config_path or config_dir()).resolve())
+            stack.enter_context(initialize_config_dir(folder, CONFIG_NAME, _VERSION))
+        yield
+
+
+def groups(config_name: str, own: Sequence[str]) -> dict[str, list[str]]:
+    """Every config group with its options; only where Hydra is initialised.
+
+    Args:
+        config_name: the primary config.
+        own: overrides of Hydra's own keys, among them the search path.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    return {
+        folder.name: loader.get_group_options(folder.name, ObjectType.CONFIG, config_name, list(own))
+        for folder in sorted(config_dir().iterdir())
+        if folder.is_dir()
+    }
+
+
+def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
+    """Let Hydra run jobs in folders of theirs, or print what the flags ask for.
+
+    Args:
+        flags: Hydra's own, as they were written.
+        words: overrides.
+        task: runs one job; ``HydraConfig`` tells which.
+    """
+    app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(task)
+    before = sys.argv
+    sys.argv = ["rlsync train", *flags, *words]
+    try:
+        with _apart():
+            app()
+    finally:
+        sys.argv = before

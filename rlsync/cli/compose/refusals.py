@@ -1,0 +1,179 @@
+"""What is wrong with the overrides of a job, in three lines each, with the nearest name that there is.
+
+One composition is judged at a time: first the words and the options of groups, for they decide which keys
+there are; then all keys; then the first value that Hydra refuses.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from rlsync.cli.compose.shipped import RECIPE
+from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.path import did_you_mean
+
+SEE_ALL = "rlsync train --cfg job prints all keys"
+
+#: The arguments of gymnasium.make and of TorchRL's loggers stand here, and a cluster's resources. No schema
+#: knows their names.
+FREE_FORM = ("env.kwargs", "logger.kwargs", "cluster.resources")
+
+_IN_FILE = re.compile(r"In '(?P<file>[^']+)': ")
+
+
+def parsed(line: str) -> Override:
+    """One override, read like Hydra reads it; only where Hydra is initialised.
+
+    Raises:
+        ConfigError: it is not written in Hydra's grammar.
+    """
+    try:
+        override = OverridesParser.create().parse_override(line)
+    except HydraException as error:
+        cure = "write key=value; quote what the shell or Hydra would split: 'key=\"a, b\"'"
+        if "[" in line.partition("=")[0]:
+            cure = "write key=value; an entry of a list goes by its number: sync.map.0.source=..."
+        what = f"cannot read an override: {first_line(error)}"
+        raise ConfigError(what, f"override {line}", cure) from error
+    override.config_loader = GlobalHydra.instance().config_loader()  # for glob()
+    return override
+
+
+def key_of(override: Override) -> str:
+    """The key or the group that an override names."""
+    return str(override.key_or_group)
+
+
+def of_option(override: Override, offered: list[str]) -> Iterator[ConfigError]:
+    """What is wrong with an override that chooses an option of a group; Hydra ignores some of it."""
+    group, option, line = key_of(override), override.value(), str(override.input_line)
+    if override.is_delete():
+        if group == RECIPE:
+            yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
+    elif option not in offered:
+        cure = f"{did_you_mean(nearest(str(option), offered))}{group} is one of {', '.join(offered)}"
+        yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
+    elif override.is_add():
+        yield ConfigError(f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}")
+
+
+def of_key(override: Override, known: list[str], groups: Collection[str]) -> Iterator[ConfigError]:
+    """What is wrong with the key that an override names, where ``known`` are all keys that there are."""
+    key, line = key_of(override), str(override.input_line)
+    adds = override.is_add() or override.is_force_add()
+    where = f"override {line}"
+    if _is_free(key) or (key in FREE_FORM and override.value()):
+        if not adds and (key in FREE_FORM or key not in known):
+            what = f"{key} is empty" if key in FREE_FORM else f"unknown key {key!r}"
+            yield ConfigError(what, where, f"an argument that is new here is added: write +{line}")
+    elif above := _list_above(key, known):
+        yield ConfigError(f"unknown key {key!r}", where, _all_entries(f"{above}.0"))
+    elif key not in known:
+        near = did_you_mean(nearest(key, [*known, *groups]))
+        yield ConfigError(f"unknown key {key!r}", where, near + _beside(key, known))
+    elif override.is_delete():
+        cure = _all_entries(key) if key.rpartition(".")[2].isdigit() else f"give it a value; {SEE_ALL}"
+        yield ConfigError(f"{key} cannot be left out", where, cure)
+
+
+def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
+    """What Hydra refused. It wraps what OmegaConf said; the inner error says what is wrong with the value."""
+    inner: Any = error.__cause__ or error.__context__
+    if not isinstance(inner, OmegaConfBaseException):
+        inner = error
+    what, cure = first_line(inner), SEE_ALL
+    if isinstance(inner, ConfigKeyError | ConfigAttributeError) and is_dataclass(inner.object_type):
+        names = [spec.name for spec in fields(inner.object_type)]
+        cure = f"{did_you_mean(nearest(str(inner.key), names))}keys: {', '.join(names)}"
+    if in_file := _IN_FILE.search(str(error)):
+        return ConfigError(what, f"{in_file['file']}.yaml", cure)
+    guilty = max((line for line in words if line in str(error)), key=len, default="")
+    return ConfigError(what, f"override {guilty}" if guilty else "the configuration", cure)
+
+
+def _is_free(key: str) -> bool:
+    """Whether a key lies below one that takes keys of any name."""
+    return key.startswith(tuple(f"{above}." for above in FREE_FORM))
+
+
+def _all_entries(key: str) -> str:
+    above = key.rpartition(".")[0]
+    return f"a list keeps its length; to have more or fewer entries give them all: {above}=[..., ...]"
+
+
+def keys_of(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
+    """Every key under ``node``, dotted; an entry of a list by its number.
+
+    Example:
+        >>> list(keys_of(OmegaConf.create({"map": [{"source": "a"}]})))
+        ['map', 'map.0', 'map.0.source']
+    """
+    names = list(node) if isinstance(node, DictConfig) else range(len(node))
+    for name in names:
+        key = f"{prefix}{name}"
+        yield key
+        if OmegaConf.is_missing(node, name):
+            continue
+        below = node[name]
+        if isinstance(below, DictConfig | ListConfig):
+            yield from keys_of(below, key + ".")
+
+
+def nearest(wanted: str, offered: Iterable[str]) -> str:
+    """The offered dotted name whose last part is closest to that of ``wanted``; or nothing.
+
+    A name that was put under another parent must be closer than one that was not.
+
+    Example:
+        >>> nearest("num_epoch", ["recipe.lr", "recipe.num_epochs"])
+        'recipe.num_epochs'
+    """
+    parent, _, last = wanted.rpartition(".")
+
+    def closeness(name: str) -> float:
+        other, _, end = name.rpartition(".")
+        ratio = difflib.SequenceMatcher(None, last, end).ratio()
+        needed = 0.6 if parent in ("", other) else 0.85
+        return ratio + (parent == other) / 10 if ratio >= needed else 0.0
+
+    best = max(offered, key=closeness, default="")
+    return best if best and closeness(best) else ""
+
+
+def _beside(key: str, known: Collection[str]) -> str:
+    """The keys beside an unknown key, as text.
+
+    Example:
+        >>> _beside("when.evry", ["when", "when.every", "when.unit"])
+        'when has: every, unit'
+    """
+    parent = key.rpartition(".")[0]
+    split = (name.rpartition(".") for name in sorted(known))
+    names = [last for other, _, last in split if parent and other == parent]
+    return f"{parent} has: {', '.join(names)}" if names else SEE_ALL
+
+
+def _list_above(key: str, known: Collection[str]) -> str:
+    """The list that a key names an entry of, beyond its end; or nothing.
+
+    Example:
+        >>> _list_above("map.1.source", ["map", "map.0", "map.0.source"])
+        'map'
+    """
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        above = ".".join(parts[:depth])
+        if part.isdigit() and f"{above}.0" in known and f"{above}.{part}" not in known:
+            return above
+    return ""

@@ -1,0 +1,245 @@
+"""``rlsync doctor``: checks this machine, and whether a trainer's weights reach its workers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.text import Text
+
+from rlsync.cli.machine import Finding, Grade, machine, packages, worst
+from rlsync.cli.users_trainer import (
+    FORM,
+    MEANING,
+    TIMEOUT_S,
+    Failed,
+    NamedTrainer,
+    Say,
+    Stage,
+    build,
+    run_apart,
+    target_of,
+)
+from rlsync.core.plan import listed
+from rlsync.torchrl_plugin.examine.examine import Arrival, Examination, Outcome, examine
+
+_EXAMPLES = """examples:
+  rlsync doctor                           can this machine run rlsync?
+  rlsync doctor --trainer train.py:build  do my trainer's weights reach its workers?
+  rlsync doctor --markdown                a table to paste into a bug report
+  rlsync doctor --json                    the same as JSON
+
+--trainer runs the file in a process of its own, changes the learner's weights, publishes once through
+the trainer's own hook (rlsync's or TorchRL's), looks into every worker, and ends every process it started.
+
+exit status: 0 no check fails (there may be warnings), 1 a check fails, 2 a wrong command line
+"""
+_COLOURS: dict[Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="rlsync doctor",
+        description="Check this machine, and whether a trainer's weights reach its workers.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trainer = found.add_mutually_exclusive_group()
+    trainer.add_argument("--trainer", metavar=FORM, help=MEANING)
+    trainer.add_argument("target", nargs="?", metavar=FORM, help="the same without --trainer")
+    found.add_argument(
+        "--timeout-s",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="S",
+        help="seconds for each step: running the file, building the trainer, a publish, a rollout, an answer "
+        f"(default {TIMEOUT_S:g})",
+    )
+    form = found.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Run the checks, print the findings, and return 1 if a check fails.
+
+    Raises:
+        ConfigError: the argument does not name a function that returns a trainer.
+        RlsyncError: rlsync refused the trainer's sync.
+    """
+    given = parser().parse_args(arguments)
+    named = given.target if given.trainer is None else given.trainer
+    target = None if named is None else target_of(named)
+    findings = [*packages(), *machine()]
+    if target is not None:
+        findings += trainer_findings(target, given.timeout_s)
+    if given.json:
+        print(as_json(findings))
+    elif given.markdown:
+        print(as_markdown(findings))
+    else:
+        show(findings, Console())
+    return 1 if worst(findings) == "fail" else 0
+
+
+def as_json(findings: list[Finding]) -> str:
+    """``{"verdict": ..., "findings": [{"verdict", "what", "found", "cure"}, ...]}``."""
+    return json.dumps({"verdict": worst(findings), "findings": [asdict(f) for f in findings]}, indent=2)
+
+
+def as_markdown(findings: list[Finding]) -> str:
+    """A Markdown table. Its cells contain no line breaks and no bars.
+
+    Example:
+        >>> print(as_markdown([Finding("ok", "torch", "2.13.0")]))
+        | | what | found | cure |
+        |---|---|---|---|
+        | ok | torch | 2.13.0 |  |
+    """
+    rows = [(f.verdict, f.what, f.found, f.cure) for f in findings]
+    lines = ["| " + " | ".join(_cell(text) for text in row) + " |" for row in rows]
+    return "\n".join(["| | what | found | cure |", "|---|---|---|---|", *lines])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def show(findings: list[Finding], console: Console) -> None:
+    """Print one line for each finding, with its cure below it. Nothing is cut off."""
+    width = max((len(finding.what) for finding in findings), default=0)
+    for finding in findings:
+        verdict = (f"{finding.verdict:<6}", _COLOURS[finding.verdict])
+        line = Text.assemble(verdict, f"{finding.what:<{width}}  {finding.found}")
+        console.print(line, soft_wrap=True)
+        if finding.cure:
+            console.print(Text(f"      cure  {finding.cure}", style="italic"), soft_wrap=True)
+    counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in _COLOURS}
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+
+#: An examination has four steps: two questions to the workers, a publish and a rollout. Each has a deadline.
+_STEPS = 4
+
+
+def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:
+    """Build a user's trainer, examine it, and end all its processes.
+
+    Args:
+        target: which trainer.
+        timeout_s: how many seconds building may take, and each step of the examination.
+
+    Raises:
+        ConfigError: the file cannot be run, or makes no such trainer.
+        RlsyncError: rlsync refused something while the trainer was built.
+    """
+    said = run_apart(_examine, target, timeout_s)
+    if isinstance(said, Failed):
+        return [Finding("fail", "trainer", said.why, said.cure)]
+    assert isinstance(said, Examination)
+    return findings_of(said)
+
+
+def _examine(target: NamedTrainer, timeout_s: float, say: Say) -> None:
+    trainer = build(target, timeout_s, say)
+    say(Stage("examining it", (_STEPS + 1) * timeout_s))
+    say(examine(trainer, timeout_s))
+    trainer.shutdown()
+
+
+_NAMES = 3
+
+
+def findings_of(found: Examination) -> list[Finding]:
+    """The findings of an examination, one for each line of the report."""
+    return [
+        Finding("ok", "trainer", f"{found.trainer}; {found.collector}"),
+        _sync(found),
+        *_sources(found),
+        *(Finding("ok", "devices", str(crossing)) for crossing in found.crossings),
+        *(Finding("fail", "publish", problem, _cure_of_lost(found)) for problem in found.problems),
+        *(_arrival(found, arrival) for arrival in found.arrivals),
+    ]
+
+
+def _sync(found: Examination) -> Finding:
+    routes = ", ".join(f"{destination} from {source}" for destination, source in found.routes)
+    if found.sync:
+        return Finding("ok", "sync", f"{found.sync}: {routes or 'it is not known what it sends'}")
+    return Finding("warn", "sync", f"no hook publishes weights; checked {routes or 'nothing'}", _adopt(found))
+
+
+def _sources(found: Examination) -> Iterator[Finding]:
+    covered = found.coverage
+    for source in covered.untrained:
+        cure = "name the module that the optimizer trains"
+        if not source.endswith("_params"):
+            cure += f"; TorchRL's losses keep it under {source}_params"
+        yield Finding("warn", "source", f"no optimizer of the trainer holds a tensor of {source}", cure)
+    if covered.frozen:
+        cure = "give them to the optimizer, unless they are frozen on purpose"
+        said = f"sent, and in no optimizer: {listed(covered.frozen, _NAMES)}"
+        yield Finding("warn", "frozen", said, cure)
+    if covered.unsent:
+        cure = "name a source that contains them, unless the workers do not need them"
+        said = f"trained, and not sent: {listed(covered.unsent, _NAMES)}"
+        yield Finding("warn", "unsent", said, cure)
+
+
+def _arrival(found: Examination, arrival: Arrival) -> Finding:
+    verdict, said, cure = _judge(found, arrival)
+    return Finding(verdict, f"{arrival.destination} of {arrival.worker}", f"{said}: {arrival.detail}", cure)
+
+
+def _judge(found: Examination, arrival: Arrival) -> tuple[Grade, str, str]:
+    match arrival.outcome:
+        case Outcome.ARRIVED:
+            return "ok", "the weights arrive", ""
+        case Outcome.SHARED if not found.processes:
+            return "ok", "acts with the learner's own memory and needs no publish", ""
+        case Outcome.SHARED:
+            said = "acts with the learner's own memory, which changes during rollouts, without a version"
+            return "warn", said, _adopt(found)
+        case Outcome.LOST:
+            return "fail", "the weights never arrive", _cure_of_lost(found)
+        case Outcome.PARTLY:
+            cure = f"{_adopt(found)} refuses a map that leaves tensors out, and names them"
+            return "fail", "some weights do not arrive", cure
+        case Outcome.ABSENT:
+            cure = "correct the map; rlsync.SyncWeights refuses such a map before anything runs"
+            return "fail", "the weights never arrive", cure
+        case Outcome.DEAD:
+            return "fail", "is dead", "look for the worker's own error above"
+        case Outcome.SILENT:
+            return (
+                "fail",
+                "does not answer",
+                "find out where it hangs (py-spy dump), or give a longer --timeout-s",
+            )
+        case Outcome.UNREAD:
+            cure = "rlsync.VerifySync(sync).register(trainer) compares digests during training"
+            return "warn", "cannot be read", cure
+
+
+def _cure_of_lost(found: Examination) -> str:
+    if found.by_rlsync:
+        return "rlsync explain FILE.py:FUNCTION shows what the map moves"
+    if found.processes:
+        return _adopt(found)
+    return f"TorchRL ignores a map on a collector without schemes, without an error; {_adopt(found)}"
+
+
+def _adopt(found: Examination) -> str:
+    """The code that lets rlsync publish."""
+    routes = ", ".join(
+        f"{destination!r}: {source!r}" for destination, source in found.routes if " " not in source
+    )
+    sync = f"rlsync.SyncWeights({{{routes or repr('policy') + ': ...'}}}).register(trainer)"
+    if not found.processes:
+        return sync
+    return f"weight_sync_schemes={{'policy': rlsync.BoardScheme()}} on the collector, and {sync}"
