@@ -32,8 +32,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from rlsync import SendShards
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.publisher import Publisher
+from rlsync.transport.board.writer import BoardWriter
 
 #: name: (leaves, rows, columns); the weights are 4 * leaves * rows * columns bytes
 MODELS = {"small": (12, 40, 40), "100mb": (6, 2048, 2048), "400mb": (6, 4096, 4096)}
@@ -83,12 +83,12 @@ def ways(net: nn.ParameterList, rank: int, size: int) -> dict[str, Callable[[], 
         if rank:
             found[way] = SendShards({"policy": net}, in_place=in_place)
         else:
-            publisher = Publisher(NumberedBoard())
+            publisher = Publisher(BoardWriter())
             found[way] = lambda publisher=publisher: publisher.publish(named)
             found[way]()  # the ranks meet in this order
         if rank:
             found[way]()
-    gathered = Publisher(NumberedBoard()) if rank == 0 else None
+    gathered = Publisher(BoardWriter()) if rank == 0 else None
 
     def full() -> None:
         whole = {key: tensor.full_tensor() for key, tensor in named.items()}

@@ -32,9 +32,9 @@ from pathlib import Path
 
 import torch
 
-from rlsync.sync.numbered_board import NumberedBoard
+from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.board import BoardHandle, BoardReader
+from rlsync.transport.board import BoardHandle, BoardReader, BoardWriter
 from rlsync.transport.board import format as fmt
 
 #: One line of 64-bit counters a worker, after one word that tells all workers to leave.
@@ -229,7 +229,7 @@ class Crowd:
 class Learner:
     """Publishes tensors that hold the version, and sometimes gives the board a new layout."""
 
-    def __init__(self, board: NumberedBoard, chance: random.Random) -> None:
+    def __init__(self, board: BoardWriter, chance: random.Random) -> None:
         self.board = board
         self._chance = chance
         self._tensors: list[torch.Tensor] = []
@@ -256,9 +256,9 @@ class Learner:
 
     def publish(self) -> None:
         for tensor in self._tensors:
-            tensor.fill_((self.board.version + 1) % EXACT)
+            tensor.fill_((self.board.newest + 1) % EXACT)
         started = time.perf_counter()
-        version = self.board.publish(self._tensors)
+        version = self.board.publish(self._tensors, stamp=Stamp(1, self.board.newest + 1))
         duration = time.perf_counter() - started
         self.longest_s = max(self.longest_s, duration)
         self.counts["publishes"] += 1
@@ -315,8 +315,8 @@ def settle(learner: Learner, crowd: Crowd, workers: int) -> int:
     return missing
 
 
-def _arrived(board: NumberedBoard) -> int:
-    return sum(status.alive and status.adopted_version == board.version for status in board.status())
+def _arrived(board: BoardWriter) -> int:
+    return sum(status.alive and status.adopted_version == board.newest for status in board.status())
 
 
 def soak(workers: int, seconds: float, seed: int) -> dict[str, object]:
@@ -324,7 +324,7 @@ def soak(workers: int, seconds: float, seed: int) -> dict[str, object]:
     chance = random.Random(seed)
     counters = _warm_up(workers)
     before, below = descriptors(), descendants()
-    board = NumberedBoard()
+    board = BoardWriter()
     learner, crowd = Learner(board, chance), Crowd(board.handle, workers, chance, counters)
     learner.lay_out()
     began, began_bytes = time.monotonic(), resident_bytes()

@@ -18,11 +18,12 @@ from torchrl.envs import GymEnv
 from torchrl.trainers import Trainer
 from torchrl.weight_update import WeightSyncScheme
 
-from rlsync import WeightBoard
+from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
 from rlsync.transport.board.reader import BoardReader
+from rlsync.transport.board.writer import BoardWriter
 
 #: name: (number of tensors, floats in each)
 MODELS = {
@@ -115,12 +116,12 @@ def adoption_s(policy: BulkPolicy, trials: int) -> dict[str, float]:
     found = {}
     for mode in ("alias", "copy"):
         apply = partial(_apply, Target(deepcopy(policy), "policy", specs), mode)
-        with closing(WeightBoard()) as board:
+        with closing(BoardWriter()) as board:
             board.lay_out(Layout.build({"policy": specs}))
             with closing(BoardReader(board.handle, apply)) as reader:
                 samples = []
-                for _ in range(WARM_UP + trials):
-                    board.publish(leaves.tensors())
+                for version in range(1, WARM_UP + trials + 1):
+                    board.publish(leaves.tensors(), stamp=Stamp(1, version))
                     samples.append(timed(reader.adopt))
         found[mode] = statistics.median(samples[WARM_UP:])
     return found

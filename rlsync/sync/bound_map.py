@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -14,12 +14,13 @@ from rlsync.core.errors import PublishError
 from rlsync.core.plan import Receipt, SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.publisher import Publish
 from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
+from rlsync.sync.sharded.ranks import require_shards
 from rlsync.sync.trained import Training
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, Unchanged
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.leaves import memory_key
-from rlsync.tensors.sharded import is_sharded
 from rlsync.transport.rules import Key
 
 
@@ -68,6 +69,7 @@ class BoundMap:
         self._routes: list[BoundRoute] = []
         self._aliased: set[Key] = set()
         self._joined: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self._sharded = False  #: whether other ranks of the learner bring parts of the leaves
         self._plan: SyncPlan
         self._bind()
 
@@ -78,7 +80,8 @@ class BoundMap:
         gathered = self._gather()
         if not self._aliased:
             self._aliased = gathered.aliased
-        if self._plan.count(Verdict.SHARDED):
+        self._sharded = self._plan.count(Verdict.SHARDED) > 0
+        if self._sharded:
             self.endpoint.publisher.meet_ranks(gathered.copied).finite = self._finite
 
     @property
@@ -120,21 +123,35 @@ class BoundMap:
             SyncMapError: the sources have changed and do not fit any more.
             PublishError: a weight is not finite, and ``finite`` was asked for.
         """
-        with self.endpoint.publisher.decision():
-            return self._publish(reason, now, in_background)
+        with self.endpoint.publisher.begin() as publish:
+            return self._fill(publish, reason, now, in_background)
 
-    def _publish(self, reason: str, now: Counters, in_background: bool) -> Receipt:
+    def publish_unless_held(
+        self, gates: Iterable[Callable[[], bool]], reason: str, now: Counters, *, in_background: bool
+    ) -> Receipt | None:
+        """Publish, as :meth:`publish` does, if every gate is open; ``None`` if one is not.
+
+        Args:
+            gates: asked when the publish before is visible.
+            reason, now, in_background: see :meth:`publish`.
+        """
+        with self.endpoint.publisher.begin() as publish:
+            held = not all(gate() for gate in gates)
+            return None if held else self._fill(publish, reason, now, in_background)
+
+    def _fill(self, publish: Publish, reason: str, now: Counters, in_background: bool) -> Receipt:
         started = time.perf_counter()
         if not all(route.current(self._root) for route in self._routes):
             self._bind()
         if self._finite:
-            self._require_finite()
+            self._require_finite(publish.stamp.version)
+        if self._sharded:
+            for route in self._routes:
+                require_shards(route.picked, route.verdicts, route.route)
         self._unchanged.look(self._plan.routes, now.optim_steps)
-        self.endpoint.publisher.join()
         gathered = self._gather()
-        self._refuse_gathered()
         steady = self._steady(gathered.copied) if in_background else {}
-        version = self.endpoint.publisher.publish(gathered.copied, steady.keys())
+        version = publish.fill(gathered.copied, steady.keys())
         coalesced = version is None
         repaired = tuple(f"{d}.{name}" for d, name in sorted(self._aliased & gathered.copied.keys()))
         self._aliased = gathered.aliased
@@ -178,7 +195,7 @@ class BoundMap:
         held = set()
         for optimizer in self._training.optimizers():
             if optimizer not in self._joined:
-                optimizer.register_step_pre_hook(self._join)
+                optimizer.register_step_pre_hook(self._join)  # an optimizer writes to what is being copied
                 self._joined.add(optimizer)
             held |= {memory_key(p) for group in optimizer.param_groups for p in group["params"]}
         moved_bytes = {
@@ -191,26 +208,12 @@ class BoundMap:
     def _join(self, *_: object) -> None:
         self.endpoint.publisher.join()
 
-    def _refuse_gathered(self) -> None:
-        """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this."""
-        if not self._plan.count(Verdict.SHARDED):
-            return
-        for route in self._routes:
-            for leaf, verdict in zip(route.picked, route.verdicts, strict=True):
-                if verdict is Verdict.SHARDED and not is_sharded(leaf.read()):
-                    raise PublishError(
-                        f"{route.route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
-                        "forward pass, and optimizer steps do not reach it",
-                        f"sync map {route.route}",
-                        "call module.reshard() before the publish, or publish after the backward pass",
-                    )
-
-    def _require_finite(self) -> None:
+    def _require_finite(self, version: int) -> None:
         for route in self._routes:
             for leaf, spec, tensor in zip(route.picked, route.specs, route.tensors(), strict=True):
                 if not all_finite(tensor, spec.dtype):
                     raise PublishError(
                         f"{route.route.source}.{leaf.name} is not finite; nothing was published",
-                        f"version {self.endpoint.publisher.version + 1}, destination {route.destination!r}",
+                        f"version {version}, destination {route.destination!r}",
                         "look at the loss and the gradients of the last steps; resume from a checkpoint",
                     )

@@ -1,20 +1,19 @@
-"""Publisher: leaves by name become versions, drawn from a ledger and carried by a transport."""
+"""Publish and publisher: leaves by name become versions, numbered by a ledger and carried by a transport."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from rlsync.core.errors import PublishError
-from rlsync.core.ledger import Ledger, Stamp
-from rlsync.sync.ranks import Ranks, without_board
+from rlsync.core.ledger import Ledger
+from rlsync.sync.sharded.ranks import Ranks
+from rlsync.tensors.compare import Fit
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves, memory_key
-from rlsync.tensors.sharded import any_sharded, own_part
-from rlsync.transport.board.writer import BoardWriter
+from rlsync.tensors.sharded import any_sharded
 from rlsync.transport.contract import Transport
 from rlsync.transport.rules import Key, keyed
 
@@ -25,19 +24,81 @@ LeavesAt = Callable[[str], Sequence[LeafSpec] | None]
 Seen = Callable[[int, Layout, Sequence[Tensor | None]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Unjoined:
-    """A publish whose copy may still be going on.
+class Publish:
+    """One publish: begun, filled, visible, recorded. :meth:`Publisher.begin` makes it, for a ``with`` block.
 
-    Args:
-        stamp: its generation and number.
-        layout: what it carries.
-        tensors: what was given for each entry that owns its bytes.
+    It has the ledger's next number from the beginning. The number is used up when the version is visible: a
+    block that fills nothing, is coalesced or raises leaves it to the next publish.
     """
 
-    stamp: Stamp
-    layout: Layout
-    tensors: Sequence[Tensor | None]
+    def __init__(self, publisher: Publisher, besides: Mapping[Key, Tensor]) -> None:
+        self.stamp = publisher.ledger.next
+        self._publisher = publisher
+        self._besides = besides
+        self._layout: Layout | None = None
+        self._tensors: Sequence[Tensor | None] = ()
+
+    def __enter__(self) -> Publish:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._publisher.ranks is not None:
+            self._publisher.ranks.tell(error)
+
+    def fill(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
+        """Bring the leaves, and with them a whole version: what is not among them stays as it was.
+
+        Args:
+            leaves: what is published. The other ranks of the learner bring their parts of those that are
+                sharded.
+            steady: those that nobody writes to before the publish is joined; they may be copied after this
+                returns.
+
+        Returns:
+            The version; ``None`` when it was coalesced.
+
+        Raises:
+            PublishError: another rank does not bring its parts.
+        """
+        publisher = self._publisher
+        if self._besides:
+            leaves = {**leaves, **self._besides}
+        self._layout, owners = publisher.lay_out(leaves)
+        self._tensors = [leaves.get(key) for key in owners]
+        later = {i for i, key in enumerate(owners) if key in steady} if steady else frozenset[int]()
+        version = publisher.transport.publish(self._tensors, later, stamp=self.stamp)
+        if version is None:
+            publisher.coalesced += 1
+        elif later:
+            publisher.underway = self
+        else:
+            self._record()
+            self._show()
+        return version
+
+    def finish(self) -> None:
+        """Wait until the leaves that were put off are copied, and the version is visible.
+
+        Raises:
+            PublishError: one was written to meanwhile. If the copy was over by then, the version is visible.
+        """
+        transport = self._publisher.transport
+        try:
+            transport.join()
+        finally:  # a write that came too late to be seen by the copy is reported, and the version counts
+            if transport.newest_stamp == self.stamp:
+                self._record()
+        self._show()
+
+    def _record(self) -> None:
+        self._publisher.ledger.record(self.stamp)
+
+    def _show(self) -> None:
+        publisher, layout = self._publisher, self._layout
+        if publisher.announce is not None:
+            publisher.announce(self.stamp.version)
+        if publisher.seen is not None and layout is not None:
+            publisher.seen(self.stamp.version, layout, self._tensors)
 
 
 class Publisher:
@@ -61,14 +122,14 @@ class Publisher:
         self.announce: Callable[[int], object] | None = None  #: told the number of each visible version
         self.seen: Seen | None = None
         self.ranks: Ranks | None = None  #: the learner's other ranks, once a sharded leaf was met
+        self.underway: Publish | None = None  #: filled, and visible when it is joined
+        self._besides: Mapping[Key, Tensor] = {}  # go into the same version, whatever it is filled with
         self._leaves_at = leaves_at
         self._laid_out: dict[str, list[LeafSpec]] = {}
         self._brought: dict[str, set[str]] = {}  # by destination: the leaves that publishes bring
         self._last_keys: frozenset[Key] = frozenset()
         self._owners: list[Key] = []
         self._ties: list[tuple[Key, Key]] = []
-        self._unjoined: Unjoined | None = None
-        self._extra: Mapping[Key, Tensor] = {}
 
     @property
     def version(self) -> int:
@@ -104,9 +165,8 @@ class Publisher:
         """Publish one version of everything: ``leaves``, and what is not among them as it was.
 
         Args:
-            leaves: what is published. The other ranks of the learner bring their parts of those that are
-                sharded.
-            steady: those that nobody writes to before :meth:`join`; they may be copied after this returns.
+            leaves: see :meth:`Publish.fill`.
+            steady: see there.
 
         Returns:
             The version; ``None`` when it was coalesced.
@@ -114,13 +174,53 @@ class Publisher:
         Raises:
             PublishError: another rank does not bring its parts.
         """
+        with self.begin() as publish:
+            return publish.fill(leaves, steady)
+
+    def begin(self) -> Publish:
+        """Begin a publish: the one before is joined, and the ledger's next number taken.
+
+        Raises:
+            PublishError: the one before was written to while it was copied, and is not published.
+        """
         self.join()
-        if self._extra:
-            leaves = {**leaves, **self._extra}
-        if (self.ranks is None or not self.ranks.met) and any_sharded(leaves.values()):
-            self.meet_ranks(leaves)
-        with self.decision():
-            return self._publish(leaves, steady)
+        if self.ranks is not None:
+            self.ranks.begin()
+        return Publish(self, self._besides)
+
+    def pass_over(self) -> None:
+        """Publish nothing now: other ranks of the learner, if there are any, wait for that word."""
+        if self.ranks is not None:
+            self.ranks.begin()
+            self.ranks.tell(None)
+
+    def join(self) -> None:
+        """Wait until what was published is visible.
+
+        Raises:
+            PublishError: it was written to meanwhile, and is not published.
+        """
+        underway, self.underway = self.underway, None
+        if underway is not None:
+            underway.finish()
+
+    def fitted(self, fit: Fit, destination: str, weights: object) -> dict[Key, Tensor]:
+        """The tensors of some weights as leaves of a destination.
+
+        Args:
+            fit: matches what is sent to this destination.
+            destination: where they go.
+            weights: a module, tensordict or mapping.
+
+        Raises:
+            LayoutMismatch: they do not fit, or are sharded and the transport is no board.
+            PublishError: a rank that has parts of them does not come.
+        """
+        named = fit.named(weights, self.specs(destination))
+        leaves = {(destination, name): tensor for name, tensor in named.items()}
+        if fit.sharded:
+            self._meet_once(leaves)
+        return leaves
 
     def meet_ranks(self, leaves: Mapping[Key, Tensor]) -> Ranks:
         """Find the other ranks of the learner that hold parts of some leaves.
@@ -133,71 +233,36 @@ class Publisher:
             LayoutMismatch: a rank has a leaf sharded in another way, or the transport is no board.
         """
         if self.ranks is None:
-            if not isinstance(self.transport, BoardWriter):
-                raise without_board("the weights are", type(self.transport).__name__)
-            self.ranks = Ranks(self.transport)
+            self.ranks = Ranks.of(self.transport)
         self.ranks.meet(leaves)
         return self.ranks
 
-    def decision(self) -> AbstractContextManager[None]:
-        """Tell the other ranks of the learner, if there are any, what was published inside."""
-        return nullcontext() if self.ranks is None else self.ranks.decision()
+    def _meet_once(self, leaves: Mapping[Key, Tensor]) -> None:
+        if self.ranks is None or not self.ranks.met:
+            self.meet_ranks(leaves)
 
-    def _publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key]) -> int | None:
-        layout = self._layout_for(leaves)
-        tensors = [leaves.get(key) for key in self._owners]
-        later = {i for i, key in enumerate(self._owners) if key in steady} if steady else frozenset()
-        stamp = self.ledger.next
-        version = self.transport.publish(tensors, later, stamp=stamp)
-        if version is None:
-            self.coalesced += 1
-            return None
-        self._unjoined = Unjoined(stamp, layout, tensors)
-        if not later:
-            self.join()
-        return version
-
-    def join(self) -> None:
-        """Wait until what was published is visible.
-
-        Raises:
-            PublishError: it was written to meanwhile, and is not published.
-        """
-        published, self._unjoined = self._unjoined, None
-        if published is None:
-            return
-        stamp = published.stamp
-        try:
-            self.transport.join()
-        finally:
-            # A write that came too late to be seen by the copy is reported, and the version is visible.
-            if self.transport.newest_stamp == stamp:
-                self.ledger.record(stamp)
-        if self.announce is not None:
-            self.announce(stamp.version)
-        if self.seen is not None:
-            self.seen(stamp.version, published.layout, published.tensors)
-
-    def _layout_for(self, leaves: Mapping[Key, Tensor]) -> Layout:
-        """The transport's layout, made anew where these leaves need another one."""
+    def lay_out(self, leaves: Mapping[Key, Tensor]) -> tuple[Layout, Sequence[Key]]:
+        """The transport's layout, made anew where these leaves need another one, and who owns its entries."""
         layout, same = self.transport.layout, leaves.keys() == self._last_keys
         if layout is None or (not same and self._brings_others(leaves)) or self._tie_broken(leaves):
             layout = self._lay_out(leaves)
         if not same:
             self._last_keys = frozenset(leaves)
-        return layout
+        return layout, self._owners
 
     def _brings_others(self, leaves: Iterable[Key]) -> bool:
         return any(self._brought.get(d) != names for d, names in _by_destination(leaves).items())
 
     def _tie_broken(self, leaves: Mapping[Key, Tensor]) -> bool:
         return any(
-            tied in leaves and owner in leaves and _pointer(leaves[tied]) != _pointer(leaves[owner])
+            tied in leaves and owner in leaves and memory_key(leaves[tied]) != memory_key(leaves[owner])
             for tied, owner in self._ties
         )
 
     def _lay_out(self, leaves: Mapping[Key, Tensor]) -> Layout:
         """Lay the transport out for these leaves, and for what its newest version holds besides."""
+        if any_sharded(leaves.values()):
+            self._meet_once(leaves)
         newest = self.transport.newest_leaves()
         held = {} if newest is None else keyed(*newest)
         kept = {key: None for key in held if key not in leaves}
@@ -230,10 +295,6 @@ class Publisher:
         if tensor is None:
             raise PublishError(f"nothing is known of {name}", destination, "publish it first")
         return LeafSpec(name, "parameter", tuple(tensor.shape), tensor.dtype)
-
-
-def _pointer(tensor: Tensor) -> int:
-    return own_part(tensor).data_ptr()
 
 
 def _by_destination(keys: Iterable[Key]) -> dict[str, set[str]]:

@@ -18,7 +18,7 @@ from rlsync.core.errors import (
 from rlsync.core.path import Attr, Path, parse, walk
 from rlsync.core.plan import MOVED, Route, Row, Source, SyncPlan, Verdict
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.ranks import require_board
+from rlsync.sync.sharded.ranks import require_board
 from rlsync.sync.trained import Training, frozen, unsent
 from rlsync.tensors.compare import Comparison, compare, excluded, named_like
 from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named

@@ -165,11 +165,11 @@ class WorkersPublisher(Publisher):
     def _publish_sent(self, staged: dict[Key, Tensor]) -> None:
         before = self.coalesced
         if self._default_wanted and self.publish_default is not None:
-            self._extra = staged  # what was sent explicitly goes into the same version
+            self._besides = staged  # what was sent explicitly goes into the same version
             try:
                 self.publish_default()
             finally:
-                self._extra = {}
+                self._besides = {}
         else:
             self.publish(staged)
         if self.coalesced > before:
@@ -200,8 +200,7 @@ class WorkersPublisher(Publisher):
                 return  # a policy without weights: the version counts all the same
             if weights is None:
                 weights = self._learners_own(destination)
-            sent = self._fit(destination).named(weights, self.specs(destination))
-            self._staged.update({(destination, name): tensor for name, tensor in sent.items()})
+            self._staged.update(self.fitted(self._fit(destination), destination, weights))
 
     def send_over(self, destination: str, weights: Mapping[str, Tensor]) -> None:
         """Publish ``weights`` by name for one destination; its other leaves keep their newest value.

@@ -14,7 +14,7 @@ from rlsync.core.errors import LayoutMismatch
 from rlsync.core.plan import Verdict
 from rlsync.tensors.layout import LeafSpec, dtype_name
 from rlsync.tensors.leaves import Leaves, memory_key
-from rlsync.tensors.sharded import Sharding, is_sharded
+from rlsync.tensors.sharded import Sharding, any_sharded, is_sharded
 from rlsync.tensors.wrappers import is_tensordict, uncompiled
 
 
@@ -197,6 +197,7 @@ class Fit:
         self._structure: object = None
         self._names: list[str] = []
         self._forms: list[Form] = []
+        self.sharded = False  #: whether what was named last has leaves that are sharded over ranks
 
     def named(self, weights: object, expected: Sequence[LeafSpec] | None) -> dict[str, Tensor]:
         """The tensors of ``weights`` under the destination's names; see :func:`fitted`."""
@@ -208,6 +209,7 @@ class Fit:
         same = len(tensors) == len(found) and all(map(_is, tensors, found.values()))
         self._expected, self._structure = expected, structure if same else None
         self._names, self._forms = list(found), _forms(found.values())
+        self.sharded = any_sharded(found.values())
         return found
 
     def _read(self, weights: object) -> tuple[object, Sequence[Tensor]]:

@@ -1,26 +1,67 @@
-"""RayBoardScheme: boards on the nodes of a Ray cluster as a TorchRL weight-sync scheme."""
+"""RayBoardScheme and NodeBoardScheme: boards on the nodes of a Ray cluster as TorchRL weight-sync schemes."""
 
 from __future__ import annotations
 
 import os
-import weakref
-from functools import partial
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from rlsync.core.path import parse
+from rlsync.core.ledger import Ledger
 from rlsync.sync.adopter import Adopt
-from rlsync.torchrl_plugin.compat import collectors, distributed
-from rlsync.torchrl_plugin.compat.schemes import around_updates, schemes_of, set_context, weights_of
-from rlsync.torchrl_plugin.node_board import NodeBoardScheme
-from rlsync.torchrl_plugin.served import check_interface, refuse_different_moments
-from rlsync.torchrl_plugin.served_actors import check_actors
+from rlsync.sync.workers_publisher import WorkersPublisher
+from rlsync.torchrl_plugin.compat import collectors
+from rlsync.torchrl_plugin.compat.schemes import schemes_of, set_context
+from rlsync.torchrl_plugin.link import Link
+from rlsync.torchrl_plugin.scheme import BoardScheme, WeightBoard
+from rlsync.torchrl_plugin.served import Served
+from rlsync.torchrl_plugin.served_actors import ARRIVES_WITHIN_S, ServedActors, check_actors
 from rlsync.torchrl_plugin.worker import AdoptAt
-from rlsync.torchrl_plugin.worker_scheme import WorkerScheme, announce
+from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
+from rlsync.transport.board.writer import BoardWriter
 
 if TYPE_CHECKING:
-    from rlsync.torchrl_plugin.ray_link import RayLink
+    from rlsync.transport.ray.receiver import NodeReceiver
+
+
+class NodeBoardScheme(BoardScheme):
+    """A board in each actor of a RayCollector, which a RayBoardScheme supplies with the learner's versions.
+
+    Stands in ``collector_kwargs["weight_sync_schemes"]`` of a RayCollector whose actors start worker
+    processes (``collector_class="sync"`` or ``"async"``). Workers adopt and stamp as on one host, for the
+    destination ``"policy"``. Each actor that gets this scheme makes a board of its own.
+
+    Args:
+        adopt, adopt_at, start_timeout_s: see :class:`BoardScheme`.
+
+    Example:
+        >>> inner = {"policy": NodeBoardScheme("copy")}
+        >>> inner["policy"].adopt
+        'copy'
+    """
+
+    def __init__(
+        self,
+        adopt: Adopt = "alias",
+        *,
+        adopt_at: AdoptAt = "rollout",
+        start_timeout_s: float | None = 300.0,
+    ) -> None:
+        board = WeightBoard()
+        # What the actor's own collector publishes is older than any learner's.
+        board.ledger = Ledger(generation=0)
+        super().__init__(adopt, adopt_at=adopt_at, start_timeout_s=start_timeout_s, _board=board)
+        self._owns_board = True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.model_id is None and self._board is not None:
+            return _unused, (self.adopt, self.adopt_at, self.start_timeout_s)
+        return super().__reduce_ex__(protocol)
+
+
+def _unused(adopt: Adopt, adopt_at: AdoptAt, start_timeout_s: float | None) -> NodeBoardScheme:
+    return NodeBoardScheme(adopt, adopt_at=adopt_at, start_timeout_s=start_timeout_s)
 
 
 class RayBoardScheme(WorkerScheme):
@@ -59,54 +100,25 @@ class RayBoardScheme(WorkerScheme):
           cure   choose one of: alias, copy
     """
 
-    _link: RayLink | None
-
     def __init__(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout") -> None:
         self._check(adopt, adopt_at)
         super().__init__(adopt, adopt_at, None)
-        self._pid = os.getpid()
+        self._receiver: NodeReceiver | None = None
 
-    @property
-    def initialized_on_sender(self) -> bool:
-        """Whether this process is the learner."""
-        return super().initialized_on_sender and self._pid == os.getpid()
+    def _serve(self, collector: Any, model_id: str) -> Served:
+        schemes = schemes_of(collector)
+        check_actors(collector, model_id, schemes, RayBoardScheme, NodeBoardScheme)
+        served = ServedActors(collector)
+        ours = (scheme._link for scheme in schemes.values() if isinstance(scheme, RayBoardScheme))
+        self._link = next((link for link in ours if link is not None), None)
+        if self._link is None:
+            from rlsync.transport.ray.learner import RayTransport  # loads ray, which only RayCollector needs
 
-    def _init_on_sender_impl(
-        self,
-        model_id: str = "policy",
-        context: Any = None,
-        ctx: Any = None,
-        num_workers: int | None = None,
-        remote_collectors: Any = None,
-        model: Any = None,
-        weights: Any = None,
-        params_map: Any = None,
-        devices: Any = None,
-        device_map_fn: Any = None,
-    ) -> None:
-        """TorchRL's interface. RayCollector passes its actors, and ``model`` beside its ``context``."""
-        placed = {"weights": weights, "params_map": params_map, "devices": devices}
-        check_interface(
-            context, placed | {"device_map_fn": device_map_fn}, {"model": model}, of="RayBoardScheme"
-        )
-        parse(model_id)
-        schemes = schemes_of(context)
-        check_actors(context, model_id, schemes, RayBoardScheme, NodeBoardScheme)
-        ours = [scheme for scheme in schemes.values() if isinstance(scheme, RayBoardScheme)]
-        refuse_different_moments({n: s.adopt_at for n, s in schemes.items() if isinstance(s, RayBoardScheme)})
-        self.model_id = model_id
-        self.context = context
-        workers = distributed.actor_workers(context)
-        links = [scheme._link for scheme in ours if scheme._link is not None]
-        self._link = links[0] if links else _new_link(workers)
-        publisher = self.publisher
-        if publisher.serve(workers, model_id):
-            distributed.needs_no_connection(context, self._link.before_batch)
-            around_updates(context, publisher.one_publish)
-            publisher.announce = partial(announce, weakref.ref(context))
-        policy = distributed.policy_of_learner(context) if model_id == "policy" else None
-        if policy is not None:
-            publisher.publish_modules({"policy": weights_of(policy)}, "the collector")
+            transport = RayTransport()
+            transport.watch(served.workers.actors)
+            self._link = Link(WorkersPublisher(transport))
+            served.ask_before_batches(transport)
+        return served
 
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any | None = None
@@ -128,7 +140,8 @@ class RayBoardScheme(WorkerScheme):
             assert isinstance(inner, NodeBoardScheme), "check_actors has looked"
             assert self._link is not None
             set_context(self, context)
-            self._link.supply(inner.board, worker_idx, context.num_workers)
+            numbers = range(worker_idx * context.num_workers, (worker_idx + 1) * context.num_workers)
+            self._receiver = _receiving(self._link.handle, inner.board.writer, worker_idx, numbers)
             return
         self.begin_in_worker(model_id, worker_idx, model)
         if context is not None:
@@ -146,10 +159,26 @@ class RayBoardScheme(WorkerScheme):
         super().shutdown()
         if self._link is not None:
             self._link.leave(self.model_id)
-            self._link.close()
+            if self._link.publisher is not None:
+                self._link.publisher.transport.close()
+        if self._receiver is not None:
+            self._receiver.close()
 
 
-def _new_link(workers: distributed.ActorWorkers) -> RayLink:
-    from rlsync.torchrl_plugin.ray_link import RayLink  # loads ray, which only RayCollector needs
+def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -> NodeReceiver:
+    """In an actor: let a board have the learner's versions, and wait for the newest.
 
-    return RayLink(workers)
+    Raises:
+        BoardClosed: the learner has closed the transport or died.
+        AdoptionTimeout: the version does not come in time.
+    """
+    from rlsync.transport.ray.handle import RayHandle  # these load ray
+    from rlsync.transport.ray.receiver import NodeReceiver
+
+    assert isinstance(handle, RayHandle)
+    where = f"actor {actor}, process {os.getpid()}"
+    receiver = NodeReceiver(handle.mailbox, f"{where}, {uuid.uuid4().hex[:6]}", board, numbers=numbers)
+    receiver.start()
+    receiver.report_now()  # the leaves of workers that stand: the learner checks its map by them
+    receiver.await_stamp(handle.newest, ARRIVES_WITHIN_S, where)
+    return receiver

@@ -1,37 +1,117 @@
-"""BoardScheme: a WeightBoard as a TorchRL weight-sync scheme."""
+"""WeightBoard, and BoardScheme: a board as a TorchRL weight-sync scheme."""
 
 from __future__ import annotations
 
-import os
 import weakref
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
-from rlsync.core.errors import ConfigError
-from rlsync.core.path import parse
+from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.ledger import Ledger
+from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.program_end import end_with_program
 from rlsync.sync.starting import StartLogs
+from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers
-from rlsync.torchrl_plugin.compat.schemes import around_updates, forget_sender, schemes_of, set_context
-from rlsync.torchrl_plugin.link import BoardLink
-from rlsync.torchrl_plugin.served import (
-    ONE_VERSION,
-    OWN_COLLECTORS,
-    check_interface,
-    refuse_different_moments,
-    served,
-)
+from rlsync.torchrl_plugin.compat.schemes import forget_sender, schemes_of, set_context
+from rlsync.torchrl_plugin.link import Link
+from rlsync.torchrl_plugin.served import ONE_VERSION, OWN_COLLECTORS, Served, served
 from rlsync.torchrl_plugin.served_server import ServedServer
 from rlsync.torchrl_plugin.worker import AdoptAt
-from rlsync.torchrl_plugin.worker_scheme import WorkerScheme, announce, on_the_learner
+from rlsync.torchrl_plugin.worker_scheme import WorkerScheme, on_the_learner
+from rlsync.transport.board.format import MAX_SLOTS
+from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.writer import BoardWriter
+from rlsync.transport.contract import ReaderStatus
 
 BACKEND = "board"
+
+
+class WeightBoard:
+    """A board that hands out TorchRL schemes, one for each destination; all are published as one version.
+
+    Its schemes share one publisher, which draws the numbers from this board's ledger. To publish by hand, use
+    a :class:`rlsync.sync.publisher.Publisher` of ``board.writer`` and ``board.ledger``.
+
+    Args:
+        max_slots: upper bound of slots in memory. When all are leased, a publish is coalesced. The default
+            never coalesces.
+
+    Raises:
+        ConfigError: ``max_slots`` is out of range.
+
+    Example:
+        >>> board = WeightBoard()
+        >>> schemes = {"policy": board.scheme(), "env.transform[0].module": board.scheme("copy")}
+        >>> board.close()
+    """
+
+    def __init__(self, max_slots: int = MAX_SLOTS) -> None:
+        #: The memory that workers read.
+        self.writer = BoardWriter(max_slots)
+        #: The owner of this board's version numbers.
+        self.ledger = Ledger()
+        self._link: weakref.ref[Link] | None = None  # schemes hold the link, and with it the publisher
+
+    def scheme(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout") -> BoardScheme:
+        """A scheme for one destination on this board.
+
+        Args:
+            adopt: see :class:`BoardScheme`.
+            adopt_at: see :class:`BoardScheme`; the same for all destinations of a board.
+
+        Raises:
+            ConfigError: there is no such mode.
+        """
+        return BoardScheme(adopt, adopt_at=adopt_at, _board=self)
+
+    def link(self) -> Link:
+        """What the schemes of this board share; made anew when the last one of them is gone."""
+        link = None if self._link is None else self._link()
+        if link is None:
+            link = Link(WorkersPublisher(self.writer, self.ledger))
+            self._link = weakref.ref(link)
+        return link
+
+    @property
+    def handle(self) -> BoardHandle:
+        """What a process needs to read the board."""
+        return self.writer.handle
+
+    @property
+    def version(self) -> int:
+        """The newest published version; 0 before the first."""
+        return max(self.ledger.version, self.writer.newest)
+
+    def newest_views(self) -> list[Tensor]:
+        """The newest version's leaves, one for each entry of its layout that owns its bytes; read-only.
+
+        Raises:
+            BoardClosed: nothing was published with the present layout yet, or the board was closed.
+        """
+        newest = self.writer.newest_leaves()
+        if newest is None or newest[0] is not self.writer.layout:
+            raise BoardClosed(
+                "nothing was published with this layout yet", "WeightBoard.newest_views", "publish first"
+            )
+        return newest[1]
+
+    def status(self) -> list[ReaderStatus]:
+        """One entry for each worker that attached and did not leave by itself."""
+        return self.writer.status()
+
+    def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
+        """Wait until workers have adopted a version; see :meth:`rlsync.transport.contract.Transport.wait`."""
+        self.writer.wait(version, timeout_s, readers)
+
+    def close(self) -> None:
+        """Close the board. Workers keep what they act with and see that it is closed."""
+        self.writer.close()
 
 
 class BoardScheme(WorkerScheme):
@@ -75,7 +155,7 @@ class BoardScheme(WorkerScheme):
           cure   choose one of: alias, copy
     """
 
-    _link: BoardLink
+    _link: Link
 
     def __init__(
         self,
@@ -84,21 +164,17 @@ class BoardScheme(WorkerScheme):
         adopt_at: AdoptAt = "rollout",
         start_timeout_s: float | None = 300.0,
         per_worker_weights: bool = False,
-        _link: BoardLink | None = None,
+        _board: WeightBoard | None = None,
     ) -> None:
         self._check(adopt, adopt_at)
         if per_worker_weights:
             raise ConfigError(ONE_VERSION, "BoardScheme(per_worker_weights=True)", OWN_COLLECTORS)
         self.start_timeout_s = start_timeout_s
-        self._pid = os.getpid()
         self._first_worker = 0
-        self._board: NumberedBoard | None = None
-        if _link is None:
-            from rlsync.torchrl_plugin.weight_board import WeightBoard  # which imports this file
-
-            self._board = WeightBoard()
-            _link = BoardLink(self._board)
-        super().__init__(adopt, adopt_at, _link)
+        self._owns_board = _board is None
+        board = WeightBoard() if _board is None else _board
+        self._board: WeightBoard | None = board
+        super().__init__(adopt, adopt_at, board.link())
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}
@@ -116,58 +192,40 @@ class BoardScheme(WorkerScheme):
 
     @property
     def initialized_on_sender(self) -> bool:
-        """Whether this process is the learner. A forked worker inherits the learner's scheme as it is.
+        """Whether this process is the learner.
 
         False for an inference server: in a thread of the learner, the scheme is both ends, and TorchRL would
         erase the learner's.
         """
-        return super().initialized_on_sender and self._pid == os.getpid() and self._link.served is None
+        return super().initialized_on_sender and self._link.served is None
 
     @property
-    def board(self) -> NumberedBoard:
+    def board(self) -> WeightBoard:
         """The board, on the learner's side.
 
         Raises:
             PublishError: in a worker.
         """
-        return on_the_learner(self._link.board, self)
+        return on_the_learner(None if self._link.publisher is None else self._board, self)
 
     def _init_on_sender_impl(
-        self,
-        model_id: str = "policy",
-        context: Any = None,
-        ctx: Any = None,
-        num_workers: int | None = None,
-        remote_collectors: Any = None,
-        model: Any = None,
-        weights: Any = None,
-        params_map: Any = None,
-        devices: Any = None,
-        device_map_fn: Any = None,
+        self, model_id: str = POLICY, context: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """TorchRL's interface. Collectors pass the first five, and ``model`` beside their ``context``."""
         if servers.server_of(context) is not None:
             self.model_id = self.serving(context).connect(self, self.publisher)
-            return
-        placed = {"weights": weights, "params_map": params_map, "devices": devices}
-        check_interface(context, placed | {"device_map_fn": device_map_fn}, {"model": model})
-        schemes = schemes_of(context).items()
-        refuse_different_moments({n: s.adopt_at for n, s in schemes if isinstance(s, BoardScheme)})
-        parse(model_id)
-        collector = served(context, model_id)
-        end_with_program(collector.workers)
-        self.model_id = model_id
-        self.context = context
-        self._first_worker = collector.first_worker
-        publisher = self.publisher
-        if publisher.serve(collector.workers, model_id):
-            self._link.starting = StartLogs(collector.workers.num_workers, self.start_timeout_s)
-            collector.prepare(publisher, self._link.starting)
-            around_updates(context, publisher.one_publish)
-            publisher.announce = partial(announce, weakref.ref(context))
-        policy = collector.policy() if model_id == "policy" else None
-        if policy is not None:
-            publisher.publish_modules({"policy": policy}, "the collector")
+        else:
+            super()._init_on_sender_impl(model_id, context, *args, **kwargs)
+
+    def _serve(self, collector: Any, model_id: str) -> Served:
+        found = served(collector, model_id)
+        end_with_program(found.workers)
+        self._first_worker = found.first_worker
+        return found
+
+    def _prepare(self) -> None:
+        found = served(self.context, str(self.model_id))
+        logs = self._link.starting = StartLogs(found.workers.num_workers, self.start_timeout_s)
+        found.prepare(self.publisher, logs)
 
     def serving(self, holder: object) -> ServedServer:
         """The inference server that was given this scheme as ``weight_sync``.
@@ -230,7 +288,7 @@ class BoardScheme(WorkerScheme):
         """Close the board if it is this scheme's own; in a worker, adopt for this destination no more."""
         super().shutdown()
         self._link.leave(self.model_id)
-        if self._board is not None:
+        if self._owns_board and self._board is not None:
             self._board.close()
 
 

@@ -27,8 +27,6 @@ OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of
 class Served(Protocol):
     """A collector under construction whose workers will read a board."""
 
-    first_worker: int  #: the number that TorchRL gives to its first worker
-
     @property
     def workers(self) -> WorkerProcesses:
         """Its workers, as a publisher sees them; the same object whenever it is asked."""
@@ -36,16 +34,17 @@ class Served(Protocol):
     def policy(self) -> object:
         """What holds the weights that the workers act with first; ``None`` if they make it themselves."""
 
+
+class ServedHere(Served, Protocol):
+    """A collector whose workers are processes of this host."""
+
+    first_worker: int  #: the number that TorchRL gives to its first worker
+
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
         """Make the workers stamp frames, and log what they print at their start. Called before they start."""
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """Wait until the workers stand.
-
-        Args:
-            told: whether a worker has left its note on the board.
-            timeout_s: how long they may take, seconds.
-            logs: as :meth:`prepare` got them.
+        """Wait until the workers stand; ``told(worker)`` is whether one has left its note on the board.
 
         Raises:
             WorkerLost: a worker ended before it stood.
@@ -136,7 +135,7 @@ class ServedNodes:
             raise
 
 
-def served(collector: object, destination: str) -> Served:
+def served(collector: object, destination: str) -> ServedHere:
     """How a board serves ``collector``.
 
     Args:
@@ -176,7 +175,7 @@ def served(collector: object, destination: str) -> Served:
 
 
 def check_interface(
-    context: object, placed: Mapping[str, object], model: Mapping[str, object], *, of: str = "BoardScheme"
+    context: object, placed: Mapping[str, object], model: Mapping[str, object], *, of: str
 ) -> None:
     """Refuse the uses of ``init_on_sender`` that a board does not serve.
 

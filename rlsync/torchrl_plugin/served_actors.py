@@ -1,13 +1,48 @@
-"""Which RayCollectors a RayBoardScheme serves."""
+"""Which RayCollectors a RayBoardScheme serves, and how."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torchrl.collectors.distributed import RayCollector
 
 from rlsync.core.errors import ConfigError
 from rlsync.torchrl_plugin.compat import distributed
+from rlsync.torchrl_plugin.compat.schemes import weights_of
+
+if TYPE_CHECKING:
+    from rlsync.transport.ray.learner import RayTransport
+
+#: How long a version may take to all actors of a collector that waits for them, seconds.
+ARRIVES_WITHIN_S = 120.0
+
+
+class ServedActors:
+    """A RayCollector.
+
+    Args:
+        collector: under construction; :func:`check_actors` has looked at it.
+    """
+
+    def __init__(self, collector: RayCollector) -> None:
+        self._collector = collector
+        self.workers = distributed.actor_workers(collector)
+
+    def policy(self) -> object:
+        """See :class:`Served`."""
+        policy = distributed.policy_of_learner(self._collector)
+        return None if policy is None else weights_of(policy)
+
+    def ask_before_batches(self, transport: RayTransport) -> None:
+        """Where actors wait for the learner, let the newest version come to them before they go on."""
+        workers = self.workers
+
+        def await_arrival() -> None:
+            if not workers.in_flight:
+                transport.await_arrival(ARRIVES_WITHIN_S, range(workers.num_workers))
+
+        distributed.needs_no_connection(self._collector, await_arrival)
 
 
 def check_actors(

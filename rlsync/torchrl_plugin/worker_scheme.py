@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import weakref
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 from torch import nn
 from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import PublishError
+from rlsync.core.path import parse
+from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.compat import schemes, stamps
 from rlsync.torchrl_plugin.link import Link
-from rlsync.torchrl_plugin.served import check_choice, refuse_some_workers
+from rlsync.torchrl_plugin.served import (
+    Served,
+    check_choice,
+    check_interface,
+    refuse_different_moments,
+    refuse_some_workers,
+)
 from rlsync.torchrl_plugin.worker import AdoptAt, WorkerSync
 
 T = TypeVar("T")
@@ -39,6 +49,7 @@ class WorkerScheme(WeightSyncScheme):
         self.adopt: Adopt = adopt
         self.adopt_at: AdoptAt = adopt_at
         self._link = link
+        self._pid = os.getpid()
 
     @classmethod
     def _check(cls, adopt: str, adopt_at: str) -> None:
@@ -49,6 +60,48 @@ class WorkerScheme(WeightSyncScheme):
         """
         check_choice("adoption mode", "adopt", adopt, get_args(Adopt), of=cls.__name__)
         check_choice("moment of adoption", "adopt_at", adopt_at, get_args(AdoptAt), of=cls.__name__)
+
+    def _serve(self, collector: Any, model_id: str) -> Served:
+        """How this scheme serves a collector; makes the link where there is none yet.
+
+        Raises:
+            ConfigError: it does not reach the collector's workers.
+        """
+        raise NotImplementedError
+
+    def _prepare(self) -> None:
+        """Called for the first destination of a collector, before its workers start."""
+
+    def _init_on_sender_impl(
+        self,
+        model_id: str = POLICY,
+        context: Any = None,
+        model: Any = None,
+        ctx: Any = None,
+        num_workers: int | None = None,
+        remote_collectors: Any = None,
+        **placed: Any,
+    ) -> None:
+        """TorchRL's interface. Collectors pass all of these, and ``model`` beside their ``context``."""
+        check_interface(context, placed, {"model": model}, of=type(self).__name__)
+        beside = schemes.schemes_of(context).items()
+        refuse_different_moments({n: s.adopt_at for n, s in beside if isinstance(s, WorkerScheme)})
+        parse(model_id)
+        served = self._serve(context, model_id)
+        self.model_id, self.context = model_id, context
+        publisher = self.publisher
+        if publisher.serve(served.workers, model_id):
+            self._prepare()
+            schemes.around_updates(context, publisher.one_publish)
+            publisher.announce = partial(announce, weakref.ref(context))
+        policy = served.policy() if model_id == POLICY else None
+        if policy is not None:
+            publisher.publish_modules({POLICY: policy}, "the collector")
+
+    @property
+    def initialized_on_sender(self) -> bool:
+        """Whether this process is the learner. A forked worker inherits the learner's scheme as it is."""
+        return super().initialized_on_sender and self._pid == os.getpid()
 
     @property
     def publisher(self) -> WorkersPublisher:

@@ -15,6 +15,7 @@ Everything above this floor talks to transports through these two protocols. The
 
 Who owns memory, and until when:
 
+- A publish with ``later`` is joined by the caller before the next one, and before :meth:`Transport.lay_out`.
 - The tensors given to :meth:`Transport.publish` are the caller's again when it returns, except those named in
   ``later``: these must not be written to before :meth:`Transport.join` returns. On an accelerator this means:
   not by what the caller queues before then.

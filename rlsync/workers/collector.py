@@ -10,9 +10,9 @@ import torch
 
 from rlsync.core.errors import ConfigError
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ring.format import WhenFull
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
 from rlsync.workers.devices import device_named, device_of_each
@@ -134,7 +134,7 @@ class UnrollCollector(RolloutCollector):
         stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
         acting = player_of(network, store_params=store_params, store_value=store_value)
         frames = steps * envs_per_worker * rollouts_per_batch
-        self.board = NumberedBoard()
+        self.board = BoardWriter()
         self._counted: RingCounters | None = None
         super().__init__(
             acting, num_workers, dtype, adopt, self.board, frames_per_batch=frames, total_frames=total_frames

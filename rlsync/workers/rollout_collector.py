@@ -19,7 +19,6 @@ from rlsync.core.errors import BoardClosed, ConfigError, PublishError, RlsyncErr
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.program_end import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.transport.board.handle import BoardHandle
@@ -44,8 +43,7 @@ class RolloutCollector(BaseCollector):
         transport: what carries the weights to them.
         frames_per_batch: frames in one batch.
         total_frames: iteration ends after so many; -1 never ends.
-        ledger: of the versions, if an earlier life of the learner has published some; a transport that has a
-            ledger of its own needs none.
+        ledger: of the versions, if an earlier life of the learner has published some.
     """
 
     init_random_frames = 0
@@ -67,7 +65,6 @@ class RolloutCollector(BaseCollector):
         self.num_workers = num_workers
         self.adopt = adopt
         self.transport = transport
-        ledger = transport.ledger if isinstance(transport, NumberedBoard) else ledger or Ledger()
         self.publisher = WorkersPublisher(transport, ledger)
         acting = in_dtype(player, dtype)
         for destination in acting.modules:

@@ -116,7 +116,7 @@ def test_two_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version(ad
     policy = make_canary()
     with on_a_board(policy, MultiAsyncCollector, adopt=adopt, frames_per_batch=10) as collector:
         census = _collect(collector, Learner(collector, policy=policy), SECONDS)
-        slots = collector._weight_sync_schemes["policy"].board.slot_count
+        slots = collector._weight_sync_schemes["policy"].board.writer.slot_count
     census.assert_clean()
     assert census.mixed_batches == 0  # adoption happens between rollouts
     assert slots <= 6  # two leases for each of two workers while it changes over, newest, and next

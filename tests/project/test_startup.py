@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlsync.recipes.run_files import BOARD
-from rlsync.sync.numbered_board import NumberedBoard
+from tests.tools.counted_board import CountedBoard
 from tests.tools.parts.programs import fresh_python
 
 HEAVY = ("torch", "torchrl", "tensordict", "gymnasium", "hydra", "omegaconf", "rich", "matplotlib", "numpy")
@@ -44,7 +44,7 @@ def test_listing_configs_loads_at_most_what_draws_the_table(words: list[str]) ->
 
 @pytest.mark.processes
 def test_status_loads_torch_for_the_board_and_nothing_of_torchrl(tmp_path: Path) -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     try:
         (tmp_path / BOARD).write_text(json.dumps(asdict(board.handle)))
         assert loaded_by_verb("status", str(tmp_path)) <= {"torch", "numpy"}

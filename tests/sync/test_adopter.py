@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from rlsync.sync.adopter import Adopt, Adopter, Destination
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.verification import WorkerAnswer
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.contract import Note
+from tests.tools.counted_board import CountedBoard
 
 both_ways = pytest.mark.parametrize("adopt", ["alias", "copy"])
 
@@ -32,7 +32,7 @@ class Counting(nn.Module):
         return self.layer(x)
 
 
-def publish(board: NumberedBoard, number: float, *destinations: str) -> dict[str, torch.Tensor]:
+def publish(board: CountedBoard, number: float, *destinations: str) -> dict[str, torch.Tensor]:
     """One version, every element ``number``, of a Counting at each destination; by name."""
     names = destinations or ("policy",)
     if board.layout is None:
@@ -47,14 +47,14 @@ def weight(module: Counting) -> float:
 
 
 @pytest.fixture
-def board() -> Iterator[NumberedBoard]:
-    board = NumberedBoard()
+def board() -> Iterator[CountedBoard]:
+    board = CountedBoard()
     yield board
     board.close()
 
 
 @pytest.fixture
-def adopter(board: NumberedBoard) -> Iterator[Adopter]:
+def adopter(board: CountedBoard) -> Iterator[Adopter]:
     adopter = Adopter(board.handle, 0)
     yield adopter
     adopter.close()
@@ -62,7 +62,7 @@ def adopter(board: NumberedBoard) -> Iterator[Adopter]:
 
 @both_ways
 def test_each_version_acts_and_what_forward_changes_is_copied_out(
-    board: NumberedBoard, adopter: Adopter, adopt: Adopt
+    board: CountedBoard, adopter: Adopter, adopt: Adopt
 ) -> None:
     module = Counting()
     pointer = module.layer.weight.data_ptr()
@@ -77,7 +77,7 @@ def test_each_version_acts_and_what_forward_changes_is_copied_out(
 
 
 def test_only_destinations_that_stand_here_are_taken_and_later_ones_from_then_on(
-    board: NumberedBoard, adopter: Adopter
+    board: CountedBoard, adopter: Adopter
 ) -> None:
     here, later = Counting(), Counting()
     untouched = weight(later)
@@ -92,7 +92,7 @@ def test_only_destinations_that_stand_here_are_taken_and_later_ones_from_then_on
 
 @both_ways
 def test_a_module_that_was_replaced_gets_the_version_that_acts(
-    board: NumberedBoard, adopter: Adopter, adopt: Adopt
+    board: CountedBoard, adopter: Adopter, adopt: Adopt
 ) -> None:
     stands = {"policy": Counting()}
     before = stands["policy"]
@@ -110,7 +110,7 @@ def test_a_module_that_was_replaced_gets_the_version_that_acts(
 
 
 def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
-    board: NumberedBoard, adopter: Adopter
+    board: CountedBoard, adopter: Adopter
 ) -> None:
     module = Counting()
     adopter.place({"policy": Destination(lambda: module)})
@@ -121,7 +121,7 @@ def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
     assert weight(module) == 1
 
 
-def answer_of(board: NumberedBoard) -> WorkerAnswer:
+def answer_of(board: CountedBoard) -> WorkerAnswer:
     note = board.note(0, Note.ANSWER)
     assert note is not None
     return WorkerAnswer.from_json(note)
@@ -129,7 +129,7 @@ def answer_of(board: NumberedBoard) -> WorkerAnswer:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
-    board: NumberedBoard, adopter: Adopter, early: bool
+    board: CountedBoard, adopter: Adopter, early: bool
 ) -> None:
     module = Counting()
     adopter.place({"policy": Destination(lambda: module)})
@@ -152,7 +152,7 @@ def test_a_question_is_answered_once_with_what_arrived_and_what_acted(
     assert (again.kept, again.arrived) == (expected.kept, {}), "it did not adopt for this rollout"
 
 
-def test_weights_that_were_changed_in_the_rollout_are_told(board: NumberedBoard, adopter: Adopter) -> None:
+def test_weights_that_were_changed_in_the_rollout_are_told(board: CountedBoard, adopter: Adopter) -> None:
     module = Counting()
     adopter.place({"policy": Destination(lambda: module, "copy")})
     published = publish(board, 1)
@@ -163,7 +163,7 @@ def test_weights_that_were_changed_in_the_rollout_are_told(board: NumberedBoard,
     assert said == digest([published["layer.weight"], published["layer.bias"] + 1])
 
 
-def test_a_rollout_that_fails_is_not_answered_for(board: NumberedBoard, adopter: Adopter) -> None:
+def test_a_rollout_that_fails_is_not_answered_for(board: CountedBoard, adopter: Adopter) -> None:
     module = Counting()
     adopter.place({"policy": Destination(lambda: module)})
     publish(board, 1)
@@ -173,7 +173,7 @@ def test_a_rollout_that_fails_is_not_answered_for(board: NumberedBoard, adopter:
     assert board.note(0, Note.ANSWER) is None
 
 
-def test_the_learner_reads_what_stands_here(board: NumberedBoard, adopter: Adopter) -> None:
+def test_the_learner_reads_what_stands_here(board: CountedBoard, adopter: Adopter) -> None:
     module = Counting()
     adopter.place({"policy": Destination(lambda: module)})
     adopter.tell()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,16 @@ from rlsync.core.ledger import Stamp
 from rlsync.core.trigger import Counters
 from rlsync.sync.adopter import Adopter, Destination
 from rlsync.sync.bound_map import BoundMap
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.publisher import Publisher
 from rlsync.sync.verification import Verification
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.tensors.layout import LeafSpec
+from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.contract import Transport
-from rlsync.transport.rules import Key
+from rlsync.transport.rules import Key, keyed
 from tests.tools.queue_transport import QueueTransport
 
+W = ("policy", "w")
 TRANSPORTS: dict[str, Callable[[], Transport]] = {"queue": QueueTransport, "board": BoardWriter}
 
 
@@ -159,6 +160,94 @@ def test_a_publish_that_fails_uses_no_number_up(transport: Transport) -> None:
     assert publisher.publish({("policy", "w"): torch.zeros(2)}) == 2
 
 
+@contextmanager
+def no_copies(board: BoardWriter) -> Iterator[None]:
+    """The thread that copies in the background is busy until the block ends."""
+    gate = threading.Event()
+    board._copier.submit(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+def test_a_background_publish_that_was_refused_is_not_recorded_and_uses_no_number_up() -> None:
+    board, weight, told = BoardWriter(), torch.zeros(2), []
+    publisher = Publisher(board)
+    publisher.announce = told.append
+    assert publisher.publish({W: weight}) == 1
+    with no_copies(board):
+        assert publisher.publish({W: weight}, steady={W}) == 2
+        weight.add_(1)
+    with pytest.raises(PublishError, match="written to while version 2"):
+        publisher.join()
+    assert (publisher.ledger.version, publisher.version, board.newest, told) == (1, 1, 1, [1])
+    assert publisher.ledger.known(2) is None
+    assert publisher.publish({W: weight}, steady={W}) == 2, "the number was free"
+    publisher.join()
+    assert (publisher.ledger.version, board.newest, told) == (2, 2, [1, 2])
+    board.close()
+
+
+def test_a_refused_background_publish_is_told_when_the_next_one_begins() -> None:
+    board, weight = BoardWriter(), torch.zeros(2)
+    publisher = Publisher(board)
+    with no_copies(board):
+        publisher.publish({W: weight}, steady={W})
+        weight.add_(1)
+    with pytest.raises(PublishError, match="written to while version 1"):
+        publisher.publish({W: weight})
+    assert publisher.publish({W: weight}) == 1
+    board.close()
+
+
+def test_the_next_publish_waits_for_the_one_in_the_background() -> None:
+    board = BoardWriter()
+    publisher = Publisher(board)
+    for number in (1, 2):
+        publisher.publish({W: torch.full((10_000,), float(number))}, steady={W})
+    assert publisher.ledger.version == 1, "the second one goes on"
+    publisher.publish({W: torch.full((10_000,), 3.0)})
+    assert (publisher.ledger.version, board.newest) == (3, 3)
+    assert board.newest_leaves()[1][0].unique().tolist() == [3.0]
+    board.close()
+
+
+def test_a_board_that_still_copies_a_version_refuses_the_next_one() -> None:
+    board, weight = BoardWriter(), torch.zeros(2)
+    publisher = Publisher(board)
+    with no_copies(board):
+        publisher.publish({W: weight}, steady={W})
+        for call in (
+            lambda: board.publish([weight], stamp=Stamp(1, 2)),
+            lambda: board.lay_out(Layout.build({"policy": [LeafSpec("v", "parameter", (1,), torch.int8)]})),
+        ):
+            with pytest.raises(PublishError, match="version 1 is still being copied"):
+                call()
+    publisher.join()
+    assert board.newest == 1
+    board.close()
+
+
+def test_a_block_that_fills_nothing_uses_no_number_up(transport: Transport) -> None:
+    publisher = Publisher(transport)
+    with publisher.begin() as publish:
+        assert publish.stamp == Stamp(1, 1)
+    assert (publisher.version, publisher.publish({W: torch.zeros(2)})) == (0, 1)
+
+
+def test_leaves_that_are_one_no_more_are_noticed_at_the_next_publish(transport: Transport) -> None:
+    publisher, one = Publisher(transport), torch.zeros(2)
+    first, second = ("policy", "first"), ("policy", "second")
+    publisher.publish({first: one, second: one})
+    assert [entry.leaf.tie for entry in transport.layout.entries] == ["", "first"]
+    publisher.publish({first: one, second: torch.ones(2)})
+    sent = keyed(*transport.newest_leaves())
+    assert (sent[first].tolist(), sent[second].tolist()) == ([0.0, 0.0], [1.0, 1.0])
+    publisher.publish({first: one, second: torch.full((2,), 2.0)})
+    assert keyed(*transport.newest_leaves())[second].tolist() == [2.0, 2.0]
+
+
 def test_what_is_published_outside_a_hook_has_the_steps_of_its_time(transport: Transport) -> None:
     publisher, steps = Publisher(transport), [0]
     publisher.ledger.count_with(lambda: steps[0])
@@ -178,8 +267,8 @@ def test_a_second_verification_of_the_same_workers_is_refused(transport: Transpo
 
 
 def test_a_layout_that_does_not_fit_is_refused_again_and_never_half_adopted() -> None:
-    board = NumberedBoard()
-    publisher = Publisher(board, board.ledger)
+    board = BoardWriter()
+    publisher = Publisher(board)
     fits, narrow = nn.Linear(2, 1), nn.Linear(3, 1)
     before = fits.weight.detach().clone()
     publisher.publish_modules({"fits": nn.Linear(2, 1), "narrow": nn.Linear(2, 1)}, "the learner")
@@ -197,8 +286,8 @@ def test_a_layout_that_does_not_fit_is_refused_again_and_never_half_adopted() ->
 
 
 def test_waiting_for_a_board_that_nobody_reads_has_a_deadline() -> None:
-    board = NumberedBoard()
-    Publisher(board, board.ledger).publish({("policy", "w"): torch.zeros(2)})
+    board = BoardWriter()
+    Publisher(board).publish({("policy", "w"): torch.zeros(2)})
     with pytest.raises(AdoptionTimeout, match="version 1 was not adopted"):
         board.wait(1, timeout_s=0.05)
     board.close()
@@ -240,8 +329,8 @@ class OneWorker:
 
 
 def test_a_bare_send_that_found_no_room_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    board = NumberedBoard(max_slots=3)
-    publisher = WorkersPublisher(board, board.ledger)
+    board = BoardWriter(max_slots=3)
+    publisher = WorkersPublisher(board)
     collector = OneWorker()
     publisher.serve(collector, "policy")
     readers = []
@@ -267,8 +356,8 @@ def send_both(publisher: WorkersPublisher, critic: torch.Tensor) -> None:
 
 
 def test_what_the_map_brings_and_what_is_sent_explicitly_become_one_version() -> None:
-    board = NumberedBoard()
-    publisher = WorkersPublisher(board, board.ledger)
+    board = BoardWriter()
+    publisher = WorkersPublisher(board)
     collector = OneWorker()
     for destination in ("policy", "critic"):
         publisher.serve(collector, destination)
@@ -276,7 +365,7 @@ def test_what_the_map_brings_and_what_is_sent_explicitly_become_one_version() ->
     publisher.publish_default = lambda: publisher.publish(of_the_map)
     send_both(publisher, torch.full((2,), 9.0))
     assert publisher.version == 1
-    assert [view.tolist() for view in board.newest_views()] == [[1.0, 1.0], [9.0, 9.0]]
+    assert [view.tolist() for view in board.newest_leaves()[1]] == [[1.0, 1.0], [9.0, 9.0]]
     publisher._specs = {"critic": [LeafSpec("w", "parameter", (2,), torch.float32)]}
     with pytest.raises(LayoutMismatch):
         send_both(publisher, torch.zeros(5))

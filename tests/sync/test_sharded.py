@@ -23,13 +23,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from rlsync import SendShards
 from rlsync.core.errors import ConfigError, LayoutMismatch, PublishError
-from rlsync.sync import ranks
-from rlsync.sync import send_shards as send_shards_module
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.sync.publisher import Publisher
+from rlsync.sync.sharded import ranks
+from rlsync.sync.sharded import send_shards as send_shards_module
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.sharded import own_part
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board import BoardHandle, BoardWriter
 from tests.conftest import may_start_processes
 from tests.tools.board_workers import Remote, bits, low_high
 from tests.tools.parts import kill
@@ -135,9 +134,9 @@ def fill(own: Own, number: float) -> None:
 
 def open_board(own: Own, dtype: torch.dtype | None = None) -> BoardHandle:
     """Own a board, whose workers have their weights in another dtype, perhaps."""
-    own["board"] = NumberedBoard()
+    own["board"] = BoardWriter()
     there = None if dtype is None else [replace(s, dtype=dtype) for s in Leaves(plain_net(), "there").specs()]
-    own["publisher"] = Publisher(own["board"], own["board"].ledger, lambda _: there)
+    own["publisher"] = Publisher(own["board"], leaves_at=lambda _: there)
     return own["board"].handle
 
 

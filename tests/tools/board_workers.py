@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardHandle, BoardReader
+from tests.tools.counted_board import CountedBoard
 
 # Nothing from tests.tools.parts: it loads all of TorchRL in each of the many processes started here.
 
@@ -87,7 +87,7 @@ class Worker:
     def __init__(self) -> None:
         self.acts = Acts("alias")
         self.reader: BoardReader | None = None
-        self.board: NumberedBoard | None = None
+        self.board: CountedBoard | None = None
         self.children: list[subprocess.Popen[bytes]] = []
 
     # reader
@@ -151,7 +151,7 @@ class Worker:
     # writer
 
     def open_board(self, tensors: int, size: int) -> BoardHandle:
-        self.board = NumberedBoard()
+        self.board = CountedBoard()
         self.board.lay_out(plain_layout(tensors, size))
         return self.board.handle
 

@@ -12,9 +12,10 @@ from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncColl
 from torchrl.objectives import LossModule
 from torchrl.trainers import Trainer
 
-from rlsync import ConfigError, Every, PublishError, SyncWeights, VerifySync, WeightBoard
+from rlsync import ConfigError, Every, PublishError, SyncWeights, VerifySync
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardReader
+from tests.tools.counted_board import CountedBoard
 from tests.tools.parts import CanaryPolicy, make_collector, make_dqn_trainer
 from tests.tools.running import in_three_lines, on_a_board, values
 
@@ -26,8 +27,8 @@ STEPS_PER_BATCH = 4
 
 
 @pytest.fixture
-def board() -> Iterator[WeightBoard]:
-    board = WeightBoard()
+def board() -> Iterator[CountedBoard]:
+    board = CountedBoard()
     buffer, weight = (
         LeafSpec("steps", "buffer", (2,), torch.float32),
         LeafSpec("w", "parameter", (BIG,), torch.float32),
@@ -38,7 +39,7 @@ def board() -> Iterator[WeightBoard]:
 
 
 def test_what_is_not_put_off_is_copied_when_publish_returns_and_the_version_is_whole_after_join(
-    board: WeightBoard,
+    board: CountedBoard,
 ) -> None:
     buffer, weight = torch.ones(2), torch.ones(BIG)
     assert board.publish([buffer, weight], later={1}) == 1
@@ -48,7 +49,7 @@ def test_what_is_not_put_off_is_copied_when_publish_returns_and_the_version_is_w
     assert [view.unique().tolist() for view in board.newest_views()] == [[1.0], [1.0]]
 
 
-def test_readers_see_the_version_before_until_all_of_it_is_copied(board: WeightBoard) -> None:
+def test_readers_see_the_version_before_until_all_of_it_is_copied(board: CountedBoard) -> None:
     seen: list[Tensor] = []
     reader = BoardReader(board.handle, lambda version, layout, views: bool(seen.extend(views)))
     for number in range(1, 11):
@@ -63,7 +64,7 @@ def test_readers_see_the_version_before_until_all_of_it_is_copied(board: WeightB
 
 
 @pytest.mark.seconds
-def test_the_next_publish_waits_for_the_one_before(board: WeightBoard) -> None:
+def test_the_next_publish_waits_for_the_one_before(board: CountedBoard) -> None:
     for number in (1.0, 2.0):
         board.publish([torch.full((2,), number), torch.full((BIG,), number)], later={0, 1})
     board.publish([torch.full((2,), 3.0), torch.full((BIG,), 3.0)])
@@ -73,7 +74,7 @@ def test_the_next_publish_waits_for_the_one_before(board: WeightBoard) -> None:
 
 @pytest.mark.parametrize("wait_first", [False, True])
 def test_writing_to_weights_that_are_being_copied_is_an_error_and_never_goes_unnoticed(
-    board: WeightBoard, wait_first: bool
+    board: CountedBoard, wait_first: bool
 ) -> None:
     weight = torch.ones(BIG)
     board.publish([torch.ones(2), weight], later={1})
@@ -88,7 +89,7 @@ def test_writing_to_weights_that_are_being_copied_is_an_error_and_never_goes_unn
 
 
 def test_closing_a_board_waits_for_the_copy() -> None:
-    board = WeightBoard()
+    board = CountedBoard()
     board.lay_out(Layout.build({"policy": [LeafSpec("w", "parameter", (BIG,), torch.float32)]}))
     board.publish([torch.ones(BIG)], later={0})
     board.close()

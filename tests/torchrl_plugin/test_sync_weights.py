@@ -292,7 +292,7 @@ def test_a_coalesced_publish_is_owed_and_made_up_for(fork_workers, monkeypatch):
     hook = SyncWeights(sync_map, when=Every(2, "batches"), trainer=trainer)
     hook._settle()
     board = trainer.collector._weight_sync_schemes["policy"].board
-    monkeypatch.setattr(board._slots, "take", lambda: None)
+    monkeypatch.setattr(board.writer._slots, "take", lambda: None)
     hook._batches = 2
     hook()
     assert hook.receipts[-1].coalesced
@@ -385,6 +385,6 @@ def test_compiled_policies_copy_by_themselves_and_act_with_what_was_published(co
         assert (batch["action"].argmax(-1) == action).all()
         assert (batch["policy_version"] == collector.policy_version).all()
     board = collector._weight_sync_schemes["policy"].board
-    leases = [board._words[fmt.reader_line(worker) + fmt.READER_LEASE] for worker in (0, 1)]
+    leases = [board.writer._words[fmt.reader_line(worker) + fmt.READER_LEASE] for worker in (0, 1)]
     assert all(leases) if not compiled else not any(leases), "a copy keeps no lease"
     collector.shutdown()

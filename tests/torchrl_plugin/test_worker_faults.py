@@ -16,10 +16,11 @@ import pytest
 import torch
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 
-from rlsync import AdoptionTimeout, BoardScheme, SyncWeights, WeightBoard, WorkerLost
+from rlsync import AdoptionTimeout, BoardScheme, SyncWeights, WorkerLost
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardHandle, BoardReader
 from tests.conftest import LeakCheck
+from tests.tools.counted_board import CountedBoard
 from tests.tools.parts import (
     CanaryPolicy,
     descendant_pids,
@@ -87,7 +88,7 @@ def test_killing_a_worker_delays_no_publish_and_a_wait_names_it(adopt: str) -> N
         assert in_three_lines(lost.value)
         board = collector._weight_sync_schemes["policy"].board
         assert [status.state for status in board.status()] == ["dead", "running"]
-        assert board.slot_count <= 6  # what the dead had leased is free again
+        assert board.writer.slot_count <= 6  # what the dead had leased is free again
 
 
 @pytest.mark.usefixtures("fork_workers")
@@ -165,7 +166,7 @@ def _read_for_ever(handle: BoardHandle, ready: Connection) -> None:
 
 def _board_with_readers(readers: int) -> None:
     """A board, two processes that read it and are killed with their lease, and a publish past them."""
-    board = WeightBoard()
+    board = CountedBoard()
     board.lay_out(LAYOUT)
     board.publish([torch.ones(1000)])
     fork, ends, children = multiprocessing.get_context("fork"), [], []

@@ -1,4 +1,4 @@
-"""The NumberedBoard between real processes, whatever happens to them."""
+"""The board between real processes, whatever happens to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import os
 import random
 import signal
 import struct
+import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,10 +19,10 @@ import pytest
 import torch
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, ConfigError, PublishError, WorkerLost
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardReader
 from rlsync.transport.board import format as fmt
+from rlsync.transport.board.copying import SlotCopy
 from rlsync.transport.board.format import SlotState
 from rlsync.transport.shared_file import SharedFile
 from tests.conftest import LeakCheck
@@ -33,6 +35,7 @@ from tests.tools.board_workers import (
     plain_layout,
     shared_mappings,
 )
+from tests.tools.counted_board import CountedBoard
 
 MEMFD = "/memfd:rlsync-board (deleted)"
 LAYOUT = plain_layout()
@@ -62,24 +65,24 @@ def start() -> Iterator[Callable[..., Remote]]:
 
 
 @pytest.fixture
-def board() -> Iterator[NumberedBoard]:
-    board = NumberedBoard()
+def board() -> Iterator[CountedBoard]:
+    board = CountedBoard()
     board.lay_out(LAYOUT)
     yield board
     board.close()
 
 
-def publish(board: NumberedBoard, number: float) -> int | None:
+def publish(board: CountedBoard, number: float) -> int | None:
     assert board.layout is not None
     return board.publish(filled(board.layout, number))
 
 
-def attach(board: NumberedBoard, mode: str, number: int | None = None) -> tuple[BoardReader, Acts]:
+def attach(board: CountedBoard, mode: str, number: int | None = None) -> tuple[BoardReader, Acts]:
     acts = Acts(mode)
     return BoardReader(board.handle, acts, number), acts
 
 
-def fail_half_way(board: NumberedBoard) -> None:
+def fail_half_way(board: CountedBoard) -> None:
     """A publish that raises when some of its leaves are written."""
 
     class Spoiled(torch.Tensor):
@@ -98,7 +101,7 @@ def fail_half_way(board: NumberedBoard) -> None:
     board.publish([*others, last.as_subclass(Spoiled)])
 
 
-def bytes_in_memory(board: NumberedBoard) -> int:
+def bytes_in_memory(board: CountedBoard) -> int:
     return os.fstat(board._file.fd).st_blocks * 512
 
 
@@ -113,7 +116,7 @@ def test_a_reader_and_a_writer_hold_one_descriptor_each_however_many_tensors(
     gc.collect()
     theirs, mine = remote.ask("fds"), open_fds()
     their_maps, my_maps = remote.ask("mappings"), shared_mappings()
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(plain_layout(tensors=1000, size=16))
     remote.ask("attach", board.handle, "alias")
     for number in range(1, 6):
@@ -135,7 +138,7 @@ def test_two_hundred_boards_leave_descriptors_and_mappings_as_they_were(
     no_leaks: LeakCheck,
 ) -> None:
     def cycle() -> None:
-        board = NumberedBoard()
+        board = CountedBoard()
         board.lay_out(LAYOUT)
         readers = [attach(board, mode)[0] for mode in ("alias", "copy")]
         for number in range(1, 4):
@@ -155,7 +158,7 @@ def test_two_hundred_boards_leave_descriptors_and_mappings_as_they_were(
 
 
 def test_a_board_that_is_only_dropped_is_closed_too(no_leaks: LeakCheck) -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(LAYOUT)
     handle = board.handle
     del board
@@ -166,7 +169,7 @@ def test_a_board_that_is_only_dropped_is_closed_too(no_leaks: LeakCheck) -> None
 
 def test_untouched_slots_cost_no_memory_and_three_are_there_from_the_start() -> None:
     size = 1_000_000
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(plain_layout(tensors=1, size=size))
     image = 4 * size
     assert 3 * image <= bytes_in_memory(board) < 3.2 * image
@@ -181,7 +184,7 @@ def test_untouched_slots_cost_no_memory_and_three_are_there_from_the_start() -> 
 
 
 def test_slots_grow_with_leases_and_every_lease_keeps_its_values() -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(LAYOUT)
     readers = []
     for number in range(1, 7):
@@ -211,7 +214,7 @@ def test_slots_grow_with_leases_and_every_lease_keeps_its_values() -> None:
 
 
 def test_with_all_slots_leased_a_publish_is_coalesced_and_a_later_one_carries_the_weights() -> None:
-    board = NumberedBoard(max_slots=3)
+    board = CountedBoard(max_slots=3)
     board.lay_out(LAYOUT)
     (first, first_acts), (second, second_acts) = attach(board, "alias"), attach(board, "alias")
     assert publish(board, 1.0) == 1
@@ -238,14 +241,14 @@ def test_with_all_slots_leased_a_publish_is_coalesced_and_a_later_one_carries_th
 @pytest.mark.parametrize("max_slots", [2, 0, -1, fmt.MAX_SLOTS + 1])
 def test_a_bad_number_of_slots_is_refused_in_three_lines(max_slots: int) -> None:
     with pytest.raises(ConfigError) as caught:
-        NumberedBoard(max_slots=max_slots)
+        CountedBoard(max_slots=max_slots)
     assert len(str(caught.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize(("max_slots", "got"), [(3, [3, None]), (4, [3, 4])])
 def test_twice_the_readers_plus_two_slots_never_coalesce(max_slots: int, got: list[int | None]) -> None:
     """For the moment of an adoption a reader leases the slot it leaves and the one it takes."""
-    board = NumberedBoard(max_slots=max_slots)
+    board = CountedBoard(max_slots=max_slots)
     board.lay_out(LAYOUT)
     in_the_middle: list[int | None] = []
 
@@ -266,7 +269,7 @@ def test_twice_the_readers_plus_two_slots_never_coalesce(max_slots: int, got: li
 
 @pytest.mark.parametrize("mode", ["alias", "copy"])
 def test_publishes_in_the_middle_of_an_adoption_do_not_reach_what_is_being_read(
-    board: NumberedBoard, mode: str
+    board: CountedBoard, mode: str
 ) -> None:
     halves: list[torch.Tensor] = []
 
@@ -293,7 +296,7 @@ def test_publishes_in_the_middle_of_an_adoption_do_not_reach_what_is_being_read(
     reader.close()
 
 
-def test_without_leases_the_same_read_is_torn(board: NumberedBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_leases_the_same_read_is_torn(board: CountedBoard, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the test above can fail."""
     halves: list[torch.Tensor] = []
 
@@ -318,7 +321,7 @@ def test_without_leases_the_same_read_is_torn(board: NumberedBoard, monkeypatch:
     [(SlotState.WRITING, 1), (SlotState.EMPTY, 1), (SlotState.RETIRED, 1), (SlotState.READY, 2)],
 )
 def test_a_slot_that_is_not_what_head_named_is_never_taken(
-    board: NumberedBoard, state: SlotState, version: int
+    board: CountedBoard, state: SlotState, version: int
 ) -> None:
     reader, _ = attach(board, "copy")
     publish(board, 1.0)
@@ -336,7 +339,7 @@ def test_a_slot_that_is_not_what_head_named_is_never_taken(
 
 
 def test_an_adoption_that_fails_leaves_the_old_version_and_the_next_one_takes_the_newest(
-    board: NumberedBoard,
+    board: CountedBoard,
 ) -> None:
     acts, fail = Acts("alias"), [False]
 
@@ -364,7 +367,7 @@ def test_an_adoption_that_fails_leaves_the_old_version_and_the_next_one_takes_th
     reader.close()
 
 
-def test_forgetting_makes_the_next_adoption_take_the_newest_again(board: NumberedBoard) -> None:
+def test_forgetting_makes_the_next_adoption_take_the_newest_again(board: CountedBoard) -> None:
     taken: list[int] = []
     reader = BoardReader(board.handle, lambda version, layout, views: not taken.append(version))
     publish(board, 1.0)
@@ -377,7 +380,7 @@ def test_forgetting_makes_the_next_adoption_take_the_newest_again(board: Numbere
 
 
 def test_a_lease_is_given_back_at_close() -> None:
-    board = NumberedBoard(max_slots=3)
+    board = CountedBoard(max_slots=3)
     board.lay_out(LAYOUT)
     readers = [attach(board, "alias")[0] for _ in range(2)]
     for number, reader in enumerate(readers, 1):
@@ -397,7 +400,7 @@ def test_a_lease_is_given_back_at_close() -> None:
 
 
 def test_publishing_before_laying_out_or_after_closing_is_refused() -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     with pytest.raises(BoardClosed, match="nothing is laid out"):
         board.publish([torch.ones(1)])
     with pytest.raises(BoardClosed, match="nothing was published"):
@@ -409,13 +412,13 @@ def test_publishing_before_laying_out_or_after_closing_is_refused() -> None:
             call()
 
 
-def test_the_newest_views_are_what_was_published_last(board: NumberedBoard) -> None:
+def test_the_newest_views_are_what_was_published_last(board: CountedBoard) -> None:
     for number in (1.0, 2.0, 3.0):
         publish(board, number)
         assert low_high(board.newest_views()) == (number, number)
 
 
-def test_other_dtypes_are_cast(board: NumberedBoard) -> None:
+def test_other_dtypes_are_cast(board: CountedBoard) -> None:
     reader, acts = attach(board, "copy")
     board.publish([tensor.double() + 0.5 for tensor in filled(LAYOUT, 1.0)])
     reader.adopt()
@@ -425,7 +428,7 @@ def test_other_dtypes_are_cast(board: NumberedBoard) -> None:
 
 
 def test_a_publish_that_fails_half_way_leaves_the_last_version_to_readers_and_late_joiners(
-    board: NumberedBoard,
+    board: CountedBoard,
 ) -> None:
     reader, acts = attach(board, "copy")
     publish(board, 1.0)
@@ -444,7 +447,7 @@ def test_a_publish_that_fails_half_way_leaves_the_last_version_to_readers_and_la
 
 
 def test_an_interrupt_just_before_head_moves_leaves_the_slot_that_head_names_alone(
-    board: NumberedBoard,
+    board: CountedBoard,
 ) -> None:
     class InterruptedAtHead:
         def __init__(self, words: memoryview) -> None:
@@ -474,7 +477,7 @@ def test_an_interrupt_just_before_head_moves_leaves_the_slot_that_head_names_alo
 
 
 @pytest.mark.processes
-def test_a_forked_child_of_the_learner_cannot_publish(board: NumberedBoard) -> None:
+def test_a_forked_child_of_the_learner_cannot_publish(board: CountedBoard) -> None:
     publish(board, 1.0)
     child = os.fork()
     if child == 0:
@@ -498,7 +501,7 @@ def test_a_forked_child_of_the_learner_cannot_publish(board: NumberedBoard) -> N
 
 @pytest.mark.processes
 def test_a_reader_leaves_a_note_that_the_learner_reads(
-    board: NumberedBoard, start: Callable[..., Remote]
+    board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
     remote = start()
     remote.ask("attach", board.handle, "copy", 2)
@@ -518,7 +521,7 @@ def test_a_reader_leaves_a_note_that_the_learner_reads(
     reader.close()
 
 
-def test_a_note_without_room_is_refused_and_the_old_one_stays(board: NumberedBoard) -> None:
+def test_a_note_without_room_is_refused_and_the_old_one_stays(board: CountedBoard) -> None:
     reader, _ = attach(board, "copy", 0)
     reader.leave_note(b"small")
     noise = random.Random(0).randbytes(fmt.NOTE_BYTES + 1)
@@ -530,7 +533,7 @@ def test_a_note_without_room_is_refused_and_the_old_one_stays(board: NumberedBoa
 
 
 def test_notes_of_the_first_and_the_last_reader_do_not_touch_what_lies_beside_them(
-    board: NumberedBoard,
+    board: CountedBoard,
 ) -> None:
     ends = [attach(board, "alias", number) for number in (0, fmt.MAX_READERS - 1)]
     publish(board, 1.0)
@@ -551,7 +554,7 @@ def test_notes_of_the_first_and_the_last_reader_do_not_touch_what_lies_beside_th
 
 @pytest.mark.processes
 def test_a_late_joiner_adopts_the_newest_version_without_the_learner(
-    board: NumberedBoard, start: Callable[..., Remote]
+    board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
     for number in range(1, 10):
         publish(board, number)
@@ -562,7 +565,7 @@ def test_a_late_joiner_adopts_the_newest_version_without_the_learner(
     assert [(s.reader, s.pid, s.adopted_version) for s in board.status()] == [(3, remote.pid, 9)]
 
 
-def test_readers_without_a_number_take_the_first_free_line(board: NumberedBoard) -> None:
+def test_readers_without_a_number_take_the_first_free_line(board: CountedBoard) -> None:
     readers = [attach(board, "copy")[0] for _ in range(3)]
     assert [reader.reader for reader in readers] == [0, 1, 2]
     readers[1].close()
@@ -573,9 +576,7 @@ def test_readers_without_a_number_take_the_first_free_line(board: NumberedBoard)
 
 
 @pytest.mark.processes
-def test_two_living_workers_cannot_have_one_number(
-    board: NumberedBoard, start: Callable[..., Remote]
-) -> None:
+def test_two_living_workers_cannot_have_one_number(board: CountedBoard, start: Callable[..., Remote]) -> None:
     remote = start()
     remote.ask("attach", board.handle, "copy", 4)
     fds = open_fds()
@@ -585,14 +586,14 @@ def test_two_living_workers_cannot_have_one_number(
     assert open_fds() == fds
 
 
-def test_a_reader_number_beyond_the_board_is_refused(board: NumberedBoard) -> None:
+def test_a_reader_number_beyond_the_board_is_refused(board: CountedBoard) -> None:
     for number in (-1, fmt.MAX_READERS, 5000):
         with pytest.raises((ConfigError, PublishError)):
             attach(board, "copy", number)
 
 
 def test_when_the_learner_closes_readers_keep_what_they_have_and_newcomers_are_refused() -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(LAYOUT)
     handle = board.handle
     reader, acts = attach(board, "alias")
@@ -610,10 +611,10 @@ def test_when_the_learner_closes_readers_keep_what_they_have_and_newcomers_are_r
 
 
 def test_another_board_at_the_same_address_is_not_taken_for_the_old_one() -> None:
-    old = NumberedBoard()
+    old = CountedBoard()
     handle = old.handle
     old.close()
-    new = NumberedBoard()
+    new = CountedBoard()
     assert new.handle.address == handle.address, "the descriptor's number is used again"
     fds = open_fds()
     with pytest.raises(BoardClosed, match="is gone"):
@@ -626,7 +627,7 @@ def test_another_board_at_the_same_address_is_not_taken_for_the_old_one() -> Non
 def test_another_file_at_the_address_of_a_closed_board_is_refused(
     start: Callable[..., Remote], tmp_path: Path
 ) -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     handle = board.handle
     board.close()
     file = (tmp_path / "log").open("wb")
@@ -649,7 +650,7 @@ def test_another_file_at_the_address_of_a_closed_board_is_refused(
 
 @pytest.mark.processes
 def test_a_killed_reader_gives_its_lease_and_its_line_back(start: Callable[..., Remote]) -> None:
-    board = NumberedBoard(max_slots=3)
+    board = CountedBoard(max_slots=3)
     board.lay_out(LAYOUT)
     victim, survivor = start(), start()
     victim.ask("attach", board.handle, "alias", 0)
@@ -680,7 +681,7 @@ def test_a_killed_reader_gives_its_lease_and_its_line_back(start: Callable[..., 
 def test_what_a_killed_reader_started_does_not_keep_its_lease(
     start: Callable[..., Remote], leave_behind: str
 ) -> None:
-    board = NumberedBoard(max_slots=3)
+    board = CountedBoard(max_slots=3)
     board.lay_out(LAYOUT)
     reader, _ = attach(board, "alias")
     victim = start()
@@ -707,7 +708,7 @@ def test_what_a_killed_reader_started_does_not_keep_its_lease(
 def test_workers_forked_from_the_learner_read_with_leases_of_their_own() -> None:
     gc.collect()
     of_others = open_fds().count(MEMFD)
-    board = NumberedBoard(max_slots=3)
+    board = CountedBoard(max_slots=3)
     board.lay_out(LAYOUT)
     publish(board, 1.0)
     remotes = [Remote("fork") for _ in range(2)]
@@ -733,7 +734,7 @@ def test_workers_forked_from_the_learner_read_with_leases_of_their_own() -> None
 
 @pytest.mark.processes
 def test_a_stopped_reader_delays_no_publish_and_is_named_when_somebody_waits_for_it(
-    board: NumberedBoard, start: Callable[..., Remote]
+    board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
     stopped, lively = start(), start()
     for number, remote in enumerate((stopped, lively)):
@@ -767,7 +768,7 @@ def test_a_stopped_reader_delays_no_publish_and_is_named_when_somebody_waits_for
 
 @pytest.mark.processes
 def test_a_reader_stopped_in_the_middle_of_a_copy_wakes_to_the_version_it_began_with(
-    board: NumberedBoard, start: Callable[..., Remote]
+    board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
     remote = start()
     remote.ask("attach", board.handle, "copy")
@@ -790,7 +791,7 @@ def test_a_reader_stopped_in_the_middle_of_a_copy_wakes_to_the_version_it_began_
 
 @pytest.mark.processes
 def test_waiting_for_a_dead_reader_ends_at_once_with_its_pid(
-    board: NumberedBoard, start: Callable[..., Remote]
+    board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
     dead, alive = start(), start()
     for number, remote in enumerate((dead, alive)):
@@ -812,7 +813,7 @@ def test_waiting_for_a_dead_reader_ends_at_once_with_its_pid(
 
 @pytest.mark.processes
 def test_a_reader_that_dies_while_it_is_waited_for_ends_the_wait(
-    board: NumberedBoard, start: Callable[..., Remote]
+    board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
     remote = start()
     remote.ask("attach", board.handle, "copy")
@@ -829,7 +830,7 @@ def _kill_soon(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_waiting_for_a_worker_that_never_came_names_it(board: NumberedBoard) -> None:
+def test_waiting_for_a_worker_that_never_came_names_it(board: CountedBoard) -> None:
     reader, _ = attach(board, "copy", 0)
     publish(board, 1.0)
     reader.adopt()
@@ -840,7 +841,7 @@ def test_waiting_for_a_worker_that_never_came_names_it(board: NumberedBoard) -> 
 
 @pytest.mark.processes
 def test_a_wait_ends_when_the_last_reader_has_adopted(
-    board: NumberedBoard, start: Callable[..., Remote]
+    board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
     remotes = [start(), start()]
     for remote in remotes:
@@ -856,7 +857,7 @@ def test_a_wait_ends_when_the_last_reader_has_adopted(
 
 @pytest.mark.processes
 def test_a_stray_write_into_an_adopted_view_ends_the_reader_at_once_and_harms_nobody(
-    board: NumberedBoard, start: Callable[..., Remote]
+    board: CountedBoard, start: Callable[..., Remote]
 ) -> None:
     remote = start()
     remote.ask("attach", board.handle, "alias")
@@ -944,7 +945,7 @@ def test_a_second_destination_joins_while_readers_hold_leases() -> None:
     size = 200_000
     one, two = plain_layout(2, size), plain_layout(2, size, "env.transform[0]")
     image = one.image_bytes
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(one)
     (keeper, kept), (mover, moved) = attach(board, "alias"), attach(board, "alias")
     publish(board, 1.0)
@@ -981,7 +982,7 @@ def test_a_second_destination_joins_while_readers_hold_leases() -> None:
 def test_retired_slots_read_by_a_process_of_its_own_stay_until_it_adopts(
     start: Callable[..., Remote],
 ) -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(plain_layout(2, 1000))
     remote = start()
     remote.ask("attach", board.handle, "alias")
@@ -997,7 +998,7 @@ def test_retired_slots_read_by_a_process_of_its_own_stay_until_it_adopts(
     board.close()
 
 
-def test_laying_out_the_same_again_changes_nothing(board: NumberedBoard) -> None:
+def test_laying_out_the_same_again_changes_nothing(board: CountedBoard) -> None:
     publish(board, 1.0)
     slots, size = board._words[fmt.SLOT_COUNT], board._file.size_bytes()
     board.lay_out(plain_layout())
@@ -1006,7 +1007,7 @@ def test_laying_out_the_same_again_changes_nothing(board: NumberedBoard) -> None
 
 
 def test_texts_of_earlier_layouts_are_given_back() -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     layouts = [plain_layout(1, 8, *(f"extra{i}" for i in range(300 + n))) for n in range(40)]
     board.lay_out(layouts[0])
     publish(board, 1.0)
@@ -1020,7 +1021,7 @@ def test_texts_of_earlier_layouts_are_given_back() -> None:
 
 
 def test_however_often_it_is_laid_out_anew_versions_and_readers_stay_right() -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     layouts = [plain_layout(1, 8), plain_layout(2, 8)]
     board.lay_out(layouts[0])
     reader, acts = attach(board, "copy")
@@ -1037,7 +1038,7 @@ def test_however_often_it_is_laid_out_anew_versions_and_readers_stay_right() -> 
 
 
 def test_however_often_it_is_laid_out_without_a_publish_the_lines_suffice_or_it_is_refused() -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     layouts = [plain_layout(1, 8), plain_layout(2, 8)]
     board.lay_out(layouts[0])
     reader, acts = attach(board, "copy", 0)
@@ -1058,7 +1059,7 @@ def test_however_often_it_is_laid_out_without_a_publish_the_lines_suffice_or_it_
 
 def test_a_line_that_is_used_again_is_not_taken_for_the_slot_it_was() -> None:
     """A reader that kept its views of a retired slot maps the new image of that number."""
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(plain_layout(1, 8))
     (reader, acts), (other, _) = attach(board, "alias"), attach(board, "alias")
     publish(board, 1.0)
@@ -1088,7 +1089,7 @@ def test_a_layout_that_grows_past_the_mapped_pages_is_read_whole() -> None:
     names = [f"a.rather.long.name.of.a.leaf.{i}" for i in range(500)]
     layout = Layout.build({"policy": [LeafSpec(n, "buffer", (1,), torch.float32) for n in names]})
     assert len(layout.to_json()) > 4 * 4096
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(layout)
     reader, acts = attach(board, "copy")
     publish(board, 1.0)
@@ -1098,26 +1099,44 @@ def test_a_layout_that_grows_past_the_mapped_pages_is_read_whole() -> None:
     board.close()
 
 
-# ---------------------------------------------------------------------------------- versions
-
-
-def test_a_resumed_board_goes_on_counting(board: NumberedBoard) -> None:
-    board.advance_to(1000)
-    reader, acts = attach(board, "alias")
-    assert reader.adopt() == 0
-    assert publish(board, 1001) == 1001
-    assert reader.adopt() == 1001
-    assert low_high(acts.tensors) == (1001, 1001)
-    board.advance_to(5)
-    assert publish(board, 1002) == 1002
-    reader.close()
-
-
 def test_head_packs_any_version_and_slot() -> None:
     for version, slot in ((0, 0), (1, 1023), (2**53, 512), (2**54 - 1, 1023)):
         head = fmt.pack_head(version, slot)
         assert fmt.unpack_head(head) == (version, slot)
         struct.pack("<Q", head)  # fits in one word
+
+
+# ---------------------------------------------------------------------------------- in the background
+
+
+def test_what_is_copied_in_the_background_lives_until_it_is_copied(board: CountedBoard) -> None:
+    gate = threading.Event()
+    board._copier.submit(gate.wait)
+    tensors = filled(LAYOUT, 5.0)
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    board.publish(tensors, later={0})
+    del tensors
+    gc.collect()
+    assert all(ref() is not None for ref in alive), "the memory of a source was given back too early"
+    gate.set()
+    board.join()
+    assert low_high(board.newest_views()) == (5.0, 5.0)
+    assert until(lambda: not any(ref() is not None for ref in alive)), "and no longer"
+
+
+def test_what_an_accelerator_still_reads_lives_until_it_is_copied() -> None:
+    """The accelerator copies its leaves into pinned memory by itself, later than the host asks for it."""
+    sources = [torch.ones(2), torch.ones(2)]
+    alive = [weakref.ref(tensor) for tensor in sources]
+    pinned, into = [torch.ones(2), torch.ones(2)], [torch.zeros(2), torch.zeros(2)]
+    left = SlotCopy(into, pinned, sources).begin({1})
+    del sources
+    gc.collect()
+    assert all(ref() is not None for ref in alive)
+    left.finish()
+    del left
+    gc.collect()
+    assert not any(ref() is not None for ref in alive)
 
 
 # ---------------------------------------------------------------------------------- the canary
@@ -1129,7 +1148,7 @@ def test_two_processes_that_look_as_fast_as_they_can_see_no_mixture_and_no_lie(
 ) -> None:
     seconds = 5.0
     layout = plain_layout(tensors=20, size=25_000)
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(layout)
     remotes = {"alias": start(), "copy": start()}
     for mode, remote in remotes.items():

@@ -31,11 +31,11 @@ from rlsync.core.errors import (
     PublishError,
     WorkerLost,
 )
-from rlsync.sync.numbered_board import NumberedBoard
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import BoardReader
 from rlsync.transport.contract import Note
 from tests.tensors.test_layout import layouts
+from tests.tools.counted_board import CountedBoard
 from tests.tools.machine_readers import (
     Adoption,
     Image,
@@ -104,7 +104,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @initialize(layout=some_layout, max_slots=few_slots, modes=modes)
     def open(self, layout: Layout, max_slots: int, modes: list[bool]) -> None:
-        self.board = NumberedBoard(max_slots)
+        self.board = CountedBoard(max_slots)
         self.max_slots = max_slots
         self.readers: dict[int, Reader] = {}
         self.published: dict[int, Published] = {}
@@ -156,7 +156,7 @@ class BoardMachine(RuleBasedStateMachine):
 
     @rule(by=st.integers(-3, 5))
     def advance_and_ask(self, by: int) -> None:
-        self.board.advance_to(self.version + by)
+        self.board.ledger.advance_to(self.version + by)
         self.version += max(0, by)
         self.asked, self.asked_from = self.asked + 1, self.newest
         assert self.board.ask() == self.asked
@@ -490,7 +490,7 @@ def test_any_sequence_of_operations_between_real_processes_keeps_the_laws_of_a_b
 
 
 def test_a_closed_board_that_is_watched_says_that_it_was_closed() -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     reader = BoardReader(board.handle, lambda version, layout, views: False)
     board.close()
     try:
@@ -501,7 +501,7 @@ def test_a_closed_board_that_is_watched_says_that_it_was_closed() -> None:
 
 
 def test_a_layout_without_leaves_can_be_published() -> None:
-    board = NumberedBoard()
+    board = CountedBoard()
     board.lay_out(Layout.build({}))
     try:
         assert board.publish([]) == 1

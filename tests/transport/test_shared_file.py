@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlsync import WeightBoard
 from rlsync.cli import machine
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.transport.board import BoardWriter
 from rlsync.transport.ring.reader import RolloutRing
 from rlsync.transport.shared_file import FileAddress, SharedFile
 from tests.tools.parts.namespaces import may_unshare
@@ -36,7 +36,7 @@ def make_ring() -> RolloutRing:
 MAKERS: dict[str, Callable[[], object]] = {
     "a new file": lambda: SharedFile.create("rlsync-test"),
     "another process's file": lambda: SharedFile.open(FileAddress(os.getpid(), "/dev/null")),
-    "a board": WeightBoard,
+    "a board": BoardWriter,
     "a ring": make_ring,
 }
 
@@ -75,7 +75,7 @@ except BoardClosed as refused:
 @pytest.mark.seconds
 @pytest.mark.skipif(not may_unshare("-p"), reason="this user may not make a namespace of processes")
 def test_a_worker_in_another_container_is_refused_although_it_finds_a_process_of_that_number() -> None:
-    board = WeightBoard()
+    board = BoardWriter()
     handle = pickle.dumps(board.handle).hex()
     command = ["unshare", "-pf", sys.executable, "-c", IN_ANOTHER_CONTAINER, handle]
     said = subprocess.run(
@@ -88,7 +88,7 @@ def test_a_worker_in_another_container_is_refused_although_it_finds_a_process_of
 
 
 def test_a_board_of_before_a_restart_of_this_host_is_gone() -> None:
-    board = WeightBoard()
+    board = BoardWriter()
     address = replace(board.handle.address, host="boot 0, pid:[0]")
     with pytest.raises(BoardClosed, match="another host"):
         SharedFile.open(address)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -70,9 +70,12 @@ class PublishHook(TrainerHookBase):
     def _publish(self, reason: str, now: Counters) -> Receipt:
         raise NotImplementedError
 
-    def _decision(self) -> AbstractContextManager[None]:
-        """Around each call of the hook: other ranks of the learner are told what was published inside."""
-        return nullcontext()
+    def _publish_due(self, now: Counters) -> Receipt | None:
+        """Publish what the trigger asks for; ``None`` if a gate holds it."""
+        return self._publish("trigger", now) if all(gate() for gate in self._gates) else None
+
+    def _pass_over(self) -> None:
+        """Nothing is due at this call of the hook."""
 
     def _require_bound(self) -> None:
         """Raise if the hook would publish nothing, because it has no trainer."""
@@ -100,13 +103,12 @@ class PublishHook(TrainerHookBase):
         refuse_arguments(self, given)
         now = self.counters()
         self._calls.called(now)
-        with self._decision():
-            if self._owed is not None:
-                self._settle()
-            elif self.when.due(self._last, now):
-                self.join()
-                if all(gate() for gate in self._gates):
-                    self._record("trigger", now)
+        if self._owed is not None:
+            self._settle()
+        elif not self.when.due(self._last, now):
+            self._pass_over()
+        elif (receipt := self._publish_due(now)) is not None:
+            self._record(receipt, now)
 
     def add_gate(self, gate: Callable[[], bool]) -> None:
         """Put off a publish that is due while ``gate()`` is false.
@@ -118,12 +120,12 @@ class PublishHook(TrainerHookBase):
 
     def publish(self) -> Receipt:
         """Publish now, whatever the trigger says."""
-        return self._record("call", self.counters())
+        now = self.counters()
+        return self._record(self._publish("call", now), now)
 
-    def _record(self, reason: str, now: Counters) -> Receipt:
-        receipt = self._publish(reason, now)
+    def _record(self, receipt: Receipt, now: Counters) -> Receipt:
         self._calls.published()
-        if not receipt.coalesced and reason in ("trigger", "call"):
+        if not receipt.coalesced and receipt.reason in ("trigger", "call"):
             self._last = now
         self.receipts.append(receipt)
         if self._receipts_file is not None:
@@ -133,8 +135,10 @@ class PublishHook(TrainerHookBase):
 
     def _settle(self) -> None:
         """Make the publish that is owed: before the first frame, or after a resume."""
-        if self._owed is not None and not self._record(self._owed, self.counters()).coalesced:
-            self._owed = None
+        if self._owed is not None:
+            now = self.counters()
+            if not self._record(self._publish(self._owed, now), now).coalesced:
+                self._owed = None
 
     def _owe(self, reason: str) -> None:
         """Publish before the next frame; at once where frames may come before ``setup`` runs."""

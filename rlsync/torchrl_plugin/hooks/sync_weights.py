@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -99,7 +98,7 @@ class SyncWeights(PublishHook):
         self.background = background
         self.max_unchanged_publishes = max_unchanged_publishes
         self._bound_map: BoundMap | None = None
-        self._images: list[VersionCopies] = []
+        self._pinned: list[VersionCopies] = []
         if trainer is not None:
             self._bind(trainer, "sync_weights")
 
@@ -294,14 +293,19 @@ class SyncWeights(PublishHook):
             DestinationNotFound: the Evaluator's worker has no scheme for a destination of the map.
             LayoutMismatch: the Evaluator's policy has other leaves than the collector's.
         """
-        self._images.append(pin(evaluator, self._bound, self._settle, self.publish))
+        self._pinned.append(pin(evaluator, self._bound, self._settle, self.publish))
 
-    def _decision(self) -> AbstractContextManager[None]:
-        return self._bound.endpoint.publisher.decision()
+    def _pass_over(self) -> None:
+        self._bound.endpoint.publisher.pass_over()
+
+    def _publish_due(self, now: Counters) -> Receipt | None:
+        receipt = self._bound.publish_unless_held(self._gates, "trigger", now, in_background=self.background)
+        return None if receipt is None else self._copied(receipt)
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
-        in_background = self.background and reason == "trigger"
-        receipt = self._bound.publish(reason, now, in_background=in_background)
-        for images in self._images:
-            images.published()
+        return self._copied(self._bound.publish(reason, now))
+
+    def _copied(self, receipt: Receipt) -> Receipt:
+        for copies in self._pinned:
+            copies.published()
         return receipt

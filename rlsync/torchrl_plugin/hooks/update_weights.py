@@ -13,7 +13,7 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
 from rlsync.core.path import parse
-from rlsync.core.plan import Receipt
+from rlsync.core.plan import POLICY, Receipt
 from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
@@ -221,8 +221,8 @@ class UpdateWeights(PublishHook):
         return Sent()
 
     def _send_checked(self, weights: Any, endpoint: Endpoint) -> Sent:
-        sent = self._fit.named(weights, endpoint.specs("policy"))
-        version = endpoint.publisher.publish({("policy", name): tensor for name, tensor in sent.items()})
+        sent = endpoint.publisher.fitted(self._fit, POLICY, weights)
+        version = endpoint.publisher.publish(sent)
         return Sent(len(sent), sum(tensor.nbytes for tensor in sent.values()), version is None)
 
 

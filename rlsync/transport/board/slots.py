@@ -49,6 +49,7 @@ class BoardSlots:
         self._now: LaidOut | None = None
         self._retiring: list[LaidOut] = []
         self._free_lines: list[int] = []
+        self.others_write = False  #: whether other processes write into slots, too
 
     @property
     def layout(self) -> Layout | None:
@@ -109,7 +110,7 @@ class BoardSlots:
         """Lock a slot for writing, unless a worker leases it or a rank still writes to it."""
         if not self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
             return False
-        if self._file.is_locked(fmt.RANK_LOCK + slot):
+        if self.others_write and self._file.is_locked(fmt.RANK_LOCK + slot):
             self._file.unlock(fmt.SLOT_LOCK + slot)
             return False
         return True

@@ -25,12 +25,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch import Tensor
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
-from rlsync.transport.board.copying import SlotCopy, Staging
-from rlsync.transport.board.fill import Fill, Filling, SlotPlace
+from rlsync.transport.board.copying import Fill, Filling, SlotCopy, SlotPlace, Staging
 from rlsync.transport.board.format import SlotState
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.slots import FIRST_SLOTS, BoardSlots
@@ -94,8 +93,7 @@ class BoardWriter:
         self._copying: tuple[Future[None], Untouched] | None = None
         self._staging = Staging()
         self._watch = BoardWatch(self._file, self._words)
-        #: Fills the slots of publishes that copy everything at once, with the help of other processes.
-        self.fill: Fill | None = None
+        self._fill: Fill | None = None
 
     @property
     def handle(self) -> BoardHandle:
@@ -132,9 +130,9 @@ class BoardWriter:
 
         Raises:
             BoardClosed: the board was closed.
+            PublishError: a version is still being copied and was not joined.
         """
-        self._check_open()
-        self.join()
+        self._check_free()
         if layout != self.layout:
             self._slots.lay_out(layout)
 
@@ -153,12 +151,12 @@ class BoardWriter:
         Raises:
             BoardClosed: the board was closed, or nothing is laid out yet.
             LayoutMismatch: a tensor does not have the shape of its leaf.
-            PublishError: the stamp is not greater than the newest one, or a leaf has no value to keep.
+            PublishError: the stamp is not greater than the newest one, a leaf has no value to keep, or the
+                version before is still being copied and was not joined.
         """
-        self._check_open()
-        self.join()
+        self._check_free()
         if self.layout is None:
-            raise BoardClosed("nothing is laid out yet", "WeightBoard.publish", "call lay_out first")
+            raise BoardClosed("nothing is laid out yet", "BoardWriter.publish", "call lay_out first")
         whole = self._completed(tensors, self.layout)
         self.layout.check(whole)
         check_newer(stamp, self.newest_stamp)
@@ -177,6 +175,15 @@ class BoardWriter:
         untouched = Untouched.now([whole[i] for i in later], stamp.version)
         self._copying = self._copier.submit(self._finish, slot, stamp, copy, untouched), untouched
         return stamp.version
+
+    def fill_with(self, fill: Fill) -> None:
+        """Let other processes help to fill slots from now on, where a publish copies everything at once.
+
+        Args:
+            fill: fills a slot. Processes that write to it hold a lock of their own on it meanwhile.
+        """
+        self._fill = fill
+        self._slots.others_write = True
 
     def join(self) -> None:
         """Wait until a version that is still being copied is there.
@@ -283,6 +290,15 @@ class BoardWriter:
         if self._file.fd < 0:
             raise BoardClosed("this board was closed", f"process {os.getpid()}", "make a new one")
 
+    def _check_free(self) -> None:
+        self._check_open()
+        if self._copying is not None:
+            raise PublishError(
+                f"version {self._copying[1].version} is still being copied",
+                "BoardWriter",
+                "join() it first: a board carries one version after the other",
+            )
+
     def _completed(self, tensors: Sequence[Tensor | None], layout: Layout) -> list[Tensor]:
         """The tensors, with the value of the version before wherever there is ``None``."""
         whole = [tensor for tensor in tensors if tensor is not None]
@@ -296,8 +312,8 @@ class BoardWriter:
     ) -> SlotCopy | Filling:
         """What is left to do for a slot, once the copies that must not wait were made."""
         views = self._slots.leaves(slot)[1]
-        if self.fill is not None and not later:
-            return Filling(self.fill, self._place(slot), stamp, views, tensors)
+        if self._fill is not None and not later:
+            return Filling(self._fill, self._place(slot), stamp, views, tensors)
         copy = self._staging.copy(layout, views, tensors, later)
         return copy.begin(later) if later else copy
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.path import parse
-from rlsync.sync.meeting import TIMEOUT_S, RankNote, leave_note, listen, own_rank, process_group
+from rlsync.sync.sharded.meeting import TIMEOUT_S, RankNote, leave_note, listen, own_rank, process_group
+from rlsync.sync.sharded.wire import Wire, raw
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves
@@ -22,7 +23,6 @@ from rlsync.tensors.sharded import Block, Sharding, block_of, is_sharded, own_pa
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.rank import RankEnd
 from rlsync.transport.shared_file import FileAddress
-from rlsync.transport.wire import Wire, raw
 
 
 @dataclass(frozen=True, slots=True)

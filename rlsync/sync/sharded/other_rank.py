@@ -12,14 +12,14 @@ from torch import Tensor
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.core.path import parse
-from rlsync.sync.meeting import RankNote, own_rank
+from rlsync.sync.sharded.meeting import RankNote, own_rank
+from rlsync.sync.sharded.wire import Wire, raw
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.sharded import Block, Sharding, part_of
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.watch import process_state
 from rlsync.transport.rules import Key
 from rlsync.transport.shared_file import this_host
-from rlsync.transport.wire import Wire, raw
 
 
 @dataclass

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor
 
 from rlsync.core.errors import LayoutMismatch, PublishError, RlsyncError
 from rlsync.core.ledger import Stamp
-from rlsync.sync.meeting import TIMEOUT_S, named, next_meeting, own_rank, process_group, read_notes
-from rlsync.sync.other_rank import Other, Roster, full_name
+from rlsync.core.plan import Route, Verdict
+from rlsync.sync.sharded.meeting import TIMEOUT_S, named, next_meeting, own_rank, process_group, read_notes
+from rlsync.sync.sharded.other_rank import Other, Roster, full_name
+from rlsync.sync.sharded.wire import first_ready
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaf
 from rlsync.tensors.sharded import Sharding, is_sharded, write_blocks
-from rlsync.transport.board.fill import SlotPlace, copy
+from rlsync.transport.board.copying import SlotPlace, copy
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Transport
 from rlsync.transport.rules import Key
-from rlsync.transport.wire import first_ready
 
 _LOOK_EVERY_S = 0.1
 
@@ -41,22 +42,23 @@ def require_board(leaves: Sequence[Leaf], transport: Transport, where: str) -> N
         return
     for leaf in leaves:
         if is_sharded(leaf.read()):
-            raise without_board(f"{leaf.name} is", where)
+            raise _without_board(f"{leaf.name} is", where)
 
 
-def without_board(subject: str, where: str) -> LayoutMismatch:
-    """The error for sharded leaves on a transport that no other rank can write to.
+def require_shards(leaves: Sequence[Leaf], verdicts: Sequence[Verdict], route: Route) -> None:
+    """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this.
 
-    Args:
-        subject: what is sharded, with its verb.
-        where: the place, for the error.
+    Raises:
+        PublishError: names the first such leaf.
     """
-    return LayoutMismatch(
-        f"{subject} sharded over ranks, and only a board takes the parts of a leaf",
-        where,
-        "use a process collector with a BoardScheme; or gather it first (full_tensor, or a full state dict), "
-        "and name the gathered module",
-    )
+    for leaf, verdict in zip(leaves, verdicts, strict=True):
+        if verdict is Verdict.SHARDED and not is_sharded(leaf.read()):
+            raise PublishError(
+                f"{route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
+                "forward pass, and optimizer steps do not reach it",
+                f"sync map {route}",
+                "call module.reshard() before the publish, or publish after the backward pass",
+            )
 
 
 class Ranks:
@@ -78,11 +80,21 @@ class Ranks:
         self._group: object = None
         self._meeting = 0
         self._others: dict[int, Other] = {}
-        self._number = 0  # of the newest decision
-        self._in_decision = False
+        self._number = 1  # of the publish, or the word that there is none, which the others wait for
         self._filled: Stamp | None = None
         self._roster: Roster | None = None
-        board.fill = self.fill
+        board.fill_with(self.fill)
+
+    @classmethod
+    def of(cls, transport: Transport) -> Ranks:
+        """The ranks that fill a transport, which must be a board.
+
+        Raises:
+            LayoutMismatch: it is none.
+        """
+        if not isinstance(transport, BoardWriter):
+            raise _without_board("the weights are", type(transport).__name__)
+        return cls(transport)
 
     # ---------------------------------------------------------------------------- who takes part
 
@@ -127,24 +139,18 @@ class Ranks:
 
     # ---------------------------------------------------------------------------- what they are told
 
-    @contextmanager
-    def decision(self) -> Iterator[None]:
-        """Tell the other ranks, at the end, whether a version was published inside, and which one."""
-        if self._in_decision or not self._others:
-            yield
-            return
-        self._in_decision, self._filled = True, None
+    def begin(self) -> None:
+        """A publish begins. It ends with :meth:`tell`."""
         self._number += 1
-        try:
-            yield
-        except BaseException as error:
+        self._filled = None
+
+    def tell(self, error: BaseException | None) -> None:
+        """Tell the other ranks what this publish has come to: a version, none, or an error."""
+        if error is not None:
             self._tell(_failure(self._number, error))
-            raise
-        else:
-            version = None if self._filled is None else self._filled.version
-            self._tell({"say": "done", "number": self._number, "version": version})
-        finally:
-            self._in_decision = False
+            return
+        version = None if self._filled is None else self._filled.version
+        self._tell({"say": "done", "number": self._number, "version": version})
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Tell all that can be reached; the next publish refuses to do without the others."""
@@ -263,3 +269,18 @@ class Ranks:
 def _failure(number: int, error: BaseException) -> dict[str, Any]:
     said = error if isinstance(error, RlsyncError) else RlsyncError(f"{type(error).__name__}: {error}")
     return {"say": "failed", "number": number, "what": said.what, "where": said.where, "cure": said.cure}
+
+
+def _without_board(subject: str, where: str) -> LayoutMismatch:
+    """The error for sharded leaves on a transport that no other rank can write to.
+
+    Args:
+        subject: what is sharded, with its verb.
+        where: the place, for the error.
+    """
+    return LayoutMismatch(
+        f"{subject} sharded over ranks, and only a board takes the parts of a leaf",
+        where,
+        "use a process collector with a BoardScheme; or gather it first (full_tensor, or a full state dict), "
+        "and name the gathered module",
+    )
