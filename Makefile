@@ -1,7 +1,9 @@
 # rlsync: what `make` can do. Everything needs only Python, pip and make.
 #
 #   make train         makes .venv when there is none, then trains PPO on CartPole-v1
-#   make test          makes .venv with the dev extras, then runs all tests
+#   make test          makes .venv with the dev extras, then runs the tests: every law and every fault at least once
+#   make test-all      all tests, also the long storms, whole products of parameters and runs that learn
+#   make test-touched  what `make test` leaves out, of the folders of tests that this branch concerns
 #   make test-quick    the short tests that start no process, for the time between two edits
 #   make same          compares short runs of every recipe, and a few publishes, with those of the merge base with main
 #   make check         all checks but the tests: format, lint, types, floors and docs, each also a target of its own
@@ -35,7 +37,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || e
 
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
-.PHONY: help train test test-quick same check format lint types floors docs wheel hooks clean \
+.PHONY: help train test test-all test-touched test-quick same check format lint types floors docs wheel hooks clean \
 	compat compat-lowest compat-highest compat-tests
 
 help:
@@ -45,10 +47,18 @@ train: $(VENV)/.stamp-run
 	$(BIN)/rlsync train $(ARGS)
 
 test: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not thorough' $(ARGS)
+
+test-all: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
+# pytest says 5 where it finds no test: a folder may have none that is thorough.
+test-touched: $(VENV)/.stamp-dev
+	@folders=$$($(BIN)/python .ci/touched.py) && echo "thorough tests of: $${folders:-nothing}" && \
+	if [ -n "$$folders" ]; then $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m thorough $(ARGS) $$folders || [ $$? = 5 ]; fi
+
 test-quick: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not processes and not slow and not seconds' $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not processes and not slow and not seconds and not thorough' $(ARGS)
 
 same: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.laws.same $(ARGS)

@@ -22,8 +22,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tools.parts.processes import child_pids, kill, open_fds, shared_mappings, wait_until
+from tests.tools.parts.processes import child_pids, kill, open_fds, shared_mappings, wait_until, what_is
 from tests.tools.parts.programs import PRELOAD
+from tests.tools.tiers import mark_thorough
 
 LEAVE_TIMEOUT_S = 5.0
 
@@ -55,7 +56,8 @@ collect_ignore = ["project/typing_cases", "tools/ray_cases.py"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark most tests that start processes, so that it need not be written down."""
+    """Mark what `make test` leaves out, and most tests that start processes: it need not be written down."""
+    mark_thorough(items)
     for item in items:
         match item:
             case pytest.Function():
@@ -150,15 +152,23 @@ def _logging_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _no_process_left_behind() -> Iterator[None]:
-    """A test that leaves child processes fails; they are killed for the sake of the next one."""
+def _no_process_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that leaves child processes fails; they are killed for the sake of the next one.
+
+    A quick test cannot start any. What is seen to begin beside it belongs to the fork server, which is still
+    starting when the first tests run, or to an earlier test, which has failed for it.
+    """
+    if is_quick(request.node):
+        yield
+        return
     before = child_pids()
     yield
     left = _left_after(before)
+    told = [what_is(pid) for pid in sorted(left)]
     for pid in left:
         kill(pid)
     multiprocessing.active_children()  # reaps them
-    assert not left, f"the test left child processes behind (killed now): {sorted(left)}"
+    assert not left, f"the test left child processes behind (killed now): {'; '.join(told)}"
 
 
 def _left_after(before: set[int]) -> set[int]:

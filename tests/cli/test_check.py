@@ -101,7 +101,6 @@ def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str
     }
 
 
-@pytest.mark.seconds
 def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -110,12 +109,18 @@ def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
         "plays CartPole-v1",
         "ends at a mean return of 475 over 20 episodes, or after 150,000 frames",
     ]
+
+
+@pytest.mark.seconds
+@pytest.mark.thorough
+def test_every_shipped_recipe_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     for sweep, count in ((["recipe=glob(*)"], 8), (["recipe=ppo,dqn", "collector=sync,async"], 4)):
         assert main(["check", "-m", *sweep]) == 0
         assert capsys.readouterr().out.splitlines()[0] == f"nothing is wrong with these {count} configs"
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_pong_is_fine_for_recipes_of_pixels_and_refused_for_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_run_that_ends_by_itself_says_when_and_how(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [TRAIN, IMPALA], ids=["ppo", "impala"])
+@pytest.mark.one_case
 def test_a_run_that_loses_a_worker_has_saved_and_goes_on(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_run_that_loses_a_worker_has_saved_and_goes_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_group", [False, True], ids=["learner", "all"])
+@pytest.mark.one_case
 def test_sigterm_ends_a_run_like_ctrl_c(
     whole_group: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +116,7 @@ def test_sigterm_ends_a_run_like_ctrl_c(
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.one_case
 def test_a_run_whose_output_nobody_reads_any_more_has_saved_and_goes_on(
     unbuffered: str, tmp_path: Path
 ) -> None:

@@ -367,14 +367,24 @@ def test_a_logger_that_is_not_installed_is_refused_before_a_worker_starts(
 
 
 @pytest.mark.slow
-def test_the_default_training_reaches_450_and_ends_by_itself(tmp_path: Path) -> None:
-    run = finished(tmp_path, "train", timeout_s=ENDS_WITHIN_S, afresh=True)
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        (("recipe.target_return=60",), 60),
+        pytest.param((), 450, marks=pytest.mark.thorough),
+    ],
+    ids=["low", "default"],
+)
+def test_the_default_training_reaches_its_target_and_ends_by_itself(
+    words: tuple[str, ...], target: float, tmp_path: Path
+) -> None:
+    run = finished(tmp_path, "train", *words, timeout_s=ENDS_WITHIN_S, afresh=True)
     ended, slow = run.output.splitlines()[-2:]
     assert ended.startswith("stopped: target return reached")
     assert slow.startswith("learner busy ")
     mean = re.search(r"mean return of the last 20 episodes ([\d.]+)", ended)
     assert mean is not None
-    assert float(mean[1]) >= 450
+    assert float(mean[1]) >= target
     progress = (
         r"^frames [\d,]+ / 150,000  return [\d.]+  version \d+  lag 0  staleness 0.0  publish [\d.]+ ms"
     )

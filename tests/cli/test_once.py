@@ -60,6 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "of_workers"), [(PPO, 2), (IMPALA, 4)], ids=["ppo", "impala"])
+@pytest.mark.one_case
 def test_one_run_is_checked_once_and_makes_one_environment_besides_the_workers(
     words: tuple[str, ...], of_workers: int, here: Path, counted: Counter[str]
 ) -> None:

@@ -23,6 +23,7 @@ WHEN = [WhenConfig(), WhenConfig(every=5, unit="optim_steps"), WhenConfig(every=
 @every_recipe
 @pytest.mark.parametrize("when", WHEN, ids=lambda when: when.unit)
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.each_value
 def test_a_run_does_what_its_plan_says(name: str, when: WhenConfig) -> None:
     config = small(name)
     config.sync.when = when

@@ -560,6 +560,7 @@ def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_pong_from_pixels_is_evaluated_and_filmed_in_colour(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

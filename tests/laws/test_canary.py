@@ -112,6 +112,7 @@ def _collect(collector: BaseCollector, learner: Learner, seconds: float) -> Cens
 
 @pytest.mark.slow
 @modes
+@pytest.mark.thorough
 def test_two_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version(adopt: str) -> None:
     policy = make_canary()
     with on_a_board(policy, MultiAsyncCollector, adopt=adopt, frames_per_batch=10) as collector:

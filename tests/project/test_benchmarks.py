@@ -85,6 +85,7 @@ def test_the_footprint_of_a_board_is_one_descriptor_a_worker_however_many_tensor
     assert "| 200 | 2 |" in table.read_text()
 
 
+@pytest.mark.thorough
 def test_workers_that_adopt_by_alias_keep_no_copy_of_their_own(tmp_path: Path) -> None:
     out, table = tmp_path / "footprint.json", tmp_path / "footprint.md"
     size = ["--tensors", 20, "--floats", 1_000_000, "--workers", 3, "--big-floats", 0]
@@ -96,6 +97,7 @@ def test_workers_that_adopt_by_alias_keep_no_copy_of_their_own(tmp_path: Path) -
     assert by_copy > 5.5  # and a copy for each of three workers
 
 
+@pytest.mark.thorough
 def test_a_step_is_timed_without_a_publish_with_one_and_with_one_in_the_background(tmp_path: Path) -> None:
     out = tmp_path / "background.json"
     ended = _run(BENCHMARKS / "background.py", "--models", "small", "--steps", 2, "--busy", "--out", out)
@@ -106,12 +108,14 @@ def test_a_step_is_timed_without_a_publish_with_one_and_with_one_in_the_backgrou
     assert "| small, busy |" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_the_steps_of_a_learner_are_timed_for_each_precision_and_beside_torchrl(tmp_path: Path) -> None:
     ended = _run(BENCHMARKS / "impala_loss.py", "--repeats", 1)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "TorchRL" in ended.stdout
 
 
+@pytest.mark.thorough
 def test_laser_and_impala_run_to_the_last_step_allowed_and_a_run_that_failed_says_so(tmp_path: Path) -> None:
     out, table = tmp_path / "laser.json", tmp_path / "laser.md"
     size = ["--seeds", 3, 4, "--max-steps", 3200, "--replay-ratio", 2]
@@ -128,6 +132,7 @@ def test_laser_and_impala_run_to_the_last_step_allowed_and_a_run_that_failed_say
     assert table.read_text().count("> 3,200") == 2 * 3  # two seeds and their median
 
 
+@pytest.mark.thorough
 def test_agents_are_run_alone_and_sharing_their_experience(tmp_path: Path) -> None:
     out, table = tmp_path / "shared.json", tmp_path / "shared.md"
     size = ["--lrs", 1e-3, 1e-2, "--seeds", 0, "--max-steps", 2400]
@@ -137,6 +142,7 @@ def test_agents_are_run_alone_and_sharing_their_experience(tmp_path: Path) -> No
     assert [line.split("|")[1].strip() for line in table.read_text().splitlines()[2:]] == ["alone", "sharing"]
 
 
+@pytest.mark.thorough
 def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> None:
     out, table = tmp_path / "rates.json", tmp_path / "rates.md"
     contenders = ["--only", "rlsync-fp32", "torchrl", "--seconds", 4, "--envs", 2, "--rollout", 8]
@@ -152,6 +158,7 @@ def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> 
         assert f"| {name} |" in table.read_text()
 
 
+@pytest.mark.thorough
 def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(tmp_path: Path) -> None:
     out, table = tmp_path / "rates.json", tmp_path / "rates.md"
     contenders = ["--only", "rlsync-async", "torchrl", "--seconds", 5, "--prefill", 64]
@@ -166,6 +173,7 @@ def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(tmp_p
     assert found["rounds"]["rlsync-async"][0]["updates_per_frame"] == 1  # the pace holds it
 
 
+@pytest.mark.thorough
 def test_training_a_world_model_is_measured_at_a_held_pace(tmp_path: Path) -> None:
     out, table = tmp_path / "rates.json", tmp_path / "rates.md"
     small = ["--belief", 16, "--width", 16, "--sequence-length", 8, "--batch-size", 4, "--horizon", 3]
@@ -199,6 +207,7 @@ def test_the_canary_of_inference_servers_finds_stamps_that_are_one_behind(tmp_pa
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_the_cost_of_publishing_to_an_inference_server_is_measured(tmp_path: Path) -> None:
     out = tmp_path / "servers.json"
     short = ["--servers", "thread", "--turns", 2, "--turn-seconds", 0.3]
@@ -221,6 +230,7 @@ def _run_alone(*command: object) -> subprocess.CompletedProcess[str]:
 
 @needs_ray
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_canary_of_a_cluster_finds_nothing_torn_misnamed_or_left(tmp_path: Path) -> None:
     out = tmp_path / "canary.json"
     short = ["--steps", 10_000, "--destinations", 2, "--adopt", "alias", "--out", out]
@@ -236,6 +246,7 @@ def test_the_canary_of_a_cluster_finds_nothing_torn_misnamed_or_left(tmp_path: P
 
 @needs_ray
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_actor_learner_is_measured_on_a_ray_node(tmp_path: Path) -> None:
     out, table = tmp_path / "rates.json", tmp_path / "rates.md"
     size = ["--seconds", 4, "--envs", 2, "--rollout", 8, "--workers", 1]
@@ -252,6 +263,7 @@ def test_the_actor_learner_is_measured_on_a_ray_node(tmp_path: Path) -> None:
 
 @needs_ray
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_an_image_crosses_to_each_other_node_of_a_cluster_once(tmp_path: Path) -> None:
     out = tmp_path / "nodes.json"
     short = ["--nodes", 2, "--models", "mlp", "--trials", 3, "--store-mb", 200, "--out", out]
@@ -265,6 +277,7 @@ def test_an_image_crosses_to_each_other_node_of_a_cluster_once(tmp_path: Path) -
 
 @needs_ray
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_what_a_storm_does_is_the_same_for_the_same_seed() -> None:
     storm = [BENCHMARKS / "ray_cluster.py", "storm", "--plan"]
     first, again, other = (_run(*storm, "--seconds", 600, "--seed", seed).stdout for seed in (3, 3, 4))
@@ -305,6 +318,7 @@ def test_a_choice():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_what_fails_with_a_board_only_is_told_from_what_fails_with_stamps(tmp_path: Path) -> None:
     tests = tmp_path / "test" / "test_collectors.py"
     tests.parent.mkdir()

@@ -195,6 +195,7 @@ def test_an_option_of_ale_py_that_would_report_something_else_than_games_is_refu
     "words", [["env=pong", "env.id=ALE/Breakout-v5"], ["env=atari", "env.id=ALE/Breakout-v5"]]
 )
 @pytest.mark.parametrize("recipe", ["impala", "laser"])
+@pytest.mark.each_value
 def test_a_game_gets_the_settings_for_pixels_and_no_other_games_target(recipe: str, words: list[str]) -> None:
     config = composed(f"recipe={recipe}", *words)
     of_pong = composed(f"recipe={recipe}", "env=pong")

@@ -172,6 +172,7 @@ def loss_rows(pictures: torch.Tensor) -> TensorDict:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["in_process", "sync", "async"])
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_run_from_pictures_updates_every_part(kind: str, tmp_path: Path) -> None:
     trainer = built(config_of(*CARTPOLE, *TINY, f"collector={kind}", f"run_dir={tmp_path}"))
     before = {key: value.clone() for key, value in trainer.loss_module.named_parameters()}
@@ -187,6 +188,7 @@ def test_a_run_from_pictures_updates_every_part(kind: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_a_run_is_trained_resumed_and_evaluated_by_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,7 @@ def test_it_trains_publishes_every_batch_and_writes_down_how_old_steps_were(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_cartpole_reaches_450(tmp_path: Path) -> None:
     config = Config(
         seed=0,

@@ -130,6 +130,7 @@ def test_the_initial_weights_can_be_torchs_own_in_all_layers(recipe: ModuleType)
 @every_recipe
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.each_value
 def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) -> None:
     config = small(name, kind=kind)
     trainer = built(config)
@@ -341,6 +342,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_of_befor
 @every_recipe
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.one_case
 def test_a_process_evaluates_greedily_and_its_result_ends_the_run(name: str, tmp_path: Path) -> None:
     goal = 1.0 if name == "dqn" else -100_000.0  # any evaluation reaches it
     config = small(

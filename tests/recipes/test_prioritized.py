@@ -71,6 +71,7 @@ def test_a_new_frame_is_as_likely_as_the_likeliest_and_takes_the_place_of_the_ol
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_run_gives_what_it_drew_the_errors_of_its_loss_and_a_resumed_run_knows_them(
     name: str, tmp_path: Path
 ) -> None:

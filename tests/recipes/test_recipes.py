@@ -298,6 +298,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.thorough
 def test_dqn_learns_cartpole() -> None:
     config = small_dqn(WhenConfig(every=4, unit="optim_steps"))
     config.recipe = DQNConfig(total_frames=12_000, target_return=100.0)

@@ -211,6 +211,7 @@ def three(tmp_path: Path) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("make", [fsdp, hybrid, tensor_parallel, both, by_hand])
+@pytest.mark.each_value
 def test_the_parts_of_four_ranks_make_the_very_tensor_that_torch_gathers(
     four: Ranks, make: Any, in_place: bool
 ) -> None:

@@ -187,6 +187,7 @@ def shallow() -> CanaryPolicy:
 @pytest.mark.parametrize("scheme", [None, BoardScheme()], ids=["TorchRL's update", "board"])
 @pytest.mark.parametrize("how", COLLECTORS)
 @pytest.mark.parametrize("wrong", [narrow, shallow])
+@pytest.mark.each_value
 def test_a_source_that_does_not_fit_is_refused_before_anything_runs(how: str, wrong, scheme) -> None:
     with running(make_async_batched(how, scheme and BoardScheme())) as collector:
         trainer = on(collector, wrong())

@@ -78,6 +78,7 @@ def _collector(policy: nn.Module, process: bool) -> AbstractContextManager[BaseC
         (nn.Tanh(), "no source leaf"),
     ],
 )
+@pytest.mark.each_value
 def test_a_source_that_does_not_fit_is_refused_at_registration(
     source: nn.Module, said: str, process: bool
 ) -> None:

@@ -86,6 +86,7 @@ both_registers = pytest.mark.parametrize("register", [_by_register, _by_register
 
 @all_kinds
 @pytest.mark.parametrize("collect", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.each_value
 def test_a_stock_trainer_with_worker_processes_publishes_once_a_batch_and_frames_tell(
     kind: Kind, collect: type
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_stock_trainer_with_worker_processes_publishes_once_a_batch_and_frames
 
 @all_kinds
 @both_registers
+@pytest.mark.each_value
 def test_a_stock_trainer_takes_an_interval_of_optimizer_steps(
     kind: Kind, register: Callable[..., SyncWeights]
 ) -> None:
@@ -149,6 +151,7 @@ def _with_workers(kind: Kind, policy: nn.Module) -> object:
 @pytest.mark.parametrize("save", [_legacy, _unified])
 @pytest.mark.parametrize("collect", [_in_process, _with_workers])
 @pytest.mark.parametrize("kind", [PPO, DQN], ids=["ppo", "dqn"])
+@pytest.mark.each_pair
 def test_a_resumed_training_goes_on_in_phase_and_its_first_frame_acts_with_the_saved_weights(
     kind: Kind,
     collect: Callable,
@@ -221,6 +224,7 @@ def _update_weights(trainer: Trainer) -> UpdateWeights:
 
 
 @pytest.mark.parametrize("make", [_sync_weights, _update_weights])
+@pytest.mark.each_value
 def test_an_interval_of_three_fires_at_multiples_of_three_or_the_first_step_past_them(
     make: Callable[[Trainer], SyncWeights],
 ) -> None:

@@ -127,6 +127,7 @@ def test_healthy_workers_end_with_the_batch_and_the_first_of_many_calls_counts(
 
 @both_kinds
 @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.each_value
 def test_workers_that_do_not_answer_are_killed_and_all_batches_are_saved(
     kind: str, fault: signal.Signals, tmp_path: Path
 ) -> None:
@@ -174,6 +175,7 @@ class HangingEnv(CountingEnv):
 
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
+@pytest.mark.each_value
 def test_an_environment_that_hangs_does_not_hold_a_trainer_of_ones_own(kind: type, watched: bool) -> None:
     HangingEnv.told.clear()
     HangingEnv.hanging.value = 0

@@ -248,6 +248,7 @@ def test_a_healthy_server_and_its_environments_end_with_the_batch(how: str, tmp_
 @watched_or_not
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("how", ["process", "slots", "shared environments"])
+@pytest.mark.each_value
 def test_processes_of_server_and_environments_do_not_hold_the_learner(
     how: str, fault: str, watched: bool, tmp_path: Path
 ) -> None:
@@ -270,6 +271,7 @@ def test_processes_of_server_and_environments_do_not_hold_the_learner(
 
 @watched_or_not
 @pytest.mark.parametrize("how", COLLECTORS)
+@pytest.mark.each_value
 def test_environments_that_hang_do_not_hold_the_learner(
     how: str, watched: bool, tmp_path: Path, flag: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

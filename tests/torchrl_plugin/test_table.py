@@ -9,6 +9,7 @@ import torchrl.trainers.algorithms
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
+from tests.tools.table.away import IN_A_PROGRAM
 from tests.tools.table.page import HEADS, ROWS, documented
 from tests.tools.table.row import Row
 
@@ -19,7 +20,11 @@ NOT_COLLECTORS = {"BaseCollector", "MultiCollector", "RayLLMCollector"}
 @pytest.mark.processes
 @pytest.mark.seconds
 @pytest.mark.usefixtures("fork_workers", "same_rendezvous")
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row.name))
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=[pytest.mark.thorough] if row in IN_A_PROGRAM else []) for row in ROWS],
+    ids=lambda row: " ".join(row.name),
+)
 def test_each_cell_of_the_table_is_what_happens(row: Row, subtests: pytest.Subtests) -> None:
     said, seen = documented(row), row.observe()
     for column in HEADS[row.table][len(row.name) :]:

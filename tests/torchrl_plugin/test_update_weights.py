@@ -177,6 +177,7 @@ UNITS = {"batches": [(2, 4), (4, 8)], "optim_steps": [(0, 2), (1, 4), (2, 6), (3
 
 @pytest.mark.parametrize("way", ["register", "register_op"])
 @pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.each_value
 def test_an_interval_of_two_counts(unit: str, way: str) -> None:
     policy = make_policy()
     with on_a_board(policy) as collector:
@@ -232,6 +233,7 @@ HOOKS = {"rlsync": UpdateWeights, "TorchRL": StockUpdateWeights}
 
 @pytest.mark.parametrize("second", HOOKS)
 @pytest.mark.parametrize("first", HOOKS)
+@pytest.mark.each_value
 def test_the_counter_is_torchrl_s_and_either_hook_goes_on_where_the_other_was_saved(
     first: str, second: str
 ) -> None:

@@ -124,7 +124,8 @@ def _learn_for_ever(start_method: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+@pytest.mark.one_case
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_no_process_is_left_when_the_learner_is_killed(start_method: str) -> None:
     code = "from tests.torchrl_plugin.test_worker_faults import _learn_for_ever as learn\n"
     code += f"if __name__ == '__main__': learn({start_method!r})"
@@ -199,6 +200,7 @@ def _collector_with_a_killed_worker(kind: Callable[..., BaseCollector]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_hundred_boards_whose_readers_are_killed_leave_nothing_behind(
     no_leaks: LeakCheck,
 ) -> None:

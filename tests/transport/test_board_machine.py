@@ -468,14 +468,15 @@ def spoiled(tensors: list[torch.Tensor], how: str) -> tuple[list[torch.Tensor], 
 
 @pytest.mark.processes
 @pytest.mark.timeout(500)  # time to find the shortest sequence that fails
-def test_any_sequence_of_operations_between_real_processes_keeps_the_laws_of_a_board() -> None:
+@pytest.mark.parametrize("sequences", [12, pytest.param(50, marks=pytest.mark.thorough)])
+def test_any_sequence_of_operations_between_real_processes_keeps_the_laws_of_a_board(sequences: int) -> None:
     pool = Pool()
     machine = type("Machine", (BoardMachine,), {"pool": pool})
     try:
         run_state_machine_as_test(
             machine,
             settings=settings(
-                max_examples=50,
+                max_examples=sequences,
                 stateful_step_count=40,
                 deadline=None,
                 derandomize=True,

@@ -23,6 +23,8 @@ from tests.tools.relay_network import SLOW, LawBrokenError, Network
 
 SEEDS = 10_000
 BLOCK = 1_000
+#: The others are for `make test-all`.
+FEW = 2 * BLOCK
 
 
 def run(seeds: range, *, steady: bool = False) -> None:
@@ -31,7 +33,13 @@ def run(seeds: range, *, steady: bool = False) -> None:
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        *range(0, FEW, BLOCK),
+        *(pytest.param(first, marks=pytest.mark.thorough) for first in range(FEW, SEEDS, BLOCK)),
+    ],
+)
 def test_every_law_holds_in_every_seed(first: int) -> None:
     run(range(first, first + BLOCK))
 

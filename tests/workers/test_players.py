@@ -120,6 +120,7 @@ class Versions:
 @pytest.mark.processes
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 @pytest.mark.parametrize("name", PLAYERS)
+@pytest.mark.each_value
 def test_every_step_records_what_the_weights_of_its_stamp_give(name: str, adopt: str) -> None:
     player = PLAYERS[name]()
     with collecting(player, CARTPOLE, adopt=adopt) as collector:

@@ -136,6 +136,7 @@ def replayed_by_hand(batches: list[TensorDictBase], make: Callable[[], Any], col
 @pytest.mark.processes
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
+@pytest.mark.each_value
 def test_unrolls_tell_what_the_environment_shows_when_stepped_by_hand(ends: str, overlap: bool) -> None:
     env = GymnasiumEnvs(LADDER, {"ends": ends, "horizon": 4})
     with collecting(ladder_net(), env, num_workers=1, envs_per_worker=3, overlap=overlap) as collector:
@@ -160,6 +161,7 @@ def test_time_limits_of_gymnasium_keep_their_last_observations() -> None:
     ("env", "head"),
     [(CARTPOLE, Categorical(2)), (TORCHRL, Categorical(2)), (PENDULUM, DiagonalGaussian(1))],
 )
+@pytest.mark.each_value
 def test_every_batch_is_as_the_contract_says(env: EnvSpec, head: Any, options: dict[str, Any]) -> None:
     shape = (3,) if env is PENDULUM else (4,)
     network = ImpalaNet(shape, head, hidden=(8,), lstm=5, last_action=True, last_reward=True)
@@ -701,6 +703,7 @@ def _with_helpers(pid: int) -> set[int]:
 @pytest.mark.parametrize(
     ("method", "how"), [("fork", "runs"), ("fork", "waits"), ("fork", "hangs"), ("forkserver", "runs")]
 )
+@pytest.mark.each_value
 def test_no_worker_survives_a_learner_that_is_killed(method: str, how: str, tmp_path: Path) -> None:
     script = tmp_path / "learner.py"
     script.write_text(LEARNER)

@@ -48,6 +48,16 @@ def is_alive(pid: int) -> bool:
     return _stat(pid)[1] not in ("", "Z")
 
 
+def what_is(pid: int) -> str:
+    """A process as a failed test names it: number, state, parent and command line."""
+    parent, state = _stat(pid)
+    try:
+        command = _command(pid).replace(b"\0", b" ").decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        command = "gone"
+    return f"{pid} ({state or 'gone'}, child of {parent}): {command[:200]}"
+
+
 def open_fds(pid: int | None = None) -> list[str]:
     """What each open descriptor of a process points to, sorted."""
     folder = Path(f"/proc/{pid or os.getpid()}/fd")

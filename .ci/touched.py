@@ -1,0 +1,74 @@
+"""Print the folders of tests that concern what differs from the merge base with main; all of them if unknown.
+
+A fresh clone whose HEAD is main has nothing to compare with, so all of them are printed there, too.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
+#: The floors that the canary, the contract and the zoo of tests/laws are about.
+UNDER_LAWS = {"core", "tensors", "transport", "sync", "torchrl_plugin", "workers"}
+#: Where the tests of what stands outside rlsync/ and tests/ are.
+ELSEWHERE = {
+    "configs": ("cli", "recipes"),
+    "benchmarks": ("project",),
+    "examples": ("project",),
+    "docs": ("project",),
+    "compat": ("stock", "torchrl_plugin"),
+    "README.md": ("project",),
+    "CONTRIBUTING.md": ("project",),
+    "CHANGELOG.md": (),
+    "LICENSE": (),
+}
+
+
+def everything() -> set[str]:
+    return {folder.name for folder in TESTS.iterdir() if any(folder.rglob("test_*.py"))}
+
+
+def folders_of(file: str) -> set[str]:
+    """The folders of tests that one changed file concerns."""
+    match file.split("/"):
+        case ["rlsync", floor, _, *_] if floor in everything():
+            return {floor, "laws"} if floor in UNDER_LAWS else {floor}
+        case ["rlsync", _]:
+            return {"project"}
+        case ["tests", folder, _, *_] if folder in everything():
+            return {folder}
+        case [first, *_] if first in ELSEWHERE:
+            return set(ELSEWHERE[first])
+    return everything()  # tests/tools, tests/conftest.py, pyproject.toml, a floor without tests of its own
+
+
+def changed() -> list[str] | None:
+    """The files that differ from the merge base with main, new ones among them; None if that is unknown."""
+    head = git("rev-parse", "HEAD")
+    for main in ("origin/main", "main"):
+        base = git("merge-base", "HEAD", main)
+        if base is not None and base != head:
+            new = git("ls-files", "--others", "--exclude-standard")
+            return [*lines(git("diff", "--name-only", base)), *lines(new)]
+    return None
+
+
+def git(*words: str) -> str | None:
+    """What git says, or None if it fails or is not there."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def lines(said: str | None) -> list[str]:
+    return (said or "").splitlines()
+
+
+if __name__ == "__main__":
+    files = changed()
+    found = everything() if files is None else set().union(*map(folders_of, files))
+    print(*(f"tests/{folder}" for folder in sorted(found)))  # noqa: T201

@@ -1,0 +1,54 @@
+"""What `make test` leaves out, and what of it a change runs all the same."""
+
+from __future__ import annotations
+
+import runpy
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+
+from tests.tools.tiers import covering
+
+ROOT = Path(__file__).parents[2]
+TOUCHED = runpy.run_path(str(ROOT / ".ci" / "touched.py"))
+ALL = {folder.name for folder in (ROOT / "tests").iterdir() if any(folder.glob("test_*.py"))}
+
+
+@pytest.mark.parametrize("sizes", [(2,), (3, 2), (3, 2, 2, 2), (5, 4, 3)], ids=str)
+@pytest.mark.parametrize(("together", "at_most"), [(0, 1.0), (1, 1.0), (2, 1.5)])
+def test_the_cases_that_are_kept_show_all_that_should_meet(
+    together: int, at_most: float, sizes: tuple[int, ...]
+) -> None:
+    cases = [dict(zip("abcd", case, strict=False)) for case in product(*map(range, sizes))]
+    kept = covering(cases, together)
+    meet = min(together, len(sizes))
+
+    def shown(numbers: set[int]) -> set[object]:
+        return {some for number in numbers for some in combinations(cases[number].items(), meet)}
+
+    assert shown(kept) == shown(set(range(len(cases))))
+    fewest = 1
+    for size in sorted(sizes)[len(sizes) - meet :]:
+        fewest *= size
+    assert len(kept) <= at_most * fewest
+
+
+@pytest.mark.parametrize(
+    ("file", "folders"),
+    [
+        ("rlsync/transport/board/writer.py", {"transport", "laws"}),
+        ("rlsync/cli/main.py", {"cli"}),
+        ("rlsync/__init__.py", {"project"}),
+        ("tests/sync/test_adopter.py", {"sync"}),
+        ("configs/env/pong.yaml", {"cli", "recipes"}),
+        ("docs/results/publish.md", {"project"}),
+        ("CHANGELOG.md", set()),
+        ("tests/tools/board_workers.py", ALL),
+        ("tests/conftest.py", ALL),
+        ("pyproject.toml", ALL),
+        ("rlsync/a_new_floor/it.py", ALL),
+    ],
+)
+def test_a_changed_file_concerns_the_folders_that_test_it(file: str, folders: set[str]) -> None:
+    assert TOUCHED["folders_of"](file) == folders
