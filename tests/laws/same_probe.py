@@ -219,7 +219,8 @@ def published(endpoint: str) -> dict[str, str]:
     policy = make_policy()
     loss = Falling(policy)
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.05)
-    versions: dict[int, dict[str, Tensor]] = {}
+    # A scheme publishes its policy as version 1 when the collector is made.
+    versions = {1: {name: p.detach().clone() for name, p in policy.module.named_parameters()}}
     wrong = frames = 0
 
     with closing(collector_on(endpoint, policy)) as collector:

@@ -19,11 +19,14 @@ import pytest
 import torch
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, ConfigError, PublishError, WorkerLost
+from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardReader
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.copying import SlotCopy
 from rlsync.transport.board.format import SlotState
+from rlsync.transport.board.watch import BoardWatch
+from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.shared_file import SharedFile
 from tests.conftest import LeakCheck
 from tests.tools.board_workers import (
@@ -1168,3 +1171,31 @@ def test_two_processes_that_look_as_fast_as_they_can_see_no_mixture_and_no_lie(
         assert wrong == {"torn": 0, "wrong": 0, "fell": 0}, f"{mode}: {seen}, {number} publishes"
     assert board.slot_count <= 5
     board.close()
+
+
+class Watched:
+    """The control words of a board; somebody looks after each write."""
+
+    def __init__(self, words: memoryview, look: Callable[[], object]) -> None:
+        self._words = words
+        self._look = look
+
+    def __getitem__(self, at: int) -> int:
+        return self._words[at]
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._words[at] = value
+        self._look()
+
+
+def test_nobody_sees_a_version_under_the_generation_before_while_it_is_published() -> None:
+    writer = BoardWriter()
+    writer.lay_out(LAYOUT)
+    writer.publish(filled(LAYOUT, 1.0), stamp=Stamp(1, 1))
+    seen: list[Stamp] = []
+    watch = BoardWatch(*writer.handle.open())
+    writer._words = Watched(writer._words, lambda: seen.append(watch.newest_stamp))  # type: ignore[assignment]
+    writer.publish(filled(LAYOUT, 2.0), stamp=Stamp(2, 2))
+    writer.close()
+    assert seen[-1] == Stamp(2, 2)
+    assert not [stamp for stamp in seen if stamp.version == 2 and stamp.generation == 1]

@@ -266,3 +266,26 @@ def test_a_message_has_the_digest_of_the_image_that_was_put() -> None:
     sender.publish(Stamp(1, 1), LAYOUT, tensors(), now_s=0.0)
     assert posted[0].digest == digest_in(put[0]) == digest_of(put[0])
     assert posted[0].image_bytes == put[0].numel()
+
+
+def test_a_reply_that_a_newer_one_has_overtaken_is_not_believed() -> None:
+    layout = Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]})
+    store: dict[int, torch.Tensor] = {}
+    posted: list[Message] = []
+
+    def put(image: torch.Tensor) -> int:
+        store[len(posted) + 1] = image
+        return len(posted) + 1
+
+    sender, mailbox = Sender(put, store.pop, posted.append), Mailbox()
+    sender.publish(Stamp(1, 1), layout, [torch.ones(2)], now_s=0.0)
+    early = mailbox.post(posted[0], now_s=0.0)
+    assert mailbox.ask(Request("node"), now_s=0.0) is posted[0]
+    sender.publish(Stamp(1, 2), layout, [torch.ones(2)], now_s=0.0)
+    late = mailbox.post(posted[1], now_s=0.0)
+    sender.replied(posted[1], late)
+    sender.replied(posted[0], early)  # it does not know yet that a node pulls the first image
+    for version in (3, 4):
+        sender.publish(Stamp(1, version), layout, [torch.ones(2)], now_s=0.0)
+    assert 1 in store
+    assert 2 not in store, "the image that nobody pulls makes room"
