@@ -22,7 +22,7 @@ _NAMES = {
     "rlsync.torchrl_plugin.hooks.staleness": ["BoundStaleness"],
     "rlsync.torchrl_plugin.hooks.verify": ["VerifySync"],
     "rlsync.torchrl_plugin.hooks.watch_workers": ["WatchWorkers"],
-    "rlsync.torchrl_plugin.stop": ["Stop"],
+    "rlsync.torchrl_plugin.ending.stop": ["Stop"],
     "rlsync.core.trigger": ["Every", "StepsAhead"],
     "rlsync.core.plan": ["Source", "SyncPlan", "Receipt"],
     "rlsync.torchrl_plugin.scheme": ["WeightBoard", "BoardScheme"],
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from rlsync.torchrl_plugin.ray_scheme import RayBoardScheme as RayBoardScheme
     from rlsync.torchrl_plugin.resolve import resolve as resolve
     from rlsync.torchrl_plugin.scheme import BoardScheme as BoardScheme
-    from rlsync.torchrl_plugin.stop import Stop as Stop
+    from rlsync.torchrl_plugin.ending.stop import Stop as Stop
     from rlsync.torchrl_plugin.weight_board import WeightBoard as WeightBoard
 else:  # a type checker that saw __getattr__ would accept every misspelt name
 

@@ -20,7 +20,7 @@ from rlsync.cli.ended import Ended, begin, now
 from rlsync.cli.main import EXIT_FAILED, exit_status
 from rlsync.core.errors import NotFinite, RlsyncError
 from rlsync.recipes.run_files import CHECKPOINT
-from rlsync.torchrl_plugin.last_checkpoint import LastCheckpoint, save_before_the_end
+from rlsync.torchrl_plugin.ending.last_checkpoint import LastCheckpoint, save_before_the_end
 
 FAILED = "failed"
 

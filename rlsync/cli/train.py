@@ -32,10 +32,10 @@ from rlsync.recipes.hooks import EpisodeReturns, InSummary
 from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.recipes.settings import Config
 from rlsync.tensors.memory import keep_freed_memory
-from rlsync.torchrl_plugin.collector_state import CollectorState
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors, trainers
+from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
 from rlsync.transport.board.handle import BoardHandle
 
 

@@ -1,13 +1,15 @@
-"""resolve: the plan of a sync map on a trainer."""
+"""resolve: the plan of a sync map on a trainer; and what a trainer trains with."""
 
 from __future__ import annotations
 
+from torch import nn
 from torchrl.trainers import Trainer
 
 from rlsync.core.plan import SyncPlan
 from rlsync.sync.resolve import SyncMap, bind_routes, plan_of, with_training
+from rlsync.sync.trained import Training
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
-from rlsync.torchrl_plugin.training import training_of
+from rlsync.torchrl_plugin.compat.trainers import optimizers
 
 
 def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
@@ -39,3 +41,19 @@ def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
     endpoint = endpoint_of(trainer.collector)
     bound = bind_routes(sync_map, trainer, endpoint)
     return with_training(plan_of(bound, endpoint), bound, trainer, training_of(trainer))
+
+
+def training_of(trainer: object) -> Training:
+    """The optimizers and the loss of a trainer; none of an object that is no Trainer.
+
+    Args:
+        trainer: the root of a map's sources.
+    """
+    if not isinstance(trainer, Trainer):
+        return Training()
+
+    def losses() -> dict[str, nn.Module]:
+        loss = trainer.loss_module
+        return {"loss_module": loss} if isinstance(loss, nn.Module) else {}
+
+    return Training(lambda: optimizers(trainer), losses)

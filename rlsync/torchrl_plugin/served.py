@@ -15,9 +15,9 @@ from rlsync.core.errors import ConfigError, PublishError
 from rlsync.sync.processes import await_ready
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
-from rlsync.torchrl_plugin import waits
 from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps
-from rlsync.torchrl_plugin.kept_rollouts import keep_rollouts
+from rlsync.torchrl_plugin.ending import waits
+from rlsync.torchrl_plugin.ending.kept_rollouts import keep_rollouts
 from rlsync.torchrl_plugin.loaded_state import publish_loaded
 
 ONE_VERSION = "a board has one newest version for all workers"

@@ -24,8 +24,7 @@ from rlsync.core.errors import WorkerLost
 from rlsync.recipes import ppo
 from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.run_files import CHECKPOINT
-from rlsync.torchrl_plugin.collector_state import CollectorState
-from rlsync.torchrl_plugin.last_checkpoint import save_before_the_end
+from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState, save_before_the_end
 from tests.cli.test_main import ENDLESS, Run, finished
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
 from tests.tools.parts.processes import descendant_pids, is_alive, stopped, wait_until
@@ -253,7 +252,7 @@ def after_one_batch(trainer: Trainer) -> Trainer:
 def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlsync.torchrl_plugin.last_checkpoint.ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr("rlsync.torchrl_plugin.ending.last_checkpoint.ANSWER_WITHIN_S", 0.2)
     trainer = after_one_batch(ppo.build(small_ppo(run_dir=str(tmp_path))))
     try:
         pids = [process.pid for process in trainer.collector.procs]

@@ -40,7 +40,7 @@ from rlsync.recipes.settings import (
 from rlsync.recipes.spaces import BOX
 from rlsync.recipes.timeline import Iteration, iterations
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
-from rlsync.torchrl_plugin.last_checkpoint import save_before_the_end
+from rlsync.torchrl_plugin.ending.last_checkpoint import save_before_the_end
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_recipes import hook_of, trained
 from tests.tools.parts import wait_until

@@ -13,8 +13,8 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import ConfigError, NotFinite
 from rlsync.tensors.digest import all_finite
 from rlsync.torchrl_plugin.compat.trainers import optimizers
+from rlsync.torchrl_plugin.ending.last_checkpoint import finite_weights, save_before_the_end
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
-from rlsync.torchrl_plugin.last_checkpoint import finite_weights, save_before_the_end
 
 #: TorchRL's steppers write the norm of the gradient under a key that begins so, before they step.
 _NORM = "grad_norm"

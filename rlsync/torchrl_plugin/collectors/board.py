@@ -14,7 +14,7 @@ from rlsync.sync.verification import Verification
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin.compat.collectors import collects_in_the_background
-from rlsync.torchrl_plugin.waits import worker_ends
+from rlsync.torchrl_plugin.ending.waits import worker_ends
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.rules import Key

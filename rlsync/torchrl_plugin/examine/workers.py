@@ -14,7 +14,7 @@ from rlsync.core.path import Attr, parse
 from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.tensors.wrappers import uncompiled
 from rlsync.torchrl_plugin.compat.collectors import MultiCollector
-from rlsync.torchrl_plugin.waits import worker_ends
+from rlsync.torchrl_plugin.ending.waits import worker_ends
 
 _ASKED = "state_dict"
 

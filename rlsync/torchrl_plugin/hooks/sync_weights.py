@@ -25,7 +25,7 @@ from rlsync.torchrl_plugin.evaluator import pin
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_background, refuse_shards_in_background
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
-from rlsync.torchrl_plugin.training import training_of
+from rlsync.torchrl_plugin.resolve import training_of
 from rlsync.transport.contract import ReaderStatus
 
 

@@ -20,7 +20,7 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.tensors.compare import Fit
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
-from rlsync.torchrl_plugin.training import training_of
+from rlsync.torchrl_plugin.resolve import training_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, Worker
 from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.silence import Silence
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
-from rlsync.torchrl_plugin import waits
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint, lost_workers
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors
+from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.transport.contract import ReaderStatus
 
@@ -137,7 +137,7 @@ class _Watch:
         self._had_its_turn: set[int] = set()
 
     def wait(self, step: Callable[[float], bool], timeout_s: float | None) -> bool:
-        """See :data:`rlsync.torchrl_plugin.waits.Wait`.
+        """See :data:`rlsync.torchrl_plugin.ending.waits.Wait`.
 
         Raises:
             WorkerLost: a worker is dead.

@@ -14,12 +14,16 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, ConfigError, RlsyncError, WorkerLost
 from rlsync.sync.processes import StopsWaiting
-from rlsync.torchrl_plugin.collector_state import CollectorState
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors, trainers
-from rlsync.torchrl_plugin.frames_made_here import FramesMadeHere
-from rlsync.torchrl_plugin.last_checkpoint import ANSWER_WITHIN_S, LastCheckpoint, save_before_the_end
+from rlsync.torchrl_plugin.ending.frames_made_here import FramesMadeHere
+from rlsync.torchrl_plugin.ending.last_checkpoint import (
+    ANSWER_WITHIN_S,
+    CollectorState,
+    LastCheckpoint,
+    save_before_the_end,
+)
 
 _log = logging.getLogger(__name__)
 

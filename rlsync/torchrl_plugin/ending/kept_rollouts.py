@@ -76,7 +76,7 @@ def keep_rollouts(collector: MultiAsyncCollector) -> None:
     """Let every question to a worker of ``collector`` wait for the rollout that it owes.
 
     Call it once, when the pipes and the queue exist. What wraps the queue or the pipes later must call what
-    is there, as :mod:`rlsync.torchrl_plugin.waits` does.
+    is there, as :mod:`rlsync.torchrl_plugin.ending.waits` does.
 
     Args:
         collector: the collector.
