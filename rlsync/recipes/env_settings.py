@@ -26,8 +26,13 @@ class EnvConfig:
     """
 
     kind: ClassVar[str] = "vectors"
+    #: The id of the environment in gymnasium.
     id: str = "CartPole-v1"
+    #: Environments in each worker, stepped as one batch. Default: one. With more, the policy is called less
+    #: often, on larger batches.
     num_envs: int = above_zero(1)
+    #: Arguments for gymnasium.make; those that are not given have its defaults. Add one with a plus:
+    #: +env.kwargs.max_episode_steps=200
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def errors(self) -> Iterator[RlsyncError]:
@@ -53,19 +58,37 @@ class AtariConfig(EnvConfig):
     """
 
     kind: ClassVar[str] = "pixels"
+    #: The id of the game, as ALE/<Game>-v5. You must give it.
     id: str = ""
+    #: Environments in each worker, stepped as one vector. recipe.batch_size must be a multiple of it. By
+    #: default the policy sees eight observations at once.
     num_envs: int = above_zero(8)
+    #: Sticky actions: the probability that a frame of the game repeats the action of the frame before. 0.25
+    #: as in v5; 0.0 as in XNoFrameskip-v4.
     repeat_action_probability: float = fraction(0.25)
+    #: Frames of the game in one step. rlsync counts steps: total_frames=10000000 is 40 million frames of a
+    #: game.
     frameskip: int = above_zero(_ANY_GAME.frameskip)
+    #: Whether a picture is the maximum of the last two frames of a step. Some games draw things in every
+    #: other frame.
     maxpool: bool = _ANY_GAME.maxpool
+    #: A game begins with a random number of frames without an action, at most this many.
     noop_max: int = not_below_zero(_ANY_GAME.noop_max)
+    #: Whether a game that waits for FIRE begins with it.
     use_fire_reset: bool = _ANY_GAME.use_fire_reset
+    #: Whether the learner's episode ends, as terminated, when a life is lost. The game goes on, and reported
+    #: returns and lengths are still those of whole games.
     life_loss_ends_episode: bool = _ANY_GAME.life_loss_ends_episode
+    #: All 18 actions instead of those that the game uses.
     full_action_space: bool = _ANY_GAME.full_action_space
+    #: A game is truncated after this many of its frames; 108000 are 30 minutes.
     max_episode_frames: int = above_zero(_ANY_GAME.max_episode_frames)
+    #: Size of the grey pictures, in pixels.
     img_height: int = above_zero(_ANY_GAME.img_height)
     img_width: int = above_zero(_ANY_GAME.img_width)
+    #: Number of newest pictures in an observation.
     stack_num: int = above_zero(_ANY_GAME.stack_num)
+    #: Threads that step the environments of one worker.
     threads: int = above_zero(_ANY_GAME.threads)
 
     def errors(self) -> Iterator[RlsyncError]:
@@ -109,10 +132,16 @@ class RenderedConfig(EnvConfig):
     """
 
     kind: ClassVar[str] = "rendered"
+    #: The id of the environment in gymnasium. You must give it.
     id: str = ""
+    #: Size of the pictures that are seen, in pixels. dreamer_v3 needs multiples of 16.
     img_height: int = above_zero(_ANY_PICTURE.img_height)
     img_width: int = above_zero(_ANY_PICTURE.img_width)
+    #: The part of the rendering that is seen, as [top,bottom,left,right] in pixels of the rendering; []: all
+    #: of it.
     crop: list[int] = field(default_factory=list)
+    #: Steps of the environment for each action. Their rewards are added up, and the last one is drawn. rlsync
+    #: counts actions: frames and lengths of episodes are numbers of actions.
     frameskip: int = above_zero(_ANY_PICTURE.frameskip)
 
     def errors(self) -> Iterator[RlsyncError]:

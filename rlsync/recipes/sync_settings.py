@@ -32,8 +32,14 @@ class RouteConfig:
 class WhenConfig:
     """When to publish: every so many units, when the learner is ahead, or whichever comes first."""
 
+    #: Publish every so many units; null: do not count. Default: after every batch, so that workers act with
+    #: the newest weights.
     every: int | float | None = 1
+    #: Unit of "every": batches, frames, optim_steps or seconds. Default: batches, because synchronous workers
+    #: adopt between batches.
     unit: str = "batches"
+    #: Publish also when the learner has done more than so many optimizer steps since the last publish; null:
+    #: do not count steps.
     steps_ahead: int | None = None
 
 
@@ -41,10 +47,21 @@ class WhenConfig:
 class SyncConfig:
     """The sync map, and when to publish; ``history`` is the number of receipts kept in memory."""
 
+    #: The sync map, as a list. destination: a path on the collector. source: a path on the trainer. dtype:
+    #: bfloat16 or float16 makes workers receive weights, and act, in half precision; null, the default, keeps
+    #: the dtype. On the command line, name an entry by its number, from 0:
+    #:
+    #:   sync.map.0.dtype=bfloat16
+    #:
+    #: Overrides cannot change the length of the list; to have more or fewer entries give them all (quoted,
+    #: for the shell):
+    #:
+    #:   'sync.map=[{destination:"policy.module[0]",source:loss_module.value_network},{destination:...}]'
     map: list[RouteConfig] = field(
         default_factory=lambda: [RouteConfig("policy", "loss_module.actor_network")]
     )
     when: WhenConfig = field(default_factory=WhenConfig)
+    #: Number of receipts kept in memory; receipts.jsonl keeps all.
     history: int = above_zero(1000)
 
 

@@ -34,13 +34,20 @@ class ModelConfig:
     share the learner's passes of the torso; more than one helps where the workers leave cores idle.
     """
 
+    #: mlp for vectors; shallow (as in DQN) or deep (residual) for pixels. auto chooses mlp or shallow.
     torso: str = one_of("auto", "mlp", "shallow", "deep")
+    #: Widths of the torso's dense layers. null: [64, 64] for mlp, [512] for shallow, [256] for deep.
     hidden: list[int] | None = field(default=None, metadata=WIDTHS)
+    #: Units of the LSTM; 0: no LSTM.
     lstm: int = not_below_zero(0)
+    #: Whether the last action and the last reward are inputs of the network.
     last_action: bool = False
     last_reward: bool = False
+    #: Memory format of the convolutions, and whether the torso computes in bfloat16.
     channels_last: bool = True
     bfloat16: bool = False
+    #: Threads that share the learner's passes of the torso. More than one helps where workers leave cores
+    #: idle.
     torso_threads: int = above_zero(1)
 
 
@@ -53,14 +60,26 @@ class UnrollReplayConfig:
     region.
     """
 
+    #: Replayed unrolls for each new one. 0: no replay, and the other keys of this section have no effect.
     ratio: float = not_below_zero(0.0)
+    #: Capacity, in steps.
     capacity_steps: int = above_zero(100_000)
+    #: Nothing is replayed before the replay holds this many steps.
     min_steps: int = above_zero(1_000)
+    #: A folder to keep the replay in, on disk; null: in memory.
     path: str | None = None
+    #: Whether checkpoints contain the replay. A resumed run can then replay at once, but each checkpoint is
+    #: as large as the replay.
     checkpointed: bool = False
+    #: Trust region: steps where KL(policy || reference) is not below this many nats are not learned from.
+    #: null: no trust region.
     threshold: float | None = same_as(TrustRegion, "threshold", default=None)
+    #: The reference: mu, the behaviour policy, or implied, the policy that V-trace evaluates, which is
+    #: min(rho_bar * mu, policy), normalised.
     reference: str = same_as(TrustRegion, "reference")
+    #: Whether a rejected step also loses its temporal difference.
     gate_delta: bool = same_as(TrustRegion, "gate_delta")
+    #: Entropy bonus on all unrolls, or on online (new) ones only.
     entropy_on: str = same_as(LossSettings, "entropy_on")
 
     def loss_options(self) -> dict[str, Any]:
@@ -84,31 +103,64 @@ class ImpalaConfig(RecipeConfig):
     there are more cores than workers.
     """
 
+    #: The recipe. recipe=... on the command line sets it together with its keys.
     name: str = "impala"
+    #: The run ends after this many frames at the latest. anneal_lr lowers the learning rate over them.
     total_frames: int = above_zero(400_000)
+    #: Learning rate at the start.
     lr: float = learning_rate(2e-3)
+    #: Whether the learning rate falls linearly to a twentieth over total_frames.
     anneal_lr: bool = kept(False, SCHEDULE)
+    #: New unrolls in one optimizer step; replayed ones come on top. Must be a multiple of env.num_envs.
     batch_size: int = above_zero(8)
+    #: Largest norm of the gradient. The paper has 40.
     clip_norm: float = above_zero(40.0)
+    #: Steps in one unroll. The paper has 20.
     unroll_length: int = above_zero(20)
+    #: Number of rollout slots. Fewer slots bound the age of unrolls more tightly. null: one for each worker,
+    #: plus those of two batches.
     slots: int | None = above_zero(None)
+    #: What happens when no slot is free. block: the worker waits, and nothing is lost. drop_oldest: when the
+    #: learner comes for an unroll and all slots are full, it drops the oldest. drop_newest: the worker plays
+    #: on and drops that rollout.
     when_full: str = one_of(*get_args(WhenFull))
+    #: Step one half of a worker's environments while the network computes the actions of the other half. This
+    #: helps where there are more cores than workers.
     overlap: bool = False
+    #: How many times within ten minutes a worker that died is started again before the run fails.
     max_restarts: int = not_below_zero(5)
+    #: adam or rmsprop. The paper has rmsprop; adam needs no tuning on CartPole.
     optimizer: str = kept(one_of("adam", "rmsprop"), "the checkpoint has the state of that optimizer")
+    #: RMSProp's alpha: the decay of its running mean of squared gradients.
     rms_alpha: float = in_optimizer(fraction(0.99), "alpha", optimizer="RMSprop")
+    #: RMSProp's epsilon, added to the denominator.
     rms_eps: float = in_optimizer(above_zero(0.01), "eps", optimizer="RMSprop")
+    #: Adam's epsilon. Larger values shrink the steps of weights with small gradients.
     adam_eps: float = in_optimizer(above_zero(1e-8), "eps", optimizer="Adam")
+    #: Weight of the entropy bonus.
     entropy_coeff: float = same_as(LossSettings, "entropy_coeff")
+    #: Weight of the baseline's loss. The paper has 0.5; with CartPole's returns in the hundreds the
+    #: baseline's gradient would then be many times the policy's.
     baseline_coeff: float = same_as(LossSettings, "baseline_coeff")
+    #: V-trace: bound of the probability ratio in the temporal difference. It decides which policy is
+    #: evaluated. The paper has 1.
     rho_bar: float = same_as(LossSettings, "rho_bar")
+    #: V-trace: bound of the ratio in the trace. It decides how far back a temporal difference reaches. The
+    #: paper has 1.
     c_bar: float = same_as(LossSettings, "c_bar")
+    #: V-trace: bound of the ratio in the advantage of the policy gradient. The paper has 1.
     pg_rho_bar: float = same_as(LossSettings, "pg_rho_bar")
+    #: V-trace: lambda, as in GAE. 1 is plain V-trace; smaller values bootstrap earlier.
     vtrace_lambda: float = same_as(LossSettings, "lam")
+    #: none, or clip: rewards are clipped to [-1, 1] for learning. Logged returns are not clipped.
     reward_clipping: str = same_as(LossSettings, "reward_clipping")
+    #: mean or sum over the steps of a batch. With mean, the learning rate does not depend on the size of the
+    #: batch.
     reduction: str = same_as(LossSettings, "reduction")
     model: ModelConfig = field(default_factory=ModelConfig)
+    #: Replay of unrolls, as in recipe=laser. IMPALA has none.
     replay: UnrollReplayConfig = field(default_factory=UnrollReplayConfig)
+    #: A separate process that plays episodes with one version after the other and writes evaluations.csv.
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def variant(self) -> str:

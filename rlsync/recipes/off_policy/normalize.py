@@ -32,8 +32,11 @@ _LEAST = 1e-6
 class NormalizeConfig:
     """What is brought to unit spread, and how far a number may then lie from its mean."""
 
+    #: Subtract the mean of all collected observations, and divide by their standard deviation.
     observations: bool = kept(False, "the checkpoint has networks that see observations so, or not")
+    #: Divide rewards by the root of the mean of their squares.
     rewards: bool = kept(False, "the checkpoint has Q values of rewards that are scaled so, or not")
+    #: Largest distance from 0 of a normalised observation.
     clip: float = above_zero(10.0)
 
 

@@ -20,8 +20,12 @@ BUFFER_KEPT = "the checkpoint has the replay buffer, or has none"
 class PaceConfig:
     """How many optimizer steps go with how many frames; see :class:`rlsync.workers.replay.pacing.Pace`."""
 
+    #: Updates for each collected frame, those of the prefill not counted. With the sizes above an update
+    #: replays 256 frames, so each frame is replayed 64 times.
     ratio: float = above_zero(1.0, finite=True)
+    #: The most updates after one batch; what is owed beyond it is done after later ones. null: no limit.
     burst: int | None = above_zero(None)
+    #: Frames that are collected, by random actions, before the first update.
     prefill: int = kept(not_below_zero(1_000), "the pace is counted from the end of the prefill")
 
     def pace(self) -> Pace:
@@ -47,9 +51,16 @@ class ReplayConfig(RecipeConfig):
     resumed run collects ``pace.prefill`` frames before its next update.
     """
 
+    #: Number of frames that the replay buffer holds. By default it holds all frames of the run.
     buffer_frames: int = kept(above_zero(100_000), BUFFER)
+    #: Keep the replay buffer in checkpoints, so that a resumed run draws from it at once. A checkpoint writes
+    #: only the frames that are new since the one before. false: checkpoints have no frames, and a resumed run
+    #: collects pace.prefill frames before its next update. A resumed run cannot change it.
     buffer_checkpointed: bool = kept(True, BUFFER_KEPT)
+    #: How many optimizer steps (updates) go with how many frames. Whichever side is ahead waits.
     pace: PaceConfig = field(default_factory=PaceConfig)
+    #: A separate process of low priority that plays greedily while the run goes on. It writes
+    #: evaluations.csv.
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     stops_by_evaluation: ClassVar[bool] = True
