@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     )
     from rlsync.core.plan import Receipt as Receipt, Source as Source, SyncPlan as SyncPlan
     from rlsync.core.trigger import Every as Every, StepsAhead as StepsAhead
-    from rlsync.sync.send_shards import SendShards as SendShards
+    from rlsync.sync.sharded.send_shards import SendShards as SendShards
     from rlsync.torchrl_plugin.dreamer.map import dreamer_map as dreamer_map
     from rlsync.torchrl_plugin.dreamer.player import DreamerPlayer as DreamerPlayer
     from rlsync.torchrl_plugin.forkserver import Forkserver as Forkserver
@@ -93,12 +93,12 @@ if TYPE_CHECKING:
     from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights as UpdateWeights
     from rlsync.torchrl_plugin.hooks.verify import VerifySync as VerifySync
     from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers as WatchWorkers
-    from rlsync.torchrl_plugin.node_board import NodeBoardScheme as NodeBoardScheme
+    from rlsync.torchrl_plugin.ray_scheme import NodeBoardScheme as NodeBoardScheme
     from rlsync.torchrl_plugin.ray_scheme import RayBoardScheme as RayBoardScheme
     from rlsync.torchrl_plugin.resolve import resolve as resolve
     from rlsync.torchrl_plugin.scheme import BoardScheme as BoardScheme
     from rlsync.torchrl_plugin.ending.stop import Stop as Stop
-    from rlsync.torchrl_plugin.weight_board import WeightBoard as WeightBoard
+    from rlsync.torchrl_plugin.scheme import WeightBoard as WeightBoard
 else:  # a type checker that saw __getattr__ would accept every misspelt name
 
     def __getattr__(name: str) -> object:

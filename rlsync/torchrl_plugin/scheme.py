@@ -19,11 +19,10 @@ from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers
 from rlsync.torchrl_plugin.compat.schemes import forget_sender, schemes_of, set_context
-from rlsync.torchrl_plugin.link import Link
 from rlsync.torchrl_plugin.served import ONE_VERSION, OWN_COLLECTORS, Served, served
 from rlsync.torchrl_plugin.served_server import ServedServer
 from rlsync.torchrl_plugin.worker import AdoptAt
-from rlsync.torchrl_plugin.worker_scheme import WorkerScheme, on_the_learner
+from rlsync.torchrl_plugin.worker_scheme import Link, WorkerScheme, on_the_learner
 from rlsync.transport.board.format import MAX_SLOTS
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.board.writer import BoardWriter

@@ -12,13 +12,14 @@ from torchrl.collectors import MultiAsyncCollector
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
 from rlsync.core.errors import ConfigError, PublishError
+from rlsync.core.plan import POLICY
 from rlsync.sync.processes import await_ready
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps
+from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.kept_rollouts import keep_rollouts
-from rlsync.torchrl_plugin.loaded_state import publish_loaded
 
 ONE_VERSION = "a board has one newest version for all workers"
 OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of their own"
@@ -276,3 +277,20 @@ def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
             f"{where}, with {argument}",
             "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches",
         )
+
+
+def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -> None:
+    """Publish the policy of a state dict that a collector has loaded, unless a hook publishes the learner's.
+
+    What acts was published. So a worker takes its weights from the board again at its next rollout, and
+    weights that were only loaded would be lost. Versions go on counting from that of the state dict.
+
+    Args:
+        publisher: of the collector's workers.
+        state_dict: what was loaded.
+    """
+    loaded = state_dict.get("worker0", {}).get("policy_state_dict")
+    if loaded is None or publisher.publish_default is not None or POLICY not in publisher.destinations:
+        return
+    publisher.ledger.advance_to(int(state_dict.get(STAMP) or 0))
+    publisher.send_over(POLICY, loaded)

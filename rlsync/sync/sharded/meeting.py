@@ -26,24 +26,14 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RankNote:
-    """What a rank tells the owner of the board.
-
-    Args:
-        rank: its number.
-        pid: its process.
-        host: see :func:`rlsync.transport.shared_file.this_host`.
-        address: where it takes connections.
-        token: what the owner must say first.
-        timeout_s: how long it waits for the owner, and the owner for it.
-        leaves: its sharded leaves, by destination and name.
-    """
+    """What a rank tells the owner of the board; ``leaves`` are its sharded leaves by destination and name."""
 
     rank: int
     pid: int
-    host: str
+    host: str  #: as :func:`rlsync.transport.shared_file.this_host` calls it
     address: tuple[str, int]
-    token: str
-    timeout_s: float
+    token: str  #: what the owner must say first
+    timeout_s: float  #: how long it waits for the owner, and the owner for it
     leaves: dict[str, dict[str, Sharding]]
 
     @classmethod
@@ -70,11 +60,7 @@ class RankNote:
 
 
 def process_group() -> object:
-    """The default process group, by which one learner is told from the next.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The default process group, by which one learner is told from the next; ConfigError if there is none."""
     from torch import distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -121,16 +107,7 @@ def next_meeting() -> int:
 
 
 def read_notes(meeting: int, ranks: Iterable[int], timeout_s: float) -> list[RankNote]:
-    """The notes of other ranks.
-
-    Args:
-        meeting: which of their notes.
-        ranks: whose.
-        timeout_s: give up after this many seconds.
-
-    Raises:
-        PublishError: a rank has left none; names all that have not.
-    """
+    """The notes that other ranks left for a meeting; a PublishError names all that left none in time."""
     store, deadline = _store(), time.monotonic() + timeout_s
     missing = sorted(ranks)
     found: dict[int, RankNote] = {}

@@ -24,19 +24,12 @@ from rlsync.transport.shared_file import this_host
 
 @dataclass
 class Other:
-    """Another rank, as the owner knows it.
-
-    Args:
-        note: what it left in the store.
-        wire: the connection to it; ``None`` before the first message.
-        in_place: whether it writes into the board itself; ``None`` before it has answered.
-        gone: how it was lost, or empty.
-    """
+    """Another rank, as the owner knows it."""
 
     note: RankNote
-    wire: Wire | None = None
-    in_place: bool | None = None
-    gone: str = ""
+    wire: Wire | None = None  #: before the first message there is none
+    in_place: bool | None = None  #: whether it writes into the board; unknown before it has answered
+    gone: str = ""  #: how it was lost
 
     def __post_init__(self) -> None:
         self._leaves = {
@@ -55,12 +48,7 @@ class Other:
     def send(self, message: dict[str, Any], board: BoardHandle) -> None:
         """Send a message; before the first one, connect, and say where the board is.
 
-        Args:
-            message: the message.
-            board: of the owner.
-
-        Raises:
-            EOFError: the rank is gone, or takes no messages.
+        EOFError: the rank is gone, or takes no messages.
         """
         timeout_s = self.note.timeout_s
         try:
@@ -73,11 +61,7 @@ class Other:
             raise EOFError(str(gone)) from gone
 
     def receive(self) -> dict[str, Any]:
-        """What the rank has said; empty when that is nothing.
-
-        Raises:
-            EOFError: the rank is gone.
-        """
+        """What the rank has said; empty when that is nothing; EOFError when it is gone."""
         assert self.wire is not None
         message = self.wire.receive(0.0) or {}
         self.in_place = message.get("in_place", self.in_place)
@@ -87,14 +71,7 @@ class Other:
     def receive_blocks(self, view: Tensor, blocks: Sequence[Block], timeout_s: float) -> None:
         """Read blocks of a leaf that the rank sends; at most one is held besides the leaf.
 
-        Args:
-            view: the whole leaf.
-            blocks: which blocks follow.
-            timeout_s: give up after this many seconds, for each.
-
-        Raises:
-            EOFError: the rank is gone.
-            TimeoutError: a block did not arrive in time.
+        EOFError: the rank is gone. TimeoutError: a block did not arrive in time.
         """
         assert self.wire is not None
         for block in blocks:
@@ -105,25 +82,13 @@ class Other:
                 place.copy_(into)
 
     def lose(self, how: str) -> None:
-        """Give this rank up for good.
-
-        Args:
-            how: it was lost.
-        """
+        """Give this rank up for good."""
         self.gone = how
         if self.wire is not None:
             self.wire.close()
 
     def check_alike(self, name: str, sharding: Sharding) -> None:
-        """Refuse a leaf that this rank does not have, or has sharded in another way.
-
-        Args:
-            name: the name under which all ranks know it.
-            sharding: how the owner has it.
-
-        Raises:
-            LayoutMismatch: says how both have it.
-        """
+        """Refuse a leaf that this rank does not have, or has sharded in another way (LayoutMismatch)."""
         theirs = self._leaves.get(name)
         if theirs != sharding:
             rank, owner = self.note.rank, own_rank()
@@ -139,14 +104,7 @@ class Other:
 
 @dataclass
 class Roster:
-    """The sharded leaves of one layout.
-
-    Args:
-        layout: the layout.
-        tensors: the DTensors, as they were when this was made.
-        shardings: how they are sharded.
-        blocks: by rank, the blocks that it brings, for each leaf.
-    """
+    """The sharded leaves of one layout: the DTensors as they were when it was made, and who brings what."""
 
     layout: Layout
     tensors: list[Tensor]

@@ -28,16 +28,7 @@ _LOOK_EVERY_S = 0.1
 
 
 def require_board(leaves: Sequence[Leaf], transport: Transport, where: str) -> None:
-    """Refuse sharded leaves on a transport that no other rank can write to.
-
-    Args:
-        leaves: what is sent.
-        transport: how it travels.
-        where: the source, for the error.
-
-    Raises:
-        LayoutMismatch: names the first sharded leaf.
-    """
+    """Refuse sharded leaves on a transport that no other rank can write to (LayoutMismatch)."""
     if isinstance(transport, BoardWriter):
         return
     for leaf in leaves:
@@ -46,11 +37,7 @@ def require_board(leaves: Sequence[Leaf], transport: Transport, where: str) -> N
 
 
 def require_shards(leaves: Sequence[Leaf], verdicts: Sequence[Verdict], route: Route) -> None:
-    """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this.
-
-    Raises:
-        PublishError: names the first such leaf.
-    """
+    """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this."""
     for leaf, verdict in zip(leaves, verdicts, strict=True):
         if verdict is Verdict.SHARDED and not is_sharded(leaf.read()):
             raise PublishError(
@@ -68,9 +55,6 @@ class Ranks:
     parts, or nothing is published now. Ranks on this host write into the slot themselves, others send their
     parts. A rank that is dead, fails or does not come in time aborts the version: no worker can see the slot,
     and the number is not used up.
-
-    Args:
-        board: what is filled.
     """
 
     def __init__(self, board: BoardWriter) -> None:
@@ -87,11 +71,7 @@ class Ranks:
 
     @classmethod
     def of(cls, transport: Transport) -> Ranks:
-        """The ranks that fill a transport, which must be a board.
-
-        Raises:
-            LayoutMismatch: it is none.
-        """
+        """The ranks that fill a transport; LayoutMismatch if it is no board."""
         if not isinstance(transport, BoardWriter):
             raise _without_board("the weights are", type(transport).__name__)
         return cls(transport)
@@ -101,12 +81,8 @@ class Ranks:
     def meet(self, leaves: Mapping[Key, Tensor]) -> None:
         """Find the ranks that hold parts of some leaves, and check that theirs are sharded alike.
 
-        Args:
-            leaves: what will be published; those that are not sharded do not matter.
-
-        Raises:
-            PublishError: a rank does not come, or was lost before.
-            LayoutMismatch: a rank does not have the leaf, or has it sharded in another way.
+        PublishError: a rank does not come, or was lost before. LayoutMismatch: a rank does not have a leaf,
+        or has it sharded in another way.
         """
         sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
         shardings = {full_name(key): Sharding.of(tensor, key[1], key[0]) for key, tensor in sharded.items()}
@@ -174,14 +150,7 @@ class Ranks:
     ) -> None:
         """Fill a slot with plain tensors, this rank's parts of the sharded ones, and those of the others.
 
-        Args:
-            place: where the slot is.
-            stamp: of the version.
-            views: the leaves of the slot.
-            tensors: what goes there.
-
-        Raises:
-            PublishError: a rank is dead, fails, or does not come in time.
+        PublishError: a rank is dead, fails, or does not come in time.
         """
         sharded = [i for i, tensor in enumerate(tensors) if is_sharded(tensor)]
         if not sharded:
@@ -215,11 +184,7 @@ class Ranks:
         return self._roster
 
     def _collect(self, stamp: Stamp, roster: Roster, views: Sequence[Tensor]) -> None:
-        """Wait until every other rank has brought its parts.
-
-        Raises:
-            PublishError: one is dead, fails, or does not come in time.
-        """
+        """Wait until every other rank has brought its parts; see :meth:`fill`."""
         missing = dict(self._others)
         timeout_s = max((other.note.timeout_s for other in missing.values()), default=0.0)
         deadline = time.monotonic() + timeout_s
@@ -272,12 +237,6 @@ def _failure(number: int, error: BaseException) -> dict[str, Any]:
 
 
 def _without_board(subject: str, where: str) -> LayoutMismatch:
-    """The error for sharded leaves on a transport that no other rank can write to.
-
-    Args:
-        subject: what is sharded, with its verb.
-        where: the place, for the error.
-    """
     return LayoutMismatch(
         f"{subject} sharded over ranks, and only a board takes the parts of a leaf",
         where,

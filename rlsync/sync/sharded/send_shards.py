@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,28 +20,19 @@ from rlsync.tensors.digest import all_finite
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves
 from rlsync.tensors.sharded import Block, Sharding, block_of, is_sharded, own_part, write_blocks
+from rlsync.transport.board import format as fmt
 from rlsync.transport.board.handle import BoardHandle
-from rlsync.transport.board.rank import RankEnd
 from rlsync.transport.shared_file import FileAddress
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A leaf of which the owner wants this rank's parts.
+    """A leaf of which the owner wants this rank's parts."""
 
-    Args:
-        name: the name under which all ranks know it.
-        leaf: how it is read.
-        tensor: what it was when it was asked for.
-        offset: where it begins in the image of a slot.
-        dtype: of the image.
-        blocks: which blocks of it this rank brings.
-    """
-
-    name: str
+    name: str  #: under which all ranks know it
     leaf: Leaf
-    tensor: Tensor
-    offset: int
+    tensor: Tensor  #: what it was when it was asked for
+    offset: int  #: where it begins in the image of a slot
     dtype: torch.dtype
     blocks: list[Block]
 
@@ -49,6 +40,41 @@ class Wanted:
         """The leaf in an image."""
         size_bytes = self.tensor.numel() * self.dtype.itemsize
         return image[self.offset : self.offset + size_bytes].view(self.dtype).view(self.tensor.shape)
+
+
+class RankEnd:
+    """Writes into slots of another process's board; BoardClosed if it is closed or on another host.
+
+    The owner holds the slot's lock during the whole publish, which keeps workers out. This process holds a
+    lock of its own on the slot while it writes. So if the owner gives a version up while this process is
+    stopped in the middle of a write, the owner leaves the slot alone until the write is over, or this process
+    is dead.
+    """
+
+    def __init__(self, handle: BoardHandle) -> None:
+        self._file, _ = handle.open()
+        self._images: dict[tuple[int, int], Tensor] = {}
+
+    @contextmanager
+    def writing(self, slot: int, at: int, size_bytes: int) -> Iterator[Tensor]:
+        """Hold a slot, and map its image. Ask after that whether the owner still wants it written to."""
+        lock = fmt.RANK_LOCK + slot
+        self._file.try_lock(lock, exclusive=False)  # nobody takes this lock exclusively
+        try:
+            if (at, size_bytes) not in self._images:
+                self._images[at, size_bytes] = self._file.map(size_bytes, at, writable=True)
+            yield self._images[at, size_bytes]
+        finally:
+            self._file.unlock(lock)
+
+    def forget(self) -> None:
+        """Let go of the mappings: slots of another layout follow."""
+        self._images.clear()
+
+    def close(self) -> None:
+        """Close the board."""
+        self._images.clear()
+        self._file.close()
 
 
 class SendShards:
@@ -160,11 +186,7 @@ class SendShards:
     # ---------------------------------------------------------------------------- what the owner says
 
     def _next(self, deadline: float) -> dict[str, Any]:
-        """The next message of the owner.
-
-        Raises:
-            PublishError: the owner is gone, or says nothing in time.
-        """
+        """The next message of the owner; PublishError if it is gone, or says nothing in time."""
         try:
             if self._wire is None:
                 self._wire = self._accept(deadline)

@@ -51,16 +51,7 @@ class Wire:
         return self._connection.fileno()
 
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        """Send a message.
-
-        Args:
-            message: what JSON can hold.
-            timeout_s: give up after this many seconds, if the other side reads nothing.
-
-        Raises:
-            EOFError: the other side is gone.
-            TimeoutError: it reads nothing.
-        """
+        """Send a message. EOFError: the other side is gone. TimeoutError: it reads nothing."""
         text = json.dumps(message, separators=(",", ":")).encode()
         self.send_bytes(memoryview(_HEAD.pack(len(text)) + text), timeout_s)
 
@@ -75,14 +66,7 @@ class Wire:
             raise EOFError(str(gone)) from gone
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next message; ``None`` when there is none in time.
-
-        Args:
-            timeout_s: how long to wait; 0 looks only.
-
-        Raises:
-            EOFError: the other side is gone, and has sent nothing more.
-        """
+        """The next message; ``None`` when there is none in time; EOFError when the other side is gone."""
         deadline = time.monotonic() + timeout_s
         while (message := self._whole()) is None:
             if not self._more(max(0.0, deadline - time.monotonic())):
@@ -90,16 +74,7 @@ class Wire:
         return message
 
     def receive_into(self, data: memoryview, timeout_s: float) -> None:
-        """Fill ``data`` with raw bytes.
-
-        Args:
-            data: where they go; bytes, contiguous.
-            timeout_s: give up after this many seconds.
-
-        Raises:
-            EOFError: the other side is gone.
-            TimeoutError: they did not arrive in time.
-        """
+        """Fill contiguous memory with raw bytes. EOFError, TimeoutError: they did not come."""
         ready = min(len(self._read), len(data))
         data[:ready] = self._read[:ready]
         del self._read[:ready]
@@ -144,12 +119,7 @@ class Wire:
 
 
 def first_ready(wires: list[Wire], timeout_s: float) -> list[Wire]:
-    """Those of some wires of which there is something to read.
-
-    Args:
-        wires: to look at.
-        timeout_s: how long to wait until there is one.
-    """
+    """Those of some wires of which there is something to read, after waiting until there is one."""
     here = [wire for wire in wires if wire.has_message]
     if here:
         return here

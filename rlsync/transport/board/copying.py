@@ -20,14 +20,7 @@ from rlsync.tensors.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class SlotPlace:
-    """Where another process finds a slot in the board's file.
-
-    Args:
-        slot: its number, which its lock has, too.
-        at: where its image begins, in bytes.
-        size_bytes: how long the image is.
-        layout: what it holds.
-    """
+    """Where another process finds a slot, which has the lock of its number, in the board's file."""
 
     slot: int
     at: int
@@ -71,21 +64,13 @@ def copy(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SlotCopy:
-    """Leaves on their way into a slot.
+    """Leaves on their way into a slot."""
 
-    Args:
-        into: the slot's leaves.
-        tensors: what is copied there: the learner's tensors, or pinned ones for those on an accelerator.
-        sources: the learner's tensors; kept here so that their memory stays theirs until they are copied.
-        soon: when the accelerators have copied what the learner may write to after the publish.
-        late: when they have copied the rest.
-    """
-
-    into: Sequence[Tensor]
-    tensors: Sequence[Tensor]
-    sources: Sequence[Tensor]
-    soon: Moment = NOTHING_QUEUED
-    late: Moment = NOTHING_QUEUED
+    into: Sequence[Tensor]  #: the slot's leaves
+    tensors: Sequence[Tensor]  #: the learner's, or pinned ones in place of those on an accelerator
+    sources: Sequence[Tensor]  #: the learner's; kept here, or their memory would be reused while it is read
+    soon: Moment = NOTHING_QUEUED  #: what the learner may write to now has left the accelerators
+    late: Moment = NOTHING_QUEUED  #: the rest has
 
     def finish(self) -> None:
         """Copy. It waits for the accelerators, and for nothing else."""
@@ -94,16 +79,11 @@ class SlotCopy:
         copy(self.into, self.tensors)
 
     def begin(self, later: Set[int]) -> SlotCopy:
-        """Make sure of all leaves but those of ``later``, so that the learner may write to them.
+        """Make sure of all leaves but those of ``later``, so that the learner may write to them; returns the
+        rest.
 
         What is in host memory is copied now. An accelerator does the learner's coming work after its copy,
         and the host does not wait for it.
-
-        Args:
-            later: numbers of the leaves that nobody writes to before the copy is finished.
-
-        Returns:
-            What is left to finish.
         """
         self.soon.order()
         pairs = enumerate(zip(self.tensors, self.sources, strict=True))
@@ -129,14 +109,7 @@ class Staging:
     def copy(
         self, layout: Layout, into: Sequence[Tensor], tensors: Sequence[Tensor], later: Set[int] = frozenset()
     ) -> SlotCopy:
-        """Begin to bring ``tensors`` into a slot. The copy before this one must be finished.
-
-        Args:
-            layout: what the slot holds.
-            into: the slot's leaves, one for each entry that owns its bytes.
-            tensors: the learner's, likewise.
-            later: numbers of the leaves that nobody writes to before the copy is finished.
-        """
+        """Begin to bring ``tensors`` into a slot. The copy before this one must be finished."""
         if all_on_cpu(tensors):
             return SlotCopy(into, tensors, tensors)
         queued = [i for i, tensor in enumerate(tensors) if is_queued(tensor.device)]

@@ -17,14 +17,7 @@ FIRST_SLOTS = 3
 
 @dataclass
 class LaidOut:
-    """A layout on the board, and the slots that have it.
-
-    Args:
-        layout: it.
-        at: where its text lies.
-        text_bytes: how long that is.
-        views: the leaves of each slot, one for each entry that owns its bytes.
-    """
+    """A layout on the board, where its text lies, and the leaves of each slot that has it."""
 
     layout: Layout
     at: int
@@ -33,13 +26,7 @@ class LaidOut:
 
 
 class BoardSlots:
-    """The slots of a board; only its writer has them.
-
-    Args:
-        file: the board's.
-        words: its control pages.
-        max_slots: how many may be in use for one layout.
-    """
+    """The slots of a board; only its writer has them. ``max_slots`` bounds those of one layout."""
 
     def __init__(self, file: SharedFile, words: memoryview, max_slots: int) -> None:
         self._file = file
@@ -77,8 +64,7 @@ class BoardSlots:
     def lay_out(self, layout: Layout) -> None:
         """Begin with slots of another layout; the first ones are touched now.
 
-        Raises:
-            PublishError: too many slots are leased.
+        PublishError: too many slots are leased.
         """
         self.retire()
         if self._free_line_count() < FIRST_SLOTS:
