@@ -75,13 +75,18 @@ def main(arguments: list[str]) -> int:
         shown = film(acting.player, stage, file, given.seed, device)
         stage.close()
     if given.json:
-        video = {"file": None, "why": why_none} if shown is None else _video(shown)
-        print(
-            json.dumps(
-                _facts(given, config, trained) | {"device": str(device)} | asdict(score) | {"video": video},
-                indent=2,
-            )
-        )
+        facts = {
+            "run": str(given.run),
+            "recipe": config.recipe.name,
+            "env": config.env.id,
+            **asdict(trained),
+            "seed": given.seed,
+            "deterministic": given.deterministic,
+            "device": str(device),
+            **asdict(score),
+            "video": {"file": None, "why": why_none} if shown is None else _video(shown),
+        }
+        print(json.dumps(facts, indent=2))
     elif not given.no_video:
         print(f"no video: {why_none}" if shown is None else f"video {shown}")
     return 0
@@ -224,19 +229,6 @@ def _score(acting: CheckpointPlayer, envs: Envs, given: argparse.Namespace, devi
 def _name(trained: Trained) -> str:
     ahead = f" + {trained.unpublished_steps} optimizer steps" if trained.unpublished_steps else ""
     return f"version {trained.version}{ahead}  frames {trained.frames:,}"
-
-
-def _facts(given: argparse.Namespace, config: Config, trained: Trained) -> dict[str, object]:
-    return {
-        "run": str(given.run),
-        "recipe": config.recipe.name,
-        "env": config.env.id,
-        "version": trained.version,
-        "unpublished_steps": trained.unpublished_steps,
-        "frames": trained.frames,
-        "seed": given.seed,
-        "deterministic": given.deterministic,
-    }
 
 
 def _video(shown: Film) -> dict[str, object]:

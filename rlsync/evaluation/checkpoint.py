@@ -40,14 +40,14 @@ class CheckpointPlayer:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What was loaded: the newest published version at that time, and the frames collected until then.
+    """What was loaded: the newest version published until then, and the frames collected until then.
 
     A checkpoint's weights are ahead of that version by the optimizer steps that were not published yet.
     """
 
     version: int
-    frames: int
     unpublished_steps: int
+    frames: int
 
 
 def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
@@ -69,7 +69,7 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
     found = counters.held
     steps_at = {int(version): int(steps) for version, steps in found["published"].tolist()}
     version, steps = int(found["version"]), int(found["optim_steps"])
-    return Trained(version, int(found["frames"]), steps - steps_at.get(version, 0))
+    return Trained(version, steps - steps_at.get(version, 0), int(found["frames"]))
 
 
 def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
@@ -96,7 +96,7 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
             "it is of a run with other networks",
         ) from error
     lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
-    return Trained(best.version, next((r["frames"] for r in lines if r["version"] == best.version), 0), 0)
+    return Trained(best.version, 0, next((r["frames"] for r in lines if r["version"] == best.version), 0))
 
 
 class _Counters:

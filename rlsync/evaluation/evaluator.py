@@ -31,10 +31,6 @@ class Evaluator(TrainerHookBase):
 
     The process keeps a version for a whole evaluation. Meanwhile the learner publishes newer versions, and
     workers adopt them.
-
-    Args:
-        job: what the process is told.
-        start_method: see :class:`UnrollCollector`.
     """
 
     def __init__(self, job: EvaluationJob, start_method: str = "forkserver") -> None:

@@ -102,7 +102,8 @@ def run_evaluator(job: EvaluationJob) -> None:
         return
     envs = make_venv(job.env, at_once(job.episodes))
     check_fits(job.player, envs, str(job.env))
-    evaluated, keep = -job.every_versions, _KeepBest(job)
+    kept = None if job.best is None else best_in(job.best)  # by the run before this one was resumed, too
+    evaluated, highest = -job.every_versions, -math.inf if kept is None else kept.rank
     films = None
     if job.filming is not None:
         films = EvaluationFilms(job.filming, job.player, job.env, job.seed, job.device)
@@ -118,33 +119,24 @@ def run_evaluator(job: EvaluationJob) -> None:
                 return
         seconds = round(time.monotonic() - started, 3)
         result = Evaluated(**asdict(Score.of(played)), version=evaluated, seconds=seconds)
-        best = keep.look(result)  # before the learner sees the result, which may end the run
+        best = job.best is not None and result.rank > highest
+        if best:  # kept before the learner sees the result, which may end the run
+            highest = result.rank
+            _keep(job, result)
         _write(job.file, result)
         if films is not None:
             films.evaluated(evaluated, best=best)
 
 
-class _KeepBest:
-    """Keeps the best version of a run, those before a resume in the same folder included."""
-
-    def __init__(self, job: EvaluationJob) -> None:
-        self._job = job
-        before = None if job.best is None else best_in(job.best)
-        self._rank = -math.inf if before is None else before.rank
-
-    def look(self, result: Evaluated) -> bool:
-        """Keep the version that acts now if its rank is higher than any before; whether it is."""
-        if self._job.best is None or result.rank <= self._rank:
-            return False
-        self._rank, prefix = result.rank, self._job.kept
-        weights = {
-            name.removeprefix(prefix): tensor.detach().to("cpu", copy=True)
-            for destination, module in self._job.player.modules.items()
-            for leaf, tensor in module.state_dict().items()
-            if (name := f"{destination}.{leaf}").startswith(prefix)
-        }
-        Best(result.version, result.return_mean, self._rank, weights).write(self._job.best)
-        return True
+def _keep(job: EvaluationJob, result: Evaluated) -> None:
+    weights = {
+        name.removeprefix(job.kept): tensor.detach().to("cpu", copy=True)
+        for destination, module in job.player.modules.items()
+        for leaf, tensor in module.state_dict().items()
+        if (name := f"{destination}.{leaf}").startswith(job.kept)
+    }
+    assert job.best is not None
+    Best(result.version, result.return_mean, result.rank, weights).write(job.best)
 
 
 def _write(file: Path, evaluated: Evaluated) -> None:

@@ -32,32 +32,26 @@ def pin(
 ) -> VersionCopies:
     """Let every evaluation act with one version of a map, and say which.
 
-    Args:
-        evaluator: its backend is ``"thread"`` or ``"process"``, and it has not evaluated yet.
-        bound_map: the map.
-        settle: makes the publish that is owed, before the first frame or after a resume.
-        publish: publishes the map.
-
-    Returns:
-        The images of the map, which are to be told of each publish.
+    ``settle`` makes the publish that is owed, before the first frame or after a resume. What is returned is
+    to be told of each publish.
 
     Raises:
-        ConfigError: it has another backend, or has evaluated already.
+        ConfigError: its backend is neither ``"thread"`` nor ``"process"``, or it has evaluated already.
         DestinationNotFound: its worker has no scheme for a destination of the map.
         LayoutMismatch: its policy has other leaves.
     """
     _check(evaluator, bound_map)
-    images = VersionCopies(bound_map)
+    copies = VersionCopies(bound_map)
 
     def newest() -> tuple[int, VersionCopy]:
         settle()
-        while (image := images.newest()) is None:
+        while (weights := copies.newest()) is None:
             publish()
-        return image.version, image
+        return weights.version, weights
 
     load = _send if evaluators.acts_in_a_worker(evaluator) else _write
     evaluators.around_evaluations(evaluator, newest, partial(_own, bound_map), load, _refused)
-    return images
+    return copies
 
 
 def _check(evaluator: Evaluator, bound_map: BoundMap) -> None:
@@ -86,25 +80,25 @@ def _check(evaluator: Evaluator, bound_map: BoundMap) -> None:
 
 def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
     """A policy that nobody else writes to, and whose weights nobody else acts with."""
-    taken = bound_map.memory()
-    shares = any(memory_key(tensor) in taken for tensor in Leaves(policy, "policy").tensors())
+    written = bound_map.memory()
+    shares = any(memory_key(tensor) in written for tensor in Leaves(policy, "policy").tensors())
     return copy.deepcopy(policy) if shares else policy
 
 
-def _write(collector: Any, image: VersionCopy) -> None:
-    for destination in {destination for destination, _ in image.leaves}:
+def _write(collector: Any, weights: VersionCopy) -> None:
+    for destination in {destination for destination, _ in weights.leaves}:
         path = parse(destination)
         module = walk(
             collector, path, error=DestinationNotFound, root_name="the Evaluator's collector", where=_WHERE
         )
-        write(Leaves(module, f"the Evaluator's {destination}"), image.of(destination))
+        write(Leaves(module, f"the Evaluator's {destination}"), weights.of(destination))
 
 
-def _send(collector: Any, image: VersionCopy) -> None:
-    weights: dict[str, TensorDict] = {}
-    for (destination, name), tensor in image.leaves.items():
-        weights.setdefault(destination, TensorDict()).set(tuple(name.split(".")), tensor)
-    collector.update_policy_weights_(weights_dict=weights)
+def _send(collector: Any, weights: VersionCopy) -> None:
+    trees: dict[str, TensorDict] = {}
+    for (destination, name), tensor in weights.leaves.items():
+        trees.setdefault(destination, TensorDict()).set(tuple(name.split(".")), tensor)
+    collector.update_policy_weights_(weights_dict=trees)
 
 
 def _refused() -> ConfigError:

@@ -1,30 +1,40 @@
-"""Videos of evaluated versions: real runs of every recipe, and what is refused before one starts."""
+"""Films of one episode and of evaluated versions: what they show, in real runs too, and what is refused."""
 
 from __future__ import annotations
 
 import csv
 import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
 import imageio.v3 as iio
+import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from torchrl.trainers import Trainer
 
 from rlsync.cli.job import examined
-from rlsync.evaluation import films as filming
-from rlsync.evaluation.films import EvaluationFilms, Filming, video_of_version
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.evaluation.films import EvaluationFilms, FilmedAtari, Filming, film, filmed, video_of_version
 from rlsync.evaluation.play import play
+from rlsync.recipes import parts
 from rlsync.recipes.impala import Categorical, ImpalaNet
 from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.run_files import BEST_VIDEO, EVALUATIONS, VIDEOS
-from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, EvaluationConfig, PPOConfig
-from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
+from rlsync.recipes.settings import (
+    CollectorConfig,
+    Config,
+    EnvConfig,
+    EvaluationConfig,
+    PPOConfig,
+)
+from rlsync.workers.envs.specs import AtariEnvs, GymnasiumEnvs, TorchRLEnvs, make_venv
 from rlsync.workers.player import Player
 from tests.recipes.test_off_policy import built, small
 from tests.tools.parts import child_pids
+from tests.tools.parts.gifs import shown_ms
 from tests.tools.running import in_three_lines
 
 CARTPOLE, SEED = GymnasiumEnvs("CartPole-v1"), 3
@@ -32,11 +42,6 @@ CARTPOLE, SEED = GymnasiumEnvs("CartPole-v1"), 3
 CARTPOLE_MS, PENDULUM_MS = 20, 30
 FILMED = EvaluationConfig(every_frames=1, episodes=1, video_every=1)
 FOR_EVER = 10**9
-
-
-def shown_ms(gif: Path) -> float:
-    """How long it takes to show it; a gif holds equal frames once, and shows them for longer."""
-    return sum(iio.immeta(gif, index=frame)["duration"] for frame in range(len(iio.imread(gif, index=None))))
 
 
 def greedy() -> Player:
@@ -84,6 +89,88 @@ def test_a_video_that_cannot_be_written_is_told_once_and_leaves_nothing(
     assert len(caplog.records) == 1
     assert "no video of version 1" in caplog.text
     assert [file.name for file in tmp_path.iterdir()] == [VIDEOS]
+
+
+def test_the_last_frame_is_the_end_of_the_episode_and_not_the_next_beginning() -> None:
+    envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
+    envs.reset(0)
+    frames, over = [envs.frame], False
+    while not over:
+        envs.send(torch.zeros(1, dtype=torch.int64))
+        over = bool(envs.recv().terminated)
+        frames.append(envs.frame)
+    envs.close()
+
+    alone = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    alone.reset(seed=0)
+    shown = [alone.render()]
+    for _ in frames[1:]:
+        terminated = alone.step(0)[2]
+        shown.append(alone.render())
+    alone.close()
+    assert terminated
+    assert np.array_equal(np.stack(frames), np.stack(shown))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AtariEnvs("pong"),
+        AtariEnvs("pong", repeat_action_probability=0.25, options={"frameskip": 2, "noop_max": 9}),
+        AtariEnvs("breakout", life_loss_ends_episode=True),
+    ],
+    ids=["usual", "sticky", "lives"],
+)
+def test_an_atari_film_shows_in_colour_what_the_network_sees_in_grey(spec: AtariEnvs) -> None:
+    envs = FilmedAtari(spec)
+    assert envs.fps == (30 if spec.options else 15)
+    generator = torch.Generator().manual_seed(1)
+    observation = envs.reset(11)
+    for _ in range(150):
+        frame = envs.frame
+        assert frame.shape == (210, 160, 3)
+        grey = torch.from_numpy(frame @ np.array([0.299, 0.587, 0.114]))[None, None]
+        small = torch.nn.functional.interpolate(grey, (84, 84), mode="area").flatten()
+        seen = observation[0, -1].flatten().to(small.dtype)
+        assert torch.corrcoef(torch.stack([small, seen]))[0, 1] > 0.99
+        envs.send(torch.randint(4, (1,), generator=generator))
+        observation = envs.recv().observation
+    assert (frame.max(-1) != frame.min(-1)).any(), "in colour"
+    envs.close()
+
+
+def test_a_film_that_goes_apart_from_the_game_is_refused() -> None:
+    envs = FilmedAtari(AtariEnvs("pong"))
+    envs.reset(0)
+    envs._shown.reset(1)
+    with pytest.raises(RlsyncError, match="and its film differ"):
+        step_on(envs, 2000)
+    envs.close()
+
+
+def step_on(envs: FilmedAtari, steps: int) -> None:
+    for step in range(steps):
+        envs.send(torch.tensor([step // 7 % 6]))
+        envs.recv()
+
+
+def test_a_long_episode_is_filmed_in_part_and_played_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlsync.evaluation.films.MAX_FRAMES", 5)
+    player = ImpalaNet((4,), Categorical(2)).player()
+    envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
+    made = film(player, envs, tmp_path / "cut.gif", seed=0)
+    envs.close()
+    assert made.frames == 5
+    assert shown_ms(made.file) == 5 * 20
+    assert made.episode.length > 5
+    assert str(made).endswith("; the first 4 steps of it")
+
+
+def test_an_environment_without_a_screen_says_so() -> None:
+    with pytest.raises(ConfigError, match="a TorchRLEnvs has no screen"):
+        filmed(TorchRLEnvs(lambda: parts.make_env(EnvConfig())), seed=0)
 
 
 # --------------------------------------------------------------------------------------- runs
@@ -177,8 +264,9 @@ def test_an_environment_without_a_screen_is_refused_before_anything_runs(tmp_pat
 def test_a_missing_package_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = filming.find_spec
-    monkeypatch.setattr(filming, "find_spec", lambda name: None if name == "imageio" else find(name))
+    monkeypatch.setattr(
+        "rlsync.evaluation.films.find_spec", lambda name: None if name == "imageio" else find_spec(name)
+    )
     assert "pip install 'rlsync[video]'" in refused(config_of("dqn", tmp_path))
 
 

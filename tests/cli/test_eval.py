@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import imageio.v3 as iio
-import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -25,21 +24,17 @@ from torchrl.checkpoint import Checkpoint
 from rlsync.cli.eval import config_of
 from rlsync.cli.main import main
 from rlsync.cli.train import train
-from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.evaluation import films
 from rlsync.evaluation.checkpoint import load
-from rlsync.evaluation.films import FilmedAtari, film, filmed
-from rlsync.evaluation.play import Episode, play
+from rlsync.evaluation.play import Episode
 from rlsync.recipes import parts
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.impala import AtariEnvs, Categorical, GymnasiumEnvs, ImpalaNet, TorchRLEnvs, make_venv
+from rlsync.recipes.impala import Categorical
 from rlsync.recipes.impala.config import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
-from rlsync.recipes.settings import AtariConfig, CollectorConfig, Config, EnvConfig, PPOConfig, RouteConfig
+from rlsync.recipes.settings import AtariConfig, CollectorConfig, Config, PPOConfig, RouteConfig
 from rlsync.recipes.settings import SyncConfig as Sync
 from rlsync.recipes.settings import WhenConfig as When
-from rlsync.workers.envs.actions import DiscreteActions
-from rlsync.workers.player import Acted, Player, State
+from tests.tools.parts.gifs import shown_ms
 
 RECIPES = ("ppo", "dqn", "impala")
 
@@ -172,101 +167,6 @@ def test_actions_are_drawn_as_workers_draw_them(
     assert first["return_mean"] != likeliest["return_mean"]
 
 
-def test_every_environment_plays_its_share_and_each_step_is_yielded() -> None:
-    envs = make_venv(GymnasiumEnvs("CartPole-v1"), 3)
-    steps = list(play(ImpalaNet((4,), Categorical(2)).player(), envs, 12, seed=0))
-    envs.close()
-    lengths = [episode.length for ended in steps for episode in ended]
-    assert len(lengths) == 12
-    assert steps[0] == [], "the reset"
-    assert steps[-1] != [], "not a step more than needed"
-    assert sum(lengths) <= 3 * (len(steps) - 1)
-
-
-class Recorder(Player):
-    """Pushes left, and writes down what it is told."""
-
-    modules: ClassVar[dict[str, torch.nn.Module]] = {}
-    actions = DiscreteActions(2)
-    observation_shape = (4,)
-    observation_dtype = torch.float32
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def begin(
-        self, num_envs: int, generator: torch.Generator, worker: int = 0, num_workers: int = 1
-    ) -> State:
-        self.told.clear()
-        return {"steps": torch.zeros(num_envs)}
-
-    def act(
-        self,
-        observation: Tensor,
-        is_init: Tensor,
-        reward: Tensor,
-        state: State,
-        generator: torch.Generator,
-    ) -> Acted:
-        assert state["steps"].tolist() == [len(self.told)] * len(observation)
-        self.told.append((observation.clone(), is_init.clone(), reward.clone()))
-        action = torch.zeros(len(observation), dtype=torch.int64)
-        return Acted(action, {}, {"steps": state["steps"] + 1})
-
-
-def test_a_player_is_told_where_episodes_begin_and_what_the_last_action_brought() -> None:
-    actor, envs = Recorder(), make_venv(GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 5}), 2)
-    assert len(list(play(actor, envs, 4, seed=0))) == 1 + 2 * 5
-    envs.close()
-    observations, begins, rewards = map(torch.stack, zip(*actor.told, strict=True))
-    assert begins.nonzero().tolist() == [[0, 0], [0, 1], [5, 0], [5, 1]]
-    assert rewards.tolist() == [[0.0, 0.0], *[[1.0, 1.0]] * 9]
-    assert observations[begins].abs().max() < 0.05 < observations[~begins].abs().amax(-1).min()
-
-
-def test_a_recurrent_network_acts_with_what_it_saw_of_this_episode_only() -> None:
-    torch.manual_seed(0)
-    net = ImpalaNet((3,), Categorical(4), hidden=(8,), lstm=8, last_action=True, last_reward=True)
-    for parameter in net.parameters():
-        torch.nn.init.normal_(parameter)
-    steps, envs = 12, 5
-    seen, reward = torch.randn(steps, envs, 3), torch.randn(steps, envs)
-    is_init = torch.rand(steps, envs) < 0.3
-    is_init[0] = True
-    player, generator = net.player(deterministic=True), torch.Generator()
-    state, actions = player.begin(envs, generator), []
-    with torch.no_grad():
-        for step in zip(seen, is_init, reward, strict=True):
-            acted = player.act(*step, state, generator)
-            state = acted.state
-            actions.append(acted.action)
-        taken = torch.stack(actions)
-        before = torch.cat([torch.zeros_like(taken[:1]), taken[:-1]])
-        at_once = net(seen, is_init, net.initial_state(envs), before, reward)
-    assert torch.equal(taken, net.head.mode(at_once.params))
-    assert len(taken.unique()) > 1
-
-
-def test_the_environment_is_the_one_that_gymnasium_made_for_the_workers() -> None:
-    config = EnvConfig("CartPole-v1", 1, {"max_episode_steps": 9})
-    theirs, ours = parts.make_env(config), make_venv(GymnasiumEnvs(config.id, config.kwargs), 1)
-    theirs.set_seed(5, static_seed=True)  # which resets it once
-    ours.reset(5)
-    state, observation = theirs.reset(), ours.reset()
-    for step in range(40):
-        assert torch.equal(state["observation"], observation[0])
-        action = torch.tensor([step // 3 % 2])
-        state["action"] = torch.nn.functional.one_hot(action[0], 2)
-        stepped, state = theirs.step_and_maybe_reset(state)
-        ours.send(action)
-        answer = ours.recv()
-        observation = answer.observation
-        assert bool(stepped["next", "truncated"]) == bool(answer.truncated[0])
-        assert float(stepped["next", "reward"]) == float(answer.reward[0])
-    theirs.close()
-    ours.close()
-
-
 def test_a_policy_that_acted_in_half_precision_is_evaluated_in_it(runs: dict[str, Path]) -> None:
     config = config_of(runs["ppo"])
     policies = []
@@ -312,11 +212,6 @@ def test_optimizer_steps_beyond_the_newest_version_are_told(
 # ------------------------------------------------------------------------------------ the film
 
 
-def shown_ms(gif: Path) -> float:
-    """How long it takes to show it; a gif holds equal frames once, and shows them for longer."""
-    return sum(iio.immeta(gif, index=frame)["duration"] for frame in range(len(iio.imread(gif, index=None))))
-
-
 @pytest.mark.parametrize("recipe", ["ppo", "impala"])
 def test_a_gif_beside_the_run_shows_the_episode_that_it_tells_of(
     recipe: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
@@ -330,83 +225,6 @@ def test_a_gif_beside_the_run_shows_the_episode_that_it_tells_of(
     assert all((a != b).any() for a, b in pairwise(frames))
     assert shown_ms(file) == 20 * (length + 1), "CartPole has fifty steps a second"
     file.unlink()
-
-
-def test_the_last_frame_is_the_end_of_the_episode_and_not_the_next_beginning() -> None:
-    envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
-    envs.reset(0)
-    frames, over = [envs.frame], False
-    while not over:
-        envs.send(torch.zeros(1, dtype=torch.int64))
-        over = bool(envs.recv().terminated)
-        frames.append(envs.frame)
-    envs.close()
-
-    alone = gymnasium.make("CartPole-v1", render_mode="rgb_array")
-    alone.reset(seed=0)
-    shown = [alone.render()]
-    for _ in frames[1:]:
-        terminated = alone.step(0)[2]
-        shown.append(alone.render())
-    alone.close()
-    assert terminated
-    assert np.array_equal(np.stack(frames), np.stack(shown))
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        AtariEnvs("pong"),
-        AtariEnvs("pong", repeat_action_probability=0.25, options={"frameskip": 2, "noop_max": 9}),
-        AtariEnvs("breakout", life_loss_ends_episode=True),
-    ],
-    ids=["usual", "sticky", "lives"],
-)
-def test_an_atari_film_shows_in_colour_what_the_network_sees_in_grey(spec: AtariEnvs) -> None:
-    envs = FilmedAtari(spec)
-    assert envs.fps == (30 if spec.options else 15)
-    generator = torch.Generator().manual_seed(1)
-    observation = envs.reset(11)
-    for _ in range(150):
-        frame = envs.frame
-        assert frame.shape == (210, 160, 3)
-        grey = torch.from_numpy(frame @ np.array([0.299, 0.587, 0.114]))[None, None]
-        small = torch.nn.functional.interpolate(grey, (84, 84), mode="area").flatten()
-        seen = observation[0, -1].flatten().to(small.dtype)
-        assert torch.corrcoef(torch.stack([small, seen]))[0, 1] > 0.99
-        envs.send(torch.randint(4, (1,), generator=generator))
-        observation = envs.recv().observation
-    assert (frame.max(-1) != frame.min(-1)).any(), "in colour"
-    envs.close()
-
-
-def test_a_film_that_goes_apart_from_the_game_is_refused() -> None:
-    envs = FilmedAtari(AtariEnvs("pong"))
-    envs.reset(0)
-    envs._shown.reset(1)
-    with pytest.raises(RlsyncError, match="and its film differ"):
-        step_on(envs, 2000)
-    envs.close()
-
-
-def step_on(envs: FilmedAtari, steps: int) -> None:
-    for step in range(steps):
-        envs.send(torch.tensor([step // 7 % 6]))
-        envs.recv()
-
-
-def test_a_long_episode_is_filmed_in_part_and_played_in_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(films, "MAX_FRAMES", 5)
-    player = ImpalaNet((4,), Categorical(2)).player()
-    envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
-    made = film(player, envs, tmp_path / "cut.gif", seed=0)
-    envs.close()
-    assert made.frames == 5
-    assert shown_ms(made.file) == 5 * 20
-    assert made.episode.length > 5
-    assert str(made).endswith("; the first 4 steps of it")
 
 
 @pytest.mark.parametrize(
@@ -438,11 +256,6 @@ def test_what_cannot_be_rendered_is_evaluated_and_one_line_says_why(
     out, err = capsys.readouterr()
     assert out == "", "nothing is played for a video that is asked for and cannot be had"
     assert len(err.splitlines()) == 3
-
-
-def test_an_environment_without_a_screen_says_so() -> None:
-    with pytest.raises(ConfigError, match="a TorchRLEnvs has no screen"):
-        filmed(TorchRLEnvs(lambda: parts.make_env(EnvConfig())), seed=0)
 
 
 # ------------------------------------------------------------------------------------ refusals

@@ -1,0 +1,110 @@
+"""Episodes that are played: what a player is told in them, and which environments they are of."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rlsync.evaluation.play import play
+from rlsync.recipes import parts
+from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
+from rlsync.recipes.settings import EnvConfig
+from rlsync.workers.envs.actions import DiscreteActions
+from rlsync.workers.player import Acted, Player, State
+
+
+def test_every_environment_plays_its_share_and_each_step_is_yielded() -> None:
+    envs = make_venv(GymnasiumEnvs("CartPole-v1"), 3)
+    steps = list(play(ImpalaNet((4,), Categorical(2)).player(), envs, 12, seed=0))
+    envs.close()
+    lengths = [episode.length for ended in steps for episode in ended]
+    assert len(lengths) == 12
+    assert steps[0] == [], "the reset"
+    assert steps[-1] != [], "not a step more than needed"
+    assert sum(lengths) <= 3 * (len(steps) - 1)
+
+
+class Recorder(Player):
+    """Pushes left, and writes down what it is told."""
+
+    modules: ClassVar[dict[str, torch.nn.Module]] = {}
+    actions = DiscreteActions(2)
+    observation_shape = (4,)
+    observation_dtype = torch.float32
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def begin(
+        self, num_envs: int, generator: torch.Generator, worker: int = 0, num_workers: int = 1
+    ) -> State:
+        self.told.clear()
+        return {"steps": torch.zeros(num_envs)}
+
+    def act(
+        self,
+        observation: Tensor,
+        is_init: Tensor,
+        reward: Tensor,
+        state: State,
+        generator: torch.Generator,
+    ) -> Acted:
+        assert state["steps"].tolist() == [len(self.told)] * len(observation)
+        self.told.append((observation.clone(), is_init.clone(), reward.clone()))
+        action = torch.zeros(len(observation), dtype=torch.int64)
+        return Acted(action, {}, {"steps": state["steps"] + 1})
+
+
+def test_a_player_is_told_where_episodes_begin_and_what_the_last_action_brought() -> None:
+    actor, envs = Recorder(), make_venv(GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 5}), 2)
+    assert len(list(play(actor, envs, 4, seed=0))) == 1 + 2 * 5
+    envs.close()
+    observations, begins, rewards = map(torch.stack, zip(*actor.told, strict=True))
+    assert begins.nonzero().tolist() == [[0, 0], [0, 1], [5, 0], [5, 1]]
+    assert rewards.tolist() == [[0.0, 0.0], *[[1.0, 1.0]] * 9]
+    assert observations[begins].abs().max() < 0.05 < observations[~begins].abs().amax(-1).min()
+
+
+def test_a_recurrent_network_acts_with_what_it_saw_of_this_episode_only() -> None:
+    torch.manual_seed(0)
+    net = ImpalaNet((3,), Categorical(4), hidden=(8,), lstm=8, last_action=True, last_reward=True)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter)
+    steps, envs = 12, 5
+    seen, reward = torch.randn(steps, envs, 3), torch.randn(steps, envs)
+    is_init = torch.rand(steps, envs) < 0.3
+    is_init[0] = True
+    player, generator = net.player(deterministic=True), torch.Generator()
+    state, actions = player.begin(envs, generator), []
+    with torch.no_grad():
+        for step in zip(seen, is_init, reward, strict=True):
+            acted = player.act(*step, state, generator)
+            state = acted.state
+            actions.append(acted.action)
+        taken = torch.stack(actions)
+        before = torch.cat([torch.zeros_like(taken[:1]), taken[:-1]])
+        at_once = net(seen, is_init, net.initial_state(envs), before, reward)
+    assert torch.equal(taken, net.head.mode(at_once.params))
+    assert len(taken.unique()) > 1
+
+
+def test_the_environment_is_the_one_that_gymnasium_made_for_the_workers() -> None:
+    config = EnvConfig("CartPole-v1", 1, {"max_episode_steps": 9})
+    theirs, ours = parts.make_env(config), make_venv(GymnasiumEnvs(config.id, config.kwargs), 1)
+    theirs.set_seed(5, static_seed=True)  # which resets it once
+    ours.reset(5)
+    state, observation = theirs.reset(), ours.reset()
+    for step in range(40):
+        assert torch.equal(state["observation"], observation[0])
+        action = torch.tensor([step // 3 % 2])
+        state["action"] = torch.nn.functional.one_hot(action[0], 2)
+        stepped, state = theirs.step_and_maybe_reset(state)
+        ours.send(action)
+        answer = ours.recv()
+        observation = answer.observation
+        assert bool(stepped["next", "truncated"]) == bool(answer.truncated[0])
+        assert float(stepped["next", "reward"]) == float(answer.reward[0])
+    theirs.close()
+    ours.close()
