@@ -28,7 +28,7 @@ def run(dtype: str, seed: int) -> dict[str, object]:
     """Run one training."""
     declared = None if dtype == "float32" else dtype
     route = RouteConfig("policy", "loss_module.actor_network", declared)
-    trainer = ppo.build(Config(seed=seed, sync=SyncConfig(map=[route])))
+    trainer = ppo.RECIPE.build(Config(seed=seed, sync=SyncConfig(map=[route])))
     trainer.train()
     parts = registered_modules(trainer)
     (returns,) = (part for part in parts if isinstance(part, EpisodeReturns))

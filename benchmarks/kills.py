@@ -40,8 +40,8 @@ import numpy as np
 import torch
 
 import rlsync.evaluation.evaluator
-import rlsync.recipes.off_policy.dqn
-import rlsync.recipes.off_policy.sac
+import rlsync.recipes.dqn
+import rlsync.recipes.sac
 from rlsync.cli import train  # noqa: F401  # loaded once, for all runs
 from rlsync.cli.main import main as rlsync_main
 

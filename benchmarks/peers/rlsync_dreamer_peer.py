@@ -16,7 +16,7 @@ from rlsync_peer import NEVER
 
 from rlsync.recipes.dreamer import v3
 from rlsync.recipes.dreamer.config import DreamerV3Config
-from rlsync.recipes.replay.config import PaceConfig
+from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.settings import CollectorConfig
 
 #: The recipe's key for each size; the pace has keys of its own.

@@ -13,9 +13,11 @@ import argparse
 from paced import run
 from rlsync_peer import NEVER
 
-from rlsync.recipes.off_policy import sac, td3
-from rlsync.recipes.off_policy.config import PaceConfig, SACConfig, TD3Config
+from rlsync.recipes import sac, td3
+from rlsync.recipes.replay.settings import PaceConfig
+from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig
+from rlsync.recipes.td3 import TD3Config
 
 RECIPES = {"sac": (sac.build, SACConfig), "td3": (td3.build, TD3Config)}
 

@@ -122,7 +122,7 @@ def main() -> None:
     keep_freed_memory()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as run_dir:  # Ray may still write
         os.environ.setdefault("RAY_TMPDIR", run_dir)
-        trainer = recipe.build(config_of(options, run_dir))
+        trainer = recipe.RECIPE.build(config_of(options, run_dir))
         trainer.register_op("post_steps", Report(trainer, options.seconds))
         try:
             trainer.train()

@@ -21,8 +21,8 @@ from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms import SACTrainer
 from torchrl.weight_update import SharedMemWeightSyncScheme
 
-from rlsync.recipes.off_policy import sac
-from rlsync.recipes.off_policy.config import SACConfig
+from rlsync.recipes import sac
+from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import EnvConfig
 from rlsync.recipes.spaces import BOX, make_env
 

@@ -21,7 +21,7 @@ from rlsync.evaluation.play import Score, at_once, play
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
-from rlsync.recipes.run import evaluation_device
+from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import BEST, CHECKPOINT, RECEIPTS, RESOLVED, video_file
 from rlsync.recipes.settings import Config
 from rlsync.workers.devices import device_named
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
     prepare_process()
     config = config_of(given.run)
-    device = evaluation_device(config) if given.device is None else device_named(given.device, "--device")
+    device = Run(config).evaluation_device if given.device is None else device_named(given.device, "--device")
     checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config)
     acting = acting_of(config, deterministic=given.deterministic)
     if checkpoint is None:

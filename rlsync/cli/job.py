@@ -20,7 +20,7 @@ from rlsync.recipes import checks
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.evaluating import require_screen
 from rlsync.recipes.registry import Recipe, recipe_of
-from rlsync.recipes.run import learner_device
+from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import RECEIPTS
 from rlsync.recipes.settings import Config
 
@@ -58,14 +58,14 @@ class Job:
             ConfigError: the recipe does not train where ``learner.device`` says.
         """
         trainer = self.recipe.build(self.config, self.spaces)
-        device = learner_device(self.config)
+        device = Run(self.config).device
         elsewhere = {str(p.device) for p in trainer.loss_module.parameters() if p.device != device}
         if elsewhere:
             trainer.shutdown()
             raise ConfigError(
                 f"the recipe {self.recipe.name!r} trains on {', '.join(elsewhere)}, not on {device}",
                 "learner.device",
-                "let its build() move the networks to learner_device(config) before it makes the loss",
+                "let its build() move the networks to run.device before it makes the loss",
             )
         return trainer
 

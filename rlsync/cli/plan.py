@@ -103,7 +103,7 @@ def as_text(config: Config, plan: Timeline) -> str:
 
     Example:
         >>> from rlsync.recipes.settings import CollectorConfig
-        >>> from rlsync.recipes.off_policy.config import SACConfig
+        >>> from rlsync.recipes.sac import SACConfig
         >>> config = Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100))
         >>> print(as_text(config, timeline(config)))
         plan of sac on CartPole-v1

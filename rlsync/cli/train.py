@@ -262,7 +262,7 @@ def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
         raise ConfigError(
             f"the trainer has {len(syncs)} SyncWeights and {len(returns)} EpisodeReturns hooks",
             "the recipe's build()",
-            "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, config)",
+            "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, run)",
         )
     return syncs[0], returns[0]
 

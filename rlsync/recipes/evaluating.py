@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
@@ -14,19 +14,18 @@ from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.evaluator import Evaluator, board_of
 from rlsync.evaluation.films import Filming, filmed
 from rlsync.evaluation.process import EvaluationJob
-from rlsync.recipes import parts
 from rlsync.recipes.checks import VIDEO_KEY
 from rlsync.recipes.registry import recipe_of
-from rlsync.recipes.run import evaluation_device
+from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.recipes.settings import Config
-from rlsync.recipes.spaces import Spaces
 from rlsync.recipes.timeline import versions_between_evaluations
+from rlsync.recipes.trainer import policy_player, register_hooks
 from rlsync.workers.player import Player
 
 
 def register_with_evaluations(
-    trainer: Trainer, config: Config, acting: TensorDictModuleBase, spaces: Spaces, learned: str = ""
+    trainer: Trainer, run: Run[Any], acting: TensorDictModuleBase, learned: str = ""
 ) -> None:
     """Register what publishes, logs and watches, and the evaluating process if the config wants one.
 
@@ -34,31 +33,30 @@ def register_with_evaluations(
 
     Args:
         trainer: of a recipe whose frames are those of stock collectors.
-        config: the run.
+        run: the run.
         acting: what the workers act with, exploration included.
-        spaces: of the environment.
         learned: the names of the learned leaves of ``acting`` begin with this.
 
     Raises:
         ConfigError: an evaluation is asked for, and the collector has no board.
     """
-    evaluates = config.recipe.evaluations().every_frames > 0 and config.run_dir is not None
-    returns = parts.register_hooks(trainer, config, stop_at_return=not evaluates)
+    evaluates = run.recipe.evaluations().every_frames > 0 and run.folder is not None
+    returns = register_hooks(trainer, run, stop_at_return=not evaluates)
     if evaluates:
-        player = parts.policy_player(config, acting, spaces, deterministic=True).player
-        evaluator = make_evaluator(config, trainer.collector, player, learned)
-        evaluator.stop_at(config.recipe.target_return, returns.stop)
+        player = policy_player(run, acting, deterministic=True).player
+        evaluator = make_evaluator(run, trainer.collector, player, learned)
+        evaluator.stop_at(run.recipe.target_return, returns.stop)
         evaluator.register(trainer)
 
 
-def make_evaluator(config: Config, collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
+def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
     """The process that plays on the board that the workers of this machine read, or one like it.
 
     Raises:
         ConfigError: the collector has no board, or the run no folder.
     """
-    board, evaluation = board_of(collector), config.recipe.evaluations()
-    if board is None or config.run_dir is None:
+    board, config, evaluation = board_of(collector), run.config, run.recipe.evaluations()
+    if board is None or run.folder is None:
         raise ConfigError(
             "an evaluation needs a board to read and a run folder to write to",
             "recipe.evaluation.every_frames, run_dir",
@@ -70,13 +68,13 @@ def make_evaluator(config: Config, collector: BaseCollector, player: Player, lea
         env=config.env.spec(),
         episodes=evaluation.episodes,
         every_versions=versions_between_evaluations(config),
-        file=Path(config.run_dir) / EVALUATIONS,
+        file=run.folder / EVALUATIONS,
         seed=config.seed,
         adopt=config.collector.adopt,  # type: ignore[arg-type]
-        device=evaluation_device(config),
-        best=Path(config.run_dir) / BEST,
+        device=run.evaluation_device,
+        best=run.folder / BEST,
         kept=f"{POLICY}.{learned}",
-        filming=filming(config),
+        filming=filming(run),
     )
     return Evaluator(job)
 
@@ -95,13 +93,12 @@ def require_screen(config: Config) -> None:
         raise ConfigError(error.what, f"{VIDEO_KEY}; {error.where}", error.cure) from error
 
 
-def filming(config: Config) -> Filming | None:
+def filming(run: Run[Any]) -> Filming | None:
     """What the evaluating process films; None if nothing."""
-    every = config.recipe.evaluations().video_every
-    if every is None or config.run_dir is None:
+    every = run.recipe.evaluations().video_every
+    if every is None or run.folder is None:
         return None
-    run = Path(config.run_dir)
-    return Filming(run / VIDEOS, every, run / BEST_VIDEO)
+    return Filming(run.folder / VIDEOS, every, run.folder / BEST_VIDEO)
 
 
 def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlayer:

@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.modules import MLP
 
-from rlsync.recipes.settings import Config
+from rlsync.recipes.sync_settings import SyncConfig
 from rlsync.tensors.layout import dtype_named
 
 
@@ -40,14 +40,14 @@ def mlp(
     return net
 
 
-def workers_dtype(config: Config) -> torch.dtype | None:
+def workers_dtype(sync: SyncConfig) -> torch.dtype | None:
     """The dtype in which workers hold their networks, if the sync map declares one."""
-    return next((dtype_named(route.dtype) for route in config.sync.map if route.dtype), None)
+    return next((dtype_named(route.dtype) for route in sync.map if route.dtype), None)
 
 
-def workers_policy(config: Config, policy: TensorDictModuleBase) -> TensorDictModuleBase:
+def workers_policy(sync: SyncConfig, policy: TensorDictModuleBase) -> TensorDictModuleBase:
     """What workers act with: ``policy``, or a copy whose networks have the dtype that the map declares."""
-    dtype = workers_dtype(config)
+    dtype = workers_dtype(sync)
     if dtype is None:
         return policy
     policy = copy.deepcopy(policy)

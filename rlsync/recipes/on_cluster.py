@@ -1,150 +1,199 @@
-"""The workers of a recipe on the nodes of a Ray cluster, and what is registered because they are there."""
+"""The workers of a run on the nodes of a Ray cluster, and what is registered because they are there."""
 
 from __future__ import annotations
 
 import copy
+import json
 import math
-from collections.abc import Iterator, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
-from torchrl.trainers import Trainer
+from torchrl.envs import EnvBase
+from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.recipes.crew import crew_of
-from rlsync.recipes.hooks import TellNodes
-from rlsync.recipes.impala.network import ImpalaNet
-from rlsync.recipes.run_files import CLUSTER
+from rlsync.core.whole_file import write_whole
+from rlsync.recipes.env_settings import EnvConfig
+from rlsync.recipes.networks import workers_policy
+from rlsync.recipes.run import Run
+from rlsync.recipes.run_files import CLUSTER, CREW
 from rlsync.recipes.settings import Config
-from rlsync.recipes.spaces import Spaces
 from rlsync.workers.cluster.collector import ClusterCollector
+from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
 from rlsync.workers.cluster.session import Session
+from rlsync.workers.cluster.told import ClusterStatus
 from rlsync.workers.cluster.transition_collector import TransitionCollector
-from rlsync.workers.devices import CPU, device_of_each
-from rlsync.workers.envs.specs import EnvSpec, GymnasiumEnvs
+from rlsync.workers.devices import CPU
+from rlsync.workers.envs.specs import GymnasiumEnvs
+from rlsync.workers.player import Playable
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill
 from rlsync.workers.supervision import Restarts
 
+#: How often a run tells of its nodes.
+TELL_EVERY_S = 2.0
 
-def cluster_collector(
-    config: Config, spec: EnvSpec, network: ImpalaNet, shared: Mapping[str, Any]
-) -> ClusterCollector:
-    """Workers that make unrolls, on the nodes of the cluster that a config names, or of one started here.
+_NAME = "crew"
 
-    Args:
-        config: of the run.
-        spec: the environments.
-        network: the learner's.
-        shared: the arguments that it has in common with an ``UnrollCollector``.
+
+class Cluster:
+    """Workers on the nodes of the cluster that a config names, or of one started here; see ``Place``.
 
     Raises:
         ConfigError: nothing answers at the address, or Ray refuses.
         WorkerLost: a node was lost before its workers were ready.
         AdoptionTimeout: nodes are not ready in time.
     """
-    with _settings(config) as settings:
-        return ClusterCollector(network, spec, **settings, **shared)
 
+    def __init__(self, run: Run[Any]) -> None:
+        self.update_map: dict[str, str] | None = None  # TorchRL refuses one where it has no schemes
+        self._run = run
+        self.workers = run.config.workers_per_node
 
-def transition_collector(
-    config: Config,
-    policy: TensorDictModuleBase,
-    spaces: Spaces,
-    *,
-    random_frames: int = 0,
-    ladder_alpha: float = 0.0,
-) -> TransitionCollector:
-    """Workers that make the transitions of a stock collector, on the nodes of a cluster.
+    def transitions(
+        self,
+        policy: TensorDictModuleBase,
+        *,
+        random_frames: int,
+        ladder: EpsilonLadder | None,
+        maker: Callable[[EnvConfig], EnvBase],
+    ) -> BaseCollector:
+        """Workers that make the transitions of a stock collector.
 
-    With ``collector=sync`` a batch is one rollout for each worker of ``cluster.min_nodes`` nodes, all of the
-    newest version. With ``collector=async`` it is one rollout of one worker.
-
-    Args:
-        config: of the run.
-        policy: what the workers act with, in the dtype of the map.
-        spaces: of the environment.
-        random_frames: they take random actions in so many frames first.
-        ladder_alpha: of each node's workers; see :class:`~rlsync.workers.players.q.EpsilonLadder`.
-
-    Raises:
-        ConfigError, WorkerLost, AdoptionTimeout: as of :func:`cluster_collector`.
-    """
-    settings, num_envs = config.collector, config.env.num_envs
-    waits = settings.kind == "sync"
-    rollouts = config.workers_per_node * config.cluster.min_nodes if waits else 1
-    acting = ActingPolicy(
-        copy.deepcopy(policy).to(CPU),  # the specs that it draws from are on the device of its weights
-        spaces.player_actions(),
-        (spaces.features,),
-        ladder=EpsilonLadder(alpha=ladder_alpha) if ladder_alpha else None,
-        prefill=Prefill() if random_frames else None,
-    )
-    with _settings(config) as places:
-        return TransitionCollector(
-            acting,
-            GymnasiumEnvs(config.env.id, config.env.kwargs),
-            waits=waits,
-            random_frames=random_frames,
-            steps=math.ceil(settings.frames_per_batch / (rollouts * num_envs)),
-            envs_per_worker=num_envs,
-            rollouts_per_batch=rollouts,
-            adopt=settings.adopt,
-            seed=config.seed,
-            silent_timeout_s=settings.silent_timeout_s or float("inf"),
-            **places,
+        With ``collector=sync`` a batch is one rollout for each worker of ``cluster.min_nodes`` nodes, all of
+        the newest version. With ``collector=async`` it is one rollout of one worker. A ladder is that of each
+        node's workers.
+        """
+        config, spaces = self._run.config, self._run.spaces
+        settings, num_envs = config.collector, config.env.num_envs
+        waits = settings.kind == "sync"
+        rollouts = self.workers * config.cluster.min_nodes if waits else 1
+        policy = workers_policy(config.sync, policy)
+        acting = ActingPolicy(
+            copy.deepcopy(policy).to(CPU),  # the specs that it draws from are on the device of its weights
+            spaces.player_actions(),
+            (spaces.features,),
+            ladder=ladder,
+            prefill=Prefill() if random_frames else None,
         )
+        with self._connected() as places:
+            return TransitionCollector(
+                acting,
+                GymnasiumEnvs(config.env.id, config.env.kwargs),
+                waits=waits,
+                random_frames=random_frames,
+                steps=math.ceil(settings.frames_per_batch / (rollouts * num_envs)),
+                envs_per_worker=num_envs,
+                rollouts_per_batch=rollouts,
+                adopt=settings.adopt,
+                seed=config.seed,
+                silent_timeout_s=settings.silent_timeout_s or float("inf"),
+                **places,
+            )
+
+    def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> ClusterCollector:
+        """Workers that make unrolls; see ``Place.unrolls``."""
+        with self._connected() as places:
+            return ClusterCollector(network, self._run.config.env.spec(), **places, **shared)
+
+    def routes(self, collector: BaseCollector) -> dict[str, str]:
+        """What is published besides the map of the config: whether the workers take random actions."""
+        if isinstance(collector, TransitionCollector) and collector.prefill is not None:
+            return {PREFILL: "collector.prefill"}
+        return {}
+
+    def watch(self, trainer: Trainer) -> None:
+        """Let a run tell of its nodes in its folder, if it has one."""
+        file = self._run.file(CLUSTER)
+        if file is not None:
+            TellNodes(trainer.collector.status, file).register(trainer)
+
+    @contextmanager
+    def _connected(self) -> Iterator[dict[str, Any]]:
+        """Connect to the cluster, and say where workers act; inside, a collector is made of it."""
+        run, cluster = self._run, self._run.config.cluster
+        placement = Placement(
+            beside_learner=cluster.placement == "all",
+            resources=cluster.resources,
+            min_nodes=cluster.min_nodes,
+            credits=cluster.credits,
+            restarts=Restarts(),
+            node_timeout_s=cluster.node_timeout_s,
+            start_timeout_s=cluster.start_timeout_s,
+        )
+        devices = run.worker_devices
+        session = Session(cluster.address)
+        try:
+            yield {
+                "workers_per_node": self.workers,
+                "placement": placement,
+                "crew": crew_of(run.config),
+                "session": session,
+                "policy_device": devices,
+            }
+        except BaseException:
+            session.close()
+            raise
 
 
-@contextmanager
-def _settings(config: Config) -> Iterator[dict[str, Any]]:
-    """Connect to the cluster, and say where workers act; inside, a collector is made of it."""
-    cluster, workers = config.cluster, config.workers_per_node
-    placement = Placement(
-        beside_learner=cluster.placement == "all",
-        resources=cluster.resources,
-        min_nodes=cluster.min_nodes,
-        credits=cluster.credits,
-        restarts=Restarts(),
-        node_timeout_s=cluster.node_timeout_s,
-        start_timeout_s=cluster.start_timeout_s,
-    )
-    devices = device_of_each(config.collector.device, workers, "collector.device")
-    session = Session(cluster.address)
-    try:
-        yield {
-            "workers_per_node": workers,
-            "placement": placement,
-            "crew": crew_of(config),
-            "session": session,
-            "policy_device": devices,
-        }
-    except BaseException:
-        session.close()
-        raise
-
-
-def own_routes(collector: BaseCollector) -> dict[str, str]:
-    """What is published besides the map of the config: whether the workers take random actions.
+class TellNodes(TrainerHookBase):
+    """Writes what is known of the nodes of a cluster into a file, every few seconds.
 
     Args:
-        collector: of the run.
+        status: asks the collector.
+        file: where it is written.
     """
-    if isinstance(collector, TransitionCollector) and collector.prefill is not None:
-        return {PREFILL: "collector.prefill"}
-    return {}
+
+    def __init__(self, status: Callable[[], ClusterStatus], file: Path) -> None:
+        self._status = status
+        self._file = file
+        self._next_s = 0.0
+
+    def __call__(self, batch: TensorDictBase | None = None) -> None:
+        if time.monotonic() >= self._next_s:
+            self._status().write(self._file)
+            self._next_s = time.monotonic() + TELL_EVERY_S
+
+    def register(self, trainer: Trainer, name: str = "tell_nodes") -> None:
+        """Tell after a batch, if the last time is long ago."""
+        self()
+        trainer.register_op("post_steps_log", self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep: a resumed run has other nodes."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
 
 
-def tell_nodes(trainer: Trainer, config: Config, collector: ClusterCollector) -> None:
-    """Let a run tell of its nodes in its folder, if it has one.
+def crew_of(config: Config) -> Crew | None:
+    """The crew of a run. A resumed run has that of the run before it.
 
-    Args:
-        trainer: of the run.
-        config: of the run.
-        collector: of the trainer.
+    A run that keeps its agents writes the name into its folder. None for a run that keeps no agents and
+    resumes none that did.
     """
+    name = _name_in(config.resume)
+    if not config.cluster.keep_agents:
+        return None if name is None else Crew(name)
+    name = name or uuid.uuid4().hex[:12]
     if config.run_dir is not None:
-        TellNodes(collector.status, Path(config.run_dir) / CLUSTER).register(trainer)
+        text = json.dumps({_NAME: name})
+        write_whole(Path(config.run_dir) / CREW, lambda beside: beside.write_text(text))
+    return Crew(name, config.cluster.learner_timeout_s)
+
+
+def _name_in(resume: str | None) -> str | None:
+    """The name that the run before has written down; ``resume`` is its folder or its checkpoint."""
+    if resume is None:
+        return None
+    files = [folder / CREW for folder in (Path(resume), Path(resume).parent)]
+    file = next((file for file in files if file.is_file()), None)
+    return None if file is None else str(json.loads(file.read_text())[_NAME])

@@ -14,41 +14,18 @@ from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers.algorithms import PPOTrainer
 
-from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.evaluating import register_with_evaluations
 from rlsync.recipes.hooks import ToLearner
-from rlsync.recipes.registry import Recipe
-from rlsync.recipes.run import learner_device
-from rlsync.recipes.settings import Config, PPOConfig
-from rlsync.recipes.spaces import DISCRETE
+from rlsync.recipes.settings import PPOConfig
 from rlsync.workers.devices import CPU
 
 
-def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
-    """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
-
-    Args:
-        config: what to train; ``config.recipe`` is a :class:`PPOConfig`.
-        spaces: of the environment, from ``parts.probe``, if the config has been checked already. None: check
-            the config and probe the environment here.
-
-    Raises:
-        ConfigError: a value, the environment or the kind of recipe does not fit.
-        SyncMapError: the sync map cannot be carried out.
-
-    Example:
-        >>> trainer = build(Config(seed=1))  # doctest: +SKIP
-        >>> trainer.train()  # doctest: +SKIP
-    """
-    recipe, spaces = DISCRETE.checked(config, PPOConfig, spaces)
-    parts.seed_everything(config.seed)
-    device = learner_device(config)
-    loss = make_loss(recipe, spaces, device)
-    settings = parts.trainer_settings(config)
-    # Collectors of TorchRL's with schemes require one, and others refuse it. SyncWeights replaces it.
-    update_map = {"policy": "loss_module.actor_network"} if config.cluster.here else None
-    with parts.started_collector(config, loss.actor_network, spaces=spaces) as collector:
+def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
+    """See :class:`~rlsync.recipes.registry.Recipe`."""
+    recipe = run.recipe
+    loss = make_loss(recipe, run.spaces, run.device)
+    settings = parts.trainer_settings(run)
+    with parts.started_collector(run, loss.actor_network) as collector:
         optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5)
         trainer = PPOTrainer(
             **settings,
@@ -56,9 +33,9 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
             collector=collector,
             loss_module=loss,
             optimizer=optimizer,
-            lr_scheduler=parts.annealing(config, optimizer),
+            lr_scheduler=parts.annealing(run, optimizer),
             replay_buffer=TensorDictReplayBuffer(
-                storage=LazyTensorStorage(collector.requested_frames_per_batch, device=device),
+                storage=LazyTensorStorage(collector.requested_frames_per_batch, device=run.device),
                 sampler=SamplerWithoutReplacement(),
                 batch_size=recipe.batch_size,
             ),
@@ -66,10 +43,11 @@ def build(config: Config, spaces: parts.Spaces | None = None) -> PPOTrainer:
             optim_steps_per_batch=None,  # the whole batch; a number would skip every other epoch
             gamma=recipe.gamma,
             lmbda=recipe.gae_lambda,
-            weight_update_map=update_map,
+            weight_update_map=run.place.update_map,  # SyncWeights replaces what it makes
         )
-        ToLearner(device).register(trainer)  # the advantages are computed before the replay buffer is filled
-        register_with_evaluations(trainer, config, loss.actor_network, spaces)
+        # The advantages are computed before the replay buffer is filled.
+        ToLearner(run.device).register(trainer)
+        parts.register_with_evaluations(trainer, run, loss.actor_network)
     return trainer
 
 
@@ -98,10 +76,6 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
     return loss.to(device)
 
 
-def player(config: Config, spaces: parts.Spaces, deterministic: bool) -> CheckpointPlayer:
-    """The actor of a run's config, for ``rlsync eval``."""
-    actor = make_loss(PPOConfig.of(config), spaces).actor_network
-    return parts.policy_player(config, actor, spaces, deterministic=deterministic)
-
-
-RECIPE = Recipe("ppo", PPOConfig, parts.probe, build, player)
+RECIPE = parts.Recipe(
+    "ppo", PPOConfig, parts.probe, build, lambda run: make_loss(run.recipe, run.spaces).actor_network
+)

@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.core.path import did_you_mean, nearest_name
 
 if TYPE_CHECKING:  # imports torch: not needed to list names
+    from tensordict.nn import TensorDictModuleBase
     from torchrl.trainers import Trainer
 
     from rlsync.evaluation.checkpoint import CheckpointPlayer
+    from rlsync.recipes.run import Run
     from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
+    from rlsync.workers.player import Player
 
 #: Entry point group in which an installed package names its recipes: ``a2c = "my_recipes.a2c:RECIPE"``.
 GROUP = "rlsync.recipes"
@@ -27,13 +30,20 @@ GROUP = "rlsync.recipes"
 #: rlsync's own recipes, written as an entry point is.
 SHIPPED: Mapping[str, str] = {
     "ppo": "rlsync.recipes.ppo:RECIPE",
-    "dqn": "rlsync.recipes.off_policy.dqn:RECIPE",
-    "sac": "rlsync.recipes.off_policy.sac:RECIPE",
-    "td3": "rlsync.recipes.off_policy.td3:RECIPE",
+    "dqn": "rlsync.recipes.dqn:RECIPE",
+    "sac": "rlsync.recipes.sac:RECIPE",
+    "td3": "rlsync.recipes.td3:RECIPE",
     "impala": "rlsync.recipes.impala.recipe:RECIPE",
     "dreamer_v1": "rlsync.recipes.dreamer.v1:RECIPE",
     "dreamer_v3": "rlsync.recipes.dreamer.v3:RECIPE",
 }
+
+
+class MakesPlayer(Protocol):
+    """A network that makes its own player."""
+
+    def player(self, *, deterministic: bool) -> Player:
+        """What acts with this network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +55,12 @@ class Recipe:
         settings: the dataclass of its settings, a :class:`~rlsync.recipes.settings.RecipeConfig`.
         probe: makes one environment, looks at it, closes it, and returns what the networks must know of it.
             Raises ConfigError where the environment cannot serve.
-        build: makes the trainer that a config describes. Its second argument is what ``probe`` returned, and
-            then the config has been checked; with ``None`` it checks and probes by itself.
-        player: what acts with the weights of a checkpoint, for ``rlsync eval``. Its arguments are the config,
-            what ``probe`` returned, and whether to take the likeliest action in place of drawing one.
+        trainer: makes the trainer of a :class:`~rlsync.recipes.run.Run`, whose config has been checked. Its
+            workers run, and its sync map is resolved.
+        acting: the network that acts with the weights of a checkpoint, new, for ``rlsync eval``: a TorchRL
+            policy that reads ``observation`` and writes ``action``, or a network that makes its own player.
+            TorchRL's Trainer saves the policy of the loss module's ``actor_network``, else of its
+            ``value_network``.
 
     Example:
         >>> recipe = recipe_named("dqn")
@@ -59,8 +71,60 @@ class Recipe:
     name: str
     settings: type[RecipeConfig]
     probe: Callable[[EnvConfig], Any]
-    build: Callable[[Config, Any], Trainer]
-    player: Callable[[Config, Any, bool], CheckpointPlayer]
+    trainer: Callable[[Run[Any]], Trainer]
+    acting: Callable[[Run[Any]], TensorDictModuleBase | MakesPlayer]
+
+    def build(self, config: Config, spaces: Any = None) -> Trainer:
+        """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
+
+        Args:
+            config: what to train.
+            spaces: what ``probe`` returned, if the config has been checked already. None: check the config
+                and probe the environment here.
+
+        Raises:
+            ConfigError: a value, the environment or the kind of recipe does not fit.
+            SyncMapError: the sync map cannot be carried out.
+
+        Example:
+            >>> from rlsync.recipes.settings import Config
+            >>> trainer = recipe_named("ppo").build(Config(seed=1))  # doctest: +SKIP
+            >>> trainer.train()  # doctest: +SKIP
+        """
+        from rlsync.recipes.checks import check
+        from rlsync.recipes.run import Run
+
+        self.settings.of(config)
+        if spaces is None:
+            check(config)
+            spaces = self.probe(config.env)
+        run: Run[Any] = Run(config, spaces)
+        run.seed_everything()
+        return self.trainer(run)
+
+    def player(self, config: Config, spaces: Any, deterministic: bool) -> CheckpointPlayer:
+        """What acts with the weights of a run's checkpoint, once they are loaded into it.
+
+        Args:
+            config: of the run.
+            spaces: what ``probe`` returned.
+            deterministic: take the likeliest action in place of drawing one.
+
+        Raises:
+            ConfigError: the config has the settings of another recipe.
+        """
+        from tensordict.nn import TensorDictModuleBase
+
+        from rlsync.evaluation.checkpoint import CheckpointPlayer
+        from rlsync.recipes.run import Run
+        from rlsync.recipes.trainer import policy_player
+
+        self.settings.of(config)
+        run: Run[Any] = Run(config, spaces)
+        acting: Any = self.acting(run)
+        if isinstance(acting, TensorDictModuleBase):
+            return policy_player(run, acting, deterministic=deterministic)
+        return CheckpointPlayer(acting, acting.player(deterministic=deterministic), config.env.spec())
 
 
 def installed() -> dict[str, EntryPoint]:

@@ -1,23 +1,80 @@
-"""The devices of a run."""
+"""One run: its config, and what follows from it, each derived once."""
 
 from __future__ import annotations
 
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
 import torch
 
-from rlsync.recipes.settings import Config
+from rlsync.recipes.settings import Config, RecipeConfig
 from rlsync.workers.devices import device_named, device_of_each
 
+if TYPE_CHECKING:
+    from rlsync.recipes.place import Place
 
-def learner_device(config: Config) -> torch.device:
-    """Where the networks, the loss, the optimizer and TorchRL's replay buffer are."""
-    return device_named(config.learner.device, "learner.device")
-
-
-def worker_devices(config: Config) -> tuple[torch.device, ...]:
-    """Where each worker's policy acts."""
-    return device_of_each(config.collector.device, config.collector.num_workers, "collector.device")
+S = TypeVar("S", bound=RecipeConfig)
 
 
-def evaluation_device(config: Config) -> torch.device:
-    """Where ``rlsync eval`` and the evaluating process play."""
-    return device_named(config.evaluation.device, "evaluation.device")
+class Run(Generic[S]):
+    """A checked config, what was found out about its environment, and what follows from the two.
+
+    What is derived is derived when it is asked for first: a machine that only evaluates needs no device of
+    the learner.
+
+    Args:
+        config: of the run.
+        spaces: what the recipe's probe returned.
+
+    Raises:
+        ConfigError: when a device is asked for that this machine does not have.
+
+    Example:
+        >>> run = Run(Config(run_dir="runs/a"))
+        >>> run.recipe.name, run.device, run.worker_devices[0], run.file("best.pt").name
+        ('ppo', device(type='cpu'), device(type='cpu'), 'best.pt')
+    """
+
+    def __init__(self, config: Config, spaces: Any = None) -> None:
+        self.config = config
+        self.recipe: S = config.recipe  # type: ignore[assignment]
+        self.spaces = spaces
+        self.folder = None if config.run_dir is None else Path(config.run_dir)
+
+    def file(self, name: str) -> Path | None:
+        """The file of this name in the run's folder; None where the run writes nothing."""
+        return None if self.folder is None else self.folder / name
+
+    def seed_everything(self) -> None:
+        """Seed torch and numpy here; workers are seeded by the trainer through their collector."""
+        torch.manual_seed(self.config.seed)
+        np.random.seed(self.config.seed % 2**32)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The learner's: where the networks, the loss, the optimizer and TorchRL's replay buffer are."""
+        return device_named(self.config.learner.device, "learner.device")
+
+    @cached_property
+    def worker_devices(self) -> tuple[torch.device, ...]:
+        """Where the policy of each worker of a machine acts."""
+        each = self.config.collector.device
+        return device_of_each(each, self.config.workers_per_node, "collector.device")
+
+    @cached_property
+    def evaluation_device(self) -> torch.device:
+        """Where ``rlsync eval`` and the evaluating process play."""
+        return device_named(self.config.evaluation.device, "evaluation.device")
+
+    @cached_property
+    def place(self) -> Place:
+        """Where the workers are: on this machine, or on the nodes of a cluster."""
+        from rlsync.recipes.place import Here
+
+        if self.config.cluster.here:
+            return Here(self)
+        from rlsync.recipes.on_cluster import Cluster  # which needs ray
+
+        return Cluster(self)

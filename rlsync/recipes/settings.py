@@ -258,15 +258,6 @@ class RecipeConfig:
         """
         return None
 
-    def updates_per_frame(self, config: Config) -> float:
-        """Optimizer steps for each frame, in the long run and after the prefill; 0 if that is not known.
-
-        Args:
-            config: of the run.
-        """
-        per_batch = config.collector.frames_per_batch
-        return (self.updates_after(config, per_batch, 0) or 0) / per_batch
-
     def prefill_frames(self) -> int:
         """How many frames come before the first optimizer step, and are not counted in the ratio."""
         return 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 
 import gymnasium
 import torch
@@ -15,12 +15,8 @@ from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
-from rlsync.recipes.checks import check
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
-from rlsync.recipes.settings import Config, RecipeConfig
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
-
-Settings = TypeVar("Settings", bound=RecipeConfig)
 
 
 def make_env(config: EnvConfig) -> EnvBase:
@@ -140,25 +136,6 @@ class Takes:
             return Spaces(observation.shape.numel(), action.shape[-1], action, picture)
         finally:
             env.close()
-
-    def checked(
-        self, config: Config, settings: type[Settings], spaces: Spaces | None
-    ) -> tuple[Settings, Spaces]:
-        """What a recipe builds from: its settings in a config, and the spaces of the environment.
-
-        Args:
-            config: of the run.
-            settings: the recipe's.
-            spaces: from :meth:`probe`, if the config has been checked already; None: check it and probe here.
-
-        Raises:
-            ConfigError: a value, the environment or the kind of recipe does not fit.
-        """
-        recipe = settings.of(config)
-        if spaces is None:
-            check(config)
-            spaces = self.probe(config.env)
-        return recipe, spaces
 
     def _fits(self, action: TensorSpec) -> bool:
         match action:

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.trigger import Counters, Trigger
 from rlsync.recipes.settings import Config
-from rlsync.recipes.sync_settings import WhenConfig, trigger
+from rlsync.recipes.sync_settings import trigger
 from rlsync.workers.replay.pacing import Pace
 
 
@@ -53,22 +55,35 @@ def _rounds(due: Callable[[int, int], int], frames_per_batch: int, total_frames:
         yield Iteration(frames, updates)
 
 
-def publishes(when: WhenConfig, rounds: list[Iteration]) -> int | None:
-    """How many versions a run publishes after its first one; None where time or lag decides.
+def publishes(when: Trigger, rounds: Iterable[Iteration]) -> Iterator[float]:
+    """The versions that a run publishes after its first one: each by the frames collected until then.
 
-    Args:
-        when: the trigger.
-        rounds: of the run.
+    The trigger is asked where ``SyncWeights`` asks it: after an optimizer step if it counts these, and after
+    a batch if it counts anything else. The steps of a round are taken to lie evenly between its frames.
+    Nothing is said of a trigger that looks at the time.
+
+    Example:
+        >>> list(publishes(Every(3, "optim_steps"), [Iteration(100, 4), Iteration(200, 8)]))
+        [75.0, 150.0]
     """
-    if when.steps_ahead is not None or when.every is None or when.unit == "seconds":
-        return None
-    every, last = int(when.every), rounds[-1]
-    match when.unit:
-        case "optim_steps":
-            return last.updates // every
-        case "frames":  # at most one after each batch
-            return len({round_.frames // every for round_ in rounds} - {0})
-    return len(rounds) // every
+    units, last, before = when.units(), Counters(), Iteration(0, 0)
+    for batches, after in enumerate(rounds):
+        steps = range(before.updates + 1, after.updates + 1) if "optim_steps" in units else range(0)
+        while steps:
+            first = bisect_left(
+                steps, True, key=lambda step: when.due(last, Counters(batches, after.frames, step))
+            )
+            if first == len(steps):
+                break
+            last = Counters(batches, after.frames, steps[first])
+            part = (steps[first] - before.updates) / (after.updates - before.updates)
+            yield before.frames + part * (after.frames - before.frames)
+            steps = steps[first + 1 :]
+        now = Counters(batches + 1, after.frames, after.updates)
+        if units - {"optim_steps"} and when.due(last, now):
+            last = now
+            yield float(after.frames)
+        before = after
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,7 @@ class Timeline:
         phases: one after the other.
         frames, updates: at the end.
         ratio: updates for each frame after the prefill.
-        publishes: versions after the first one; None where time or lag decides.
+        publishes: versions after the first one; None where time decides.
         publish_every: when, in words.
         evaluation_every_frames: at least; 0: never.
         evaluation_every_versions: the same in versions; 0: never.
@@ -131,7 +146,7 @@ def timeline(config: Config) -> Timeline:
 
     Example:
         >>> from rlsync.recipes.settings import CollectorConfig
-        >>> from rlsync.recipes.off_policy.config import SACConfig
+        >>> from rlsync.recipes.sac import SACConfig
         >>> plan = timeline(Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100)))
         >>> [(phase.name, phase.first_frame, phase.updates) for phase in plan.phases]
         [('prefill', 0, 0), ('learning', 1000, 99000)]
@@ -141,14 +156,14 @@ def timeline(config: Config) -> Timeline:
     rounds = list(_rounds(_due(config), config.collector.frames_per_batch, config.recipe.total_frames))
     phases, last = _phases(rounds, config.collector.frames_per_batch), rounds[-1]
     learned = last.frames - config.recipe.prefill_frames()
-    every_frames = config.recipe.evaluations().every_frames
+    every_frames, when = config.recipe.evaluations().every_frames, trigger(config.sync.when)
     return Timeline(
         phases=phases,
         frames=last.frames,
         updates=last.updates,
         ratio=last.updates / learned if learned > 0 else 0.0,
-        publishes=publishes(config.sync.when, rounds),
-        publish_every=str(trigger(config.sync.when)),
+        publishes=None if "seconds" in when.units() else sum(1 for _ in publishes(when, rounds)),
+        publish_every=str(when),
         evaluation_every_frames=every_frames,
         evaluation_every_versions=versions_between_evaluations(config) if every_frames else 0,
         checkpoint_every_frames=config.checkpoint_every_frames,
@@ -190,22 +205,24 @@ def versions_between_evaluations(config: Config) -> int:
     Example:
         >>> from rlsync.recipes.settings import CollectorConfig
         >>> from rlsync.recipes.settings import EvaluationConfig
-        >>> from rlsync.recipes.off_policy.config import SACConfig
+        >>> from rlsync.recipes.sac import SACConfig
         >>> recipe = SACConfig(evaluation=EvaluationConfig(every_frames=1_000))
         >>> config = Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=100))
         >>> versions_between_evaluations(config)  # one version for each batch
         10
     """
-    when, frames = config.sync.when, config.recipe.evaluations().every_frames
-    if when.every is None or when.unit == "seconds":
+    when, frames = trigger(config.sync.when), config.recipe.evaluations().every_frames
+    if "seconds" in when.units():
         return 1
-    per_batch = config.collector.frames_per_batch
-    match when.unit:
-        case "optim_steps":
-            ratio = config.recipe.updates_per_frame(config)
-            per_version = when.every / ratio if ratio else per_batch
-        case "frames":
-            per_version = max(when.every, per_batch)
-        case _:
-            per_version = per_batch * when.every
-    return max(1, round(frames / per_version))
+    per_batch, recipe = config.collector.frames_per_batch, config.recipe
+    tells = recipe.updates_after(config, per_batch, 0) is not None
+    if not tells and "optim_steps" in when.units():
+        return max(1, round(frames / per_batch))  # as if each batch brought a version
+    rounds = _rounds(_due(config) if tells else lambda *_: 0, per_batch, recipe.total_frames)
+    # The round in which the prefill ends has fewer updates for its frames than those after it.
+    settled = publishes(when, rounds)
+    end_of_prefill = math.ceil(recipe.prefill_frames() / per_batch + 1) * per_batch
+    at = list(islice((position for position in settled if position > end_of_prefill), 1_000))
+    if len(at) < 2:
+        return 1
+    return max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))

@@ -21,8 +21,7 @@ from rlsync.cli.ending import Interrupts
 from rlsync.cli.main import EXIT_UNREAD, main
 from rlsync.cli.train import shut_down
 from rlsync.core.errors import WorkerLost
-from rlsync.recipes import ppo
-from rlsync.recipes.off_policy import dqn
+from rlsync.recipes import dqn, ppo
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState, save_before_the_end
 from tests.cli.test_main import ENDLESS, Run, finished
@@ -216,7 +215,7 @@ def test_a_forked_process_that_lives_on_does_not_hold_the_end_of_a_run_up() -> N
 
 @pytest.mark.usefixtures("fork_workers")
 def test_what_a_run_started_is_ended_when_it_fails() -> None:
-    trainer = ppo.build(small_ppo())
+    trainer = ppo.RECIPE.build(small_ppo())
     ended: list[str] = []
     trainer.register_op("shutdown", lambda: ended.append("the evaluator"))
     trainer.register_op("post_steps", fails)
@@ -253,7 +252,7 @@ def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlsync.torchrl_plugin.ending.last_checkpoint.ANSWER_WITHIN_S", 0.2)
-    trainer = after_one_batch(ppo.build(small_ppo(run_dir=str(tmp_path))))
+    trainer = after_one_batch(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path))))
     try:
         pids = [process.pid for process in trainer.collector.procs]
         with stopped(pids[1]):
@@ -261,7 +260,7 @@ def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
         assert saved.path == tmp_path / CHECKPOINT
     finally:
         trainer.shutdown()
-    again = ppo.build(small_ppo())
+    again = ppo.RECIPE.build(small_ppo())
     try:
         CollectorState.of(again)
         again.load_from_file(tmp_path / CHECKPOINT)
@@ -271,7 +270,7 @@ def test_a_stopped_worker_does_not_hold_the_last_checkpoint_up(
 
 @pytest.mark.usefixtures("fork_workers")
 def test_weights_that_are_not_finite_do_not_replace_a_good_checkpoint(tmp_path: Path) -> None:
-    trainer = after_one_batch(dqn.build(small_dqn(WhenConfig(), run_dir=str(tmp_path))))
+    trainer = after_one_batch(dqn.RECIPE.build(small_dqn(WhenConfig(), run_dir=str(tmp_path))))
     try:
         assert save_before_the_end(trainer).path is not None
         good = (tmp_path / CHECKPOINT / "manifest.json").read_text()
@@ -286,7 +285,7 @@ def test_weights_that_are_not_finite_do_not_replace_a_good_checkpoint(tmp_path: 
 
 @pytest.mark.usefixtures("fork_workers")
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
-    trainer = after_one_batch(ppo.build(small_ppo(run_dir=str(tmp_path))))
+    trainer = after_one_batch(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path))))
 
     class Unwilling:
         def state_dict(self) -> dict[str, Any]:

@@ -27,10 +27,11 @@ from rlsync.cli.train import train
 from rlsync.evaluation.checkpoint import load
 from rlsync.evaluation.play import Episode
 from rlsync.recipes import parts
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.impala import Categorical
 from rlsync.recipes.impala.config import ImpalaConfig, UnrollReplayConfig
-from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
+from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.settings import AtariConfig, CollectorConfig, Config, PPOConfig, RouteConfig
 from rlsync.recipes.settings import SyncConfig as Sync
 from rlsync.recipes.settings import WhenConfig as When

@@ -340,7 +340,7 @@ def test_on_a_terminal_one_line_is_redrawn_and_elsewhere_lines_are_printed(
 ) -> None:
     def shown(*, terminal: bool) -> str:
         recipe = PPOConfig(total_frames=512, num_epochs=1)
-        trainer = ppo.build(
+        trainer = ppo.RECIPE.build(
             Config(recipe=recipe, collector=CollectorConfig(num_workers=1, frames_per_batch=256))
         )
         screen = StringIO()
@@ -363,7 +363,7 @@ def test_a_logger_that_is_not_installed_is_refused_before_a_worker_starts(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     config = Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="tensorboard"))
     with pytest.raises(ConfigError, match="tensorboard is not installed"):
-        ppo.build(config)
+        ppo.RECIPE.build(config)
 
 
 @pytest.mark.slow
@@ -464,7 +464,7 @@ def test_resume_with_another_recipe_or_other_networks_is_refused(
     assert "add recipe=ppo" in capsys.readouterr().err
 
     config = Config(recipe=PPOConfig(hidden=[16]))
-    trainer = ppo.build(config)
+    trainer = ppo.RECIPE.build(config)
     with shut_down(trainer):
         with pytest.raises(
             ConfigError,

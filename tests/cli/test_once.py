@@ -104,6 +104,6 @@ def test_a_builder_called_from_python_checks_and_probes_once(here: Path, counted
         collector=CollectorConfig(frames_per_batch=64),
         recipe=PPOConfig(total_frames=64, hidden=[8]),
     )
-    ppo.build(config).shutdown()
+    ppo.RECIPE.build(config).shutdown()
     assert made(file)[0] == 1
     assert counted == {"checked": 1}

@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes import collecting, ppo
+from rlsync.recipes import place, ppo
 from rlsync.recipes.checks import check, errors, stock_device_errors
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from rlsync.recipes.impala.config import ImpalaConfig
-from rlsync.recipes.off_policy.config import DQNConfig, SACConfig, TD3Config
 from rlsync.recipes.random_state import RandomState
-from rlsync.recipes.run import learner_device, worker_devices
+from rlsync.recipes.run import Run
+from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config, DeviceConfig, PPOConfig
+from rlsync.recipes.td3 import TD3Config
 from rlsync.torchrl_plugin.compat.collectors import takes_policies_on
 from rlsync.workers.devices import CPU, device_named, device_of_each
 from tests.recipes.test_recipes import small_ppo
@@ -50,7 +52,7 @@ def test_a_device_that_is_not_there_is_refused_with_its_key_and_what_there_is(
 ) -> None:
     before = child_pids()
     with pytest.raises(ConfigError) as refused:
-        ppo.build(config_with(key, device))
+        ppo.RECIPE.build(config_with(key, device))
     assert refused.value.what.startswith(what)
     assert refused.value.where == key
     in_three_lines(refused.value)
@@ -88,8 +90,9 @@ def test_an_entry_of_the_list_is_named_by_its_number() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cpu:0", ["cpu", "cpu"], torch.device("cpu")])
 def test_cpus_are_cpus_however_they_are_written(device: Any) -> None:
     config = config_with("collector.device", device)
-    assert worker_devices(check(config)) == (CPU, CPU)
-    assert collecting._devices(worker_devices(config)) == {
+    devices = Run(check(config)).worker_devices
+    assert devices == (CPU, CPU)
+    assert place._devices(devices) == {
         "policy_device": [None, None],
         "env_device": [None, None],
         "storing_device": [None, None],
@@ -97,7 +100,8 @@ def test_cpus_are_cpus_however_they_are_written(device: Any) -> None:
 
 
 def test_the_defaults_are_cpus_for_everything() -> None:
-    assert (learner_device(Config()), worker_devices(Config())) == (CPU, (CPU, CPU))
+    run = Run(Config())
+    assert (run.device, run.worker_devices, run.evaluation_device) == (CPU, (CPU, CPU), CPU)
 
 
 def test_all_wrong_devices_are_told_at_once() -> None:
@@ -178,7 +182,7 @@ def test_a_list_of_cpus_trains_as_a_single_cpu_does() -> None:
     config = small_ppo()
     config.collector.device = ["cpu", "cpu"]
     config.recipe.total_frames = 128
-    trainer = ppo.build(config)
+    trainer = ppo.RECIPE.build(config)
     shared = [parameter.is_shared() for parameter in trainer.loss_module.parameters()]
     trainer.train()
     assert trainer.collected_frames == 128

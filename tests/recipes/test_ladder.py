@@ -10,10 +10,11 @@ from tensordict import TensorDict
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from rlsync.core.errors import ConfigError
+from rlsync.recipes import dqn
 from rlsync.recipes.checks import check
-from rlsync.recipes.off_policy import dqn
-from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
-from rlsync.recipes.off_policy.ladder import EXPONENT
+from rlsync.recipes.dqn import DQNConfig
+from rlsync.recipes.place import EXPONENT
+from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.recipes.settings import CollectorConfig
 from rlsync.recipes.spaces import DISCRETE, make_env

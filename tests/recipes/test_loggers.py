@@ -159,7 +159,7 @@ def test_a_logger_without_its_package_names_the_extra_before_a_worker_starts(
     monkeypatch.setitem(sys.modules, package, None)
     config = Config(run_dir=str(tmp_path), logger=LoggerConfig(kind=package))
     with pytest.raises(ConfigError, match=f"{package} is not installed") as refused:
-        ppo.build(config)
+        ppo.RECIPE.build(config)
     assert refused.value.cure == f"pip install 'rlsync[{package}]'"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlsync.recipes.off_policy.normalize import NormalizeConfig
 from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.replay.normalize import NormalizeConfig
 from rlsync.recipes.run_files import METRICS, SCALARS
 from rlsync.recipes.settings import Config
 from tests.recipes.test_dreamer_recipes import small as small_dreamer

@@ -19,8 +19,8 @@ from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in
 from rlsync.recipes.checks import check
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.off_policy.config import PaceConfig
-from rlsync.recipes.off_policy.normalize import Moments, Normalize, NormalizeConfig
+from rlsync.recipes.replay.normalize import Moments, Normalize, NormalizeConfig
+from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.recipes.settings import EvaluationConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules

@@ -22,13 +22,15 @@ from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import load_best
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in, read_evaluations
+from rlsync.recipes import sac, td3
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.hooks import EpisodeReturns, KeepPace
-from rlsync.recipes.off_policy import sac, td3
-from rlsync.recipes.off_policy.config import DQNConfig, OffPolicyConfig, PaceConfig, SACConfig, TD3Config
-from rlsync.recipes.off_policy.memory import with_n_step_returns
 from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.replay.memory import with_n_step_returns
+from rlsync.recipes.replay.settings import OffPolicyConfig, PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
+from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import (
     CollectorConfig,
     Config,
@@ -38,6 +40,7 @@ from rlsync.recipes.settings import (
     SyncConfig,
 )
 from rlsync.recipes.spaces import BOX
+from rlsync.recipes.td3 import TD3Config
 from rlsync.recipes.timeline import Iteration, iterations
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.torchrl_plugin.ending.last_checkpoint import save_before_the_end

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from torchrl.trainers import Trainer
 
-from rlsync.recipes.off_policy.config import PaceConfig
+from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.recipes.settings import Config
 from tests.recipes.test_off_policy import built, pace_of, small

@@ -18,12 +18,12 @@ from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import load_best
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in
-from rlsync.recipes import parts, ppo
+from rlsync.recipes import dqn, parts, ppo
 from rlsync.recipes.checks import check
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.hooks import EpisodeReturns
-from rlsync.recipes.off_policy import dqn
-from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig
+from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.recipes.settings import (
     CollectorConfig,
@@ -154,15 +154,15 @@ def test_a_sync_map_that_says_nothing_or_too_much_is_refused(routes: list[RouteC
 @pytest.mark.parametrize("env_id", ["CartPol-v1", "NoSuchThing-v0", "Pendulum-v1"])
 def test_an_environment_that_cannot_serve_is_refused_before_a_worker_starts(env_id: str) -> None:
     with pytest.raises(ConfigError, match=env_id) as refused:
-        ppo.build(Config(env=EnvConfig(id=env_id)))
+        ppo.RECIPE.build(Config(env=EnvConfig(id=env_id)))
     assert refused.value.where.startswith("env.id")
 
 
 def test_a_recipe_that_is_given_the_settings_of_another_is_refused() -> None:
     with pytest.raises(ConfigError, match="takes the settings PPOConfig, got DQNConfig"):
-        ppo.build(Config(recipe=DQNConfig()))
+        ppo.RECIPE.build(Config(recipe=DQNConfig()))
     with pytest.raises(ConfigError, match="takes the settings DQNConfig, got PPOConfig"):
-        dqn.build(Config(recipe=PPOConfig()))
+        dqn.RECIPE.build(Config(recipe=PPOConfig()))
 
 
 @pytest.mark.usefixtures("fork_workers")
@@ -170,7 +170,7 @@ def test_a_bad_sync_map_leaves_no_worker_behind() -> None:
     config = small_ppo()
     config.sync.map = [RouteConfig("polcy", "loss_module.actor_network")]
     with pytest.raises(Exception, match="no destination 'polcy'"):
-        ppo.build(config)
+        ppo.RECIPE.build(config)
 
 
 # ------------------------------------------------------------------------------------- returns
@@ -231,7 +231,7 @@ def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_versio
     config = small_ppo()
     config.collector.adopt = adopt
     seen: list[set[int]] = []
-    trainer = ppo.build(config)
+    trainer = ppo.RECIPE.build(config)
     hook = hook_of(trainer)
     expected: list[int] = []
 
@@ -249,7 +249,7 @@ def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_versio
 def test_ppo_runs_on_asynchronous_workers() -> None:
     config = small_ppo()
     config.collector.kind = "async"
-    hook = trained(ppo.build(config))
+    hook = trained(ppo.RECIPE.build(config))
     assert [r.reason for r in hook.receipts] == ["start", *["trigger"] * 4]
 
 
@@ -257,13 +257,13 @@ def test_ppo_runs_on_asynchronous_workers() -> None:
 def test_ppo_runs_on_batched_environments() -> None:
     config = small_ppo(env=EnvConfig(num_envs=4))
     shapes: list[tuple[int, ...]] = []
-    trained(ppo.build(config), lambda batch: shapes.append(tuple(batch.shape)))
+    trained(ppo.RECIPE.build(config), lambda batch: shapes.append(tuple(batch.shape)))
     assert shapes == [(2, 4, 16)] * 4
 
 
 @pytest.mark.usefixtures("fork_workers")
 def test_dqn_sends_the_q_network_and_the_exploration_rate_at_the_configured_interval() -> None:
-    trainer = dqn.build(small_dqn(WhenConfig(every=4, unit="optim_steps")))
+    trainer = dqn.RECIPE.build(small_dqn(WhenConfig(every=4, unit="optim_steps")))
     routes = {str(route) for route in hook_of(trainer).plan.routes}
     assert routes == {
         "policy.module[0] <- loss_module.value_network",
@@ -277,7 +277,7 @@ def test_dqn_sends_the_q_network_and_the_exploration_rate_at_the_configured_inte
 
 @pytest.mark.usefixtures("fork_workers")
 def test_dqn_explores_less_and_less() -> None:
-    trainer = dqn.build(small_dqn(WhenConfig()))
+    trainer = dqn.RECIPE.build(small_dqn(WhenConfig()))
     before = float(trainer.greedy_module.eps)
     trained(trainer)
     assert before == 1.0
@@ -288,7 +288,7 @@ def test_dqn_explores_less_and_less() -> None:
 def test_the_same_seed_gives_the_same_run() -> None:
     def rewards(seed: int) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
-        trained(ppo.build(small_ppo(seed=seed)), lambda b: found.append(b["observation"].clone()))
+        trained(ppo.RECIPE.build(small_ppo(seed=seed)), lambda b: found.append(b["observation"].clone()))
         return found
 
     first, again, other = rewards(3), rewards(3), rewards(4)
@@ -303,24 +303,24 @@ def test_dqn_learns_cartpole() -> None:
     config = small_dqn(WhenConfig(every=4, unit="optim_steps"))
     config.recipe = DQNConfig(total_frames=12_000, target_return=100.0)
     config.collector.frames_per_batch = 128
-    trainer = dqn.build(config)
+    trainer = dqn.RECIPE.build(config)
     trained(trainer)
     (returns,) = (m for m in registered_modules(trainer) if isinstance(m, EpisodeReturns))
     assert returns.mean >= 100, "a random policy gets 22"
 
 
 def test_no_run_folder_means_that_nothing_is_written() -> None:
-    settings = parts.trainer_settings(Config())
+    settings = parts.trainer_settings(parts.Run(Config()))
     assert settings["logger"] is None
     assert settings["save_trainer_file"] is None
 
 
 @pytest.mark.processes
 def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) -> None:
-    trained(ppo.build(small_ppo(run_dir=str(tmp_path))))
+    trained(ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path))))
     drawn = torch.rand(8)
     assert not torch.equal(torch.rand(8), drawn)
-    resumed = ppo.build(small_ppo(seed=1))
+    resumed = ppo.RECIPE.build(small_ppo(seed=1))
     try:
         resumed.load_from_file(tmp_path / CHECKPOINT)
         assert torch.equal(torch.rand(8), drawn)
@@ -332,9 +332,12 @@ def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("build", "routes"),
     [
-        (lambda config: ppo.build(config), [RouteConfig("policy", "loss_module.actor_network", "bfloat16")]),
         (
-            lambda config: dqn.build(config),
+            lambda config: ppo.RECIPE.build(config),
+            [RouteConfig("policy", "loss_module.actor_network", "bfloat16")],
+        ),
+        (
+            dqn.RECIPE.build,
             [
                 RouteConfig("policy.module[0]", "loss_module.value_network", "bfloat16"),
                 RouteConfig("policy.module[1]", "greedy_module"),
@@ -368,7 +371,7 @@ def test_ppo_is_evaluated_in_a_process_of_its_own_whose_result_ends_the_run(tmp_
     recipe.total_frames, recipe.target_return = 100_000, 1.0  # any evaluation reaches it
     recipe.evaluation = EvaluationConfig(every_frames=128, episodes=2)
     assert recipe.goal() == "at a mean return of 1 in a greedy evaluation over 2 episodes"
-    trainer = ppo.build(config)
+    trainer = ppo.RECIPE.build(config)
     file = tmp_path / EVALUATIONS
     # The learner is faster than the process starts: it waits for the first result, as long as that takes.
     trainer.register_op("post_steps", lambda: wait_until(file.exists, 60.0))

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite, RlsyncError
-from rlsync.recipes import ppo
+from rlsync.recipes import dqn, ppo
 from rlsync.recipes.hooks import StopIfNotFinite
 from rlsync.recipes.hooks.finite import _LastLosses
-from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
 
@@ -58,7 +57,7 @@ def stopped(trainer: Trainer) -> NotFinite:
 def test_a_loss_that_is_not_finite_at_a_step_leaves_the_weights_of_before(
     value: float, tmp_path: Path
 ) -> None:
-    trainer = ppo.build(small_ppo(run_dir=str(tmp_path)))
+    trainer = ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path)))
     spoiled = Spoiled(trainer, at=3, name="loss_critic", value=value)
     error = stopped(trainer)
     assert spoiled.steps == 3
@@ -69,7 +68,7 @@ def test_a_loss_that_is_not_finite_at_a_step_leaves_the_weights_of_before(
     assert str(tmp_path / CHECKPOINT) in error.cure
     assert len(str(error).splitlines()) == 3
 
-    resumed = ppo.build(small_ppo(seed=1))
+    resumed = ppo.RECIPE.build(small_ppo(seed=1))
     try:
         resumed.load_from_file(tmp_path / CHECKPOINT)
         assert all(torch.equal(*pair) for pair in zip(weights(resumed), spoiled.before, strict=True))
@@ -78,7 +77,7 @@ def test_a_loss_that_is_not_finite_at_a_step_leaves_the_weights_of_before(
 
 
 def test_dqn_stops_too_and_writes_nothing_where_there_is_no_run_folder() -> None:
-    trainer = dqn.build(small_dqn(WhenConfig()))
+    trainer = dqn.RECIPE.build(small_dqn(WhenConfig()))
     Spoiled(trainer, at=2, name="loss", value=float("nan"))
     error = stopped(trainer)
     assert error.what == "the loss 'loss' is nan"
@@ -86,7 +85,7 @@ def test_dqn_stops_too_and_writes_nothing_where_there_is_no_run_folder() -> None
 
 
 def test_a_gradient_that_is_not_finite_is_named_by_its_parameter() -> None:
-    trainer = ppo.build(small_ppo())
+    trainer = ppo.RECIPE.build(small_ppo())
     name, parameter = list(trainer.loss_module.named_parameters())[-1]
     parameter.register_hook(lambda grad: grad * float("inf"))
     error = stopped(trainer)
@@ -96,7 +95,7 @@ def test_a_gradient_that_is_not_finite_is_named_by_its_parameter() -> None:
 
 
 def test_weights_that_were_spoiled_before_are_not_saved_over_the_good_checkpoint(tmp_path: Path) -> None:
-    trainer = ppo.build(small_ppo(run_dir=str(tmp_path)))
+    trainer = ppo.RECIPE.build(small_ppo(run_dir=str(tmp_path)))
     for name, parameter in trainer.loss_module.named_parameters():
         if "critic" in name:
             parameter.data.fill_(float("nan"))

@@ -14,9 +14,8 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers import DefaultOptimizationStepper, Trainer
 
 from rlsync import ConfigError, Every, NothingChanged, SyncWeights, UpdateWeights
-from rlsync.recipes import ppo
+from rlsync.recipes import dqn, ppo
 from rlsync.recipes.impala import recipe as impala_recipe
-from rlsync.recipes.off_policy import dqn
 from rlsync.recipes.settings import WhenConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.recipes.test_impala_recipe import LASER
@@ -280,21 +279,21 @@ def test_nothing_is_told_of_a_stock_trainer(name: str, when: Every, shared: bool
 def make_small_ppo() -> Trainer:
     config = small_ppo()
     config.recipe.total_frames = 12 * config.collector.frames_per_batch
-    return ppo.build(config)
+    return ppo.RECIPE.build(config)
 
 
 def make_small_dqn() -> Trainer:
     config = small_dqn(WhenConfig(every=6, unit="optim_steps"))
     config.recipe.total_frames = 12 * config.collector.frames_per_batch
-    return dqn.build(config)
+    return dqn.RECIPE.build(config)
 
 
 def make_small_impala() -> Trainer:
-    return impala_recipe.build(small_impala())
+    return impala_recipe.RECIPE.build(small_impala())
 
 
 def make_small_laser() -> Trainer:
-    return impala_recipe.build(small_impala(replay=LASER))
+    return impala_recipe.RECIPE.build(small_impala(replay=LASER))
 
 
 @pytest.mark.usefixtures("fork_workers")

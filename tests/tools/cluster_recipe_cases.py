@@ -21,9 +21,11 @@ from torchrl.trainers import Trainer
 from rlsync.cli.main import main
 from rlsync.core.plan import POLICY
 from rlsync.recipes import registry
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.hooks import KeepPace
-from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig, SACConfig
-from rlsync.recipes.off_policy.normalize import NormalizeConfig
+from rlsync.recipes.replay.normalize import NormalizeConfig
+from rlsync.recipes.replay.settings import PaceConfig
+from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import (
     ClusterConfig,
     CollectorConfig,

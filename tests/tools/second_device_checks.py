@@ -24,7 +24,9 @@ from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import EvaluationJob
 from rlsync.recipes import ppo
 from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.run import Run
 from rlsync.recipes.settings import Config, DeviceConfig
+from rlsync.recipes.spaces import DISCRETE
 from rlsync.recipes.sync_settings import WhenConfig
 from rlsync.torchrl_plugin.compat.trainers import optimizers
 from rlsync.workers.envs.specs import make_venv
@@ -167,7 +169,7 @@ def the_learner_learns_there(recipe: str) -> None:
 def a_recipe_that_stays_on_the_cpu_is_refused() -> None:
     config = config_of("ppo")
     on_cpu = replace(config, learner=DeviceConfig())
-    stays = replace(ppo.RECIPE, build=lambda config, spaces: ppo.build(on_cpu))
+    stays = replace(ppo.RECIPE, trainer=lambda run: ppo.build(Run(on_cpu, DISCRETE.probe(on_cpu.env))))
     with pytest.raises(ConfigError) as refused:
         Job(config, stays, None, None).build()
     assert refused.value.what == "the recipe 'ppo' trains on cpu, not on second:0"

@@ -16,8 +16,8 @@ import pytest
 import ray
 
 from rlsync.core.errors import WorkerLost
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala.config import ImpalaConfig
-from rlsync.recipes.off_policy.config import DQNConfig
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig, LoggerConfig
 from rlsync.recipes.sync_settings import SyncConfig

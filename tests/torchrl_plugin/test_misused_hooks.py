@@ -25,12 +25,7 @@ from rlsync import (
     WatchWorkers,
 )
 from rlsync.core.trigger import Trigger
-from rlsync.recipes.hooks import (
-    EpisodeReturns,
-    EpsilonDecay,
-    StalenessHistogram,
-    StopIfNotFinite,
-)
+from rlsync.recipes.hooks import EpisodeReturns, EpsilonDecay, StalenessHistogram, StopIfNotFinite
 from tests.tools.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer
 from tests.tools.parts.envs import make_counting_env
 

@@ -471,7 +471,7 @@ def test_workers_that_rested_for_long_are_not_taken_for_silent(rest: Callable[[T
 def test_a_recipe_ends_with_the_names_of_workers_that_were_stopped(kind: str) -> None:
     config = Config(collector=CollectorConfig(kind, frames_per_batch=128, silent_timeout_s=SILENT_S))
     config.recipe.total_frames = FOR_EVER
-    trainer = ppo.build(config)
+    trainer = ppo.RECIPE.build(config)
     pids = _pids(trainer.collector)
     _at_batch(trainer, 2, lambda: _signal(signal.SIGSTOP, *pids))
     with _ends_soon(pids), pytest.raises(AdoptionTimeout, match=f"worker 0 .pid {pids[0]}, stopped"):

@@ -28,9 +28,11 @@ import torch
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.recipes.checks import cluster_errors
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala.config import ImpalaConfig
-from rlsync.recipes.off_policy.config import DQNConfig, SACConfig, TD3Config
+from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, PPOConfig, RecipeConfig
+from rlsync.recipes.td3 import TD3Config
 from rlsync.transport.ring.reader import RingWriter, RolloutRing
 from rlsync.workers.cluster.address import check_reachable
 from rlsync.workers.cluster.turns import Turns

@@ -10,8 +10,10 @@ import pytest
 
 from rlsync.core.errors import ConfigError, RlsyncWarning
 from rlsync.recipes.checks import check
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.hooks import KeepPace
-from rlsync.recipes.off_policy.config import DQNConfig, PaceConfig, SACConfig
+from rlsync.recipes.replay.settings import PaceConfig
+from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config
 from rlsync.workers.replay.pacing import Pace, PaceFrom
 

@@ -15,8 +15,9 @@ from torchrl.collectors import Collector
 from torchrl.data import OneHot
 from torchrl.modules import QValueActor
 
+from rlsync.recipes.dqn import GreedyOnLadder
 from rlsync.recipes.env_settings import EnvConfig
-from rlsync.recipes.off_policy.ladder import GreedyOnLadder, make_env_on_rung
+from rlsync.recipes.place import make_env_on_rung
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
 from rlsync.workers.frames import RolloutShape, batch_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from torch import optim
 from torchrl.collectors import BaseCollector
@@ -21,9 +21,9 @@ from rlsync.recipes.dreamer.open_loop import OpenLoop
 from rlsync.recipes.dreamer.rows import NumberRows
 from rlsync.recipes.dreamer.sequences import Sequences
 from rlsync.recipes.replay import building
-from rlsync.recipes.run import learner_device
-from rlsync.recipes.settings import Config, EnvConfig
-from rlsync.recipes.spaces import Spaces, make_env
+from rlsync.recipes.run import Run
+from rlsync.recipes.settings import EnvConfig
+from rlsync.recipes.spaces import make_env
 from rlsync.torchrl_plugin.dreamer.parts import parts_of_losses
 
 
@@ -40,19 +40,14 @@ def make_player_env(primer: TensorDictPrimer, config: EnvConfig) -> EnvBase:
     return env
 
 
-def started_collector(
-    config: Config, recipe: DreamerConfig, acting: DreamerPlayer, spaces: Spaces
-) -> AbstractContextManager[BaseCollector]:
+def started_collector(run: Run[Any], acting: DreamerPlayer) -> AbstractContextManager[BaseCollector]:
     """See :func:`rlsync.recipes.parts.started_collector`; the prefill is of random actions."""
     maker = partial(make_player_env, acting.primer())
-    return parts.started_collector(
-        config, acting, random_frames=recipe.pace.prefill, spaces=spaces, maker=maker
-    )
+    return parts.started_collector(run, acting, random_frames=run.recipe.pace.prefill, maker=maker)
 
 
 def make_trainer(
-    config: Config,
-    recipe: DreamerConfig,
+    run: Run[Any],
     collector: BaseCollector,
     loss: LossModule,
     optimizer: optim.Optimizer,
@@ -66,8 +61,7 @@ def make_trainer(
     The hooks that publish are not registered yet.
 
     Args:
-        config: the run.
-        recipe: its settings.
+        run: the run.
         collector: with its workers started.
         loss: on the learner's device.
         optimizer: whose rate may be lowered.
@@ -75,20 +69,20 @@ def make_trainer(
         stepper: makes the optimizer steps; None: TorchRL's own.
         within_episodes: draw no sequence that crosses the end of an episode.
     """
+    recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(recipe.buffer_frames, device=learner_device(config)),
+        storage=LazyTensorStorage(recipe.buffer_frames, device=run.device),
         sampler=sequences,
         batch_size=recipe.frames_in_an_update(),
     )
-    trainer = building.make_trainer(config, recipe, buffer, collector, loss, optimizer, stepper)
+    trainer = building.empty_trainer(run, buffer, collector, loss, optimizer, stepper)
     state = {key: acting.begins()[key].numel() for key in ("state", "belief")}
     memory = SequenceMemory(buffer, sequences, state)
     memory.register(trainer)
-    building.hold_pace(trainer, config, recipe, optimizer)
+    building.hold_pace(trainer, run, optimizer)
     if recipe.open_loop.every_frames:
-        run = None if config.run_dir is None else Path(config.run_dir)
         prior = parts_of_losses({"": loss}).rollout.module.rssm_prior.module
         model = loss.model_loss.world_model
-        OpenLoop(recipe.open_loop, model, prior, memory.some, run).register(trainer)
+        OpenLoop(recipe.open_loop, model, prior, memory.some, run.folder).register(trainer)
     return trainer

@@ -18,7 +18,7 @@ from rlsync.recipes.bounds import (
     not_below_zero,
     one_of,
 )
-from rlsync.recipes.replay.config import BUFFER, PaceConfig, ReplayConfig
+from rlsync.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig
 from rlsync.recipes.settings import Config, RenderedConfig
 
 #: The image encoder of DreamerV3 makes a picture smaller by this factor.

@@ -3,7 +3,6 @@
 from rlsync.recipes.hooks.bottleneck import Bottleneck, Load
 from rlsync.recipes.hooks.epsilon import EpsilonDecay
 from rlsync.recipes.hooks.finite import StopIfNotFinite
-from rlsync.recipes.hooks.nodes import TellNodes
 from rlsync.recipes.hooks.pace import KeepPace
 from rlsync.recipes.hooks.replay import MixReplayed
 from rlsync.recipes.hooks.returns import EpisodeReturns, UnrollReturns
@@ -25,5 +24,4 @@ __all__ = [
     "InSummary",
     "StopIfNotFinite",
     "ToLearner",
-    "TellNodes",
 ]

@@ -222,19 +222,3 @@ class ImpalaConfig(RecipeConfig):
                 "recipe.replay.min_steps",
                 f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}",
             )
-
-
-def settings_of(config: Config) -> ImpalaConfig:
-    """The recipe of a config, checked before it is built.
-
-    Raises:
-        ConfigError: the recipe is another one, or there is an evaluation and no run folder to write it to.
-    """
-    recipe = ImpalaConfig.of(config)
-    if recipe.evaluation.every_frames and config.run_dir is None:
-        raise ConfigError(
-            "an evaluation needs a run folder to write to",
-            "recipe.evaluation.every_frames, run_dir",
-            "give run_dir, or every_frames=0",
-        )
-    return recipe

@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 from torch import optim
 from torchrl.trainers import LRSchedulerHook, Trainer
 
 from rlsync import LogPolicyLag
-from rlsync.evaluation.checkpoint import CheckpointPlayer
+from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
-from rlsync.recipes.checks import check
 from rlsync.recipes.env_settings import refuse_unsaid_protocol
-from rlsync.recipes.evaluating import make_evaluator
 from rlsync.recipes.hooks import MixReplayed, UnrollReturns
-from rlsync.recipes.impala.config import ImpalaConfig, settings_of
+from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
-from rlsync.recipes.registry import Recipe
-from rlsync.recipes.run import learner_device, worker_devices
-from rlsync.recipes.settings import Config, EnvConfig
+from rlsync.recipes.run import Run
+from rlsync.recipes.settings import EnvConfig
 from rlsync.tensors.device import bfloat16_instructions
-from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
@@ -43,32 +38,20 @@ class VectorSpaces:
     head: PolicyHead
 
 
-def build(config: Config, spaces: VectorSpaces | None = None) -> Trainer:
-    """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
-
-    Args:
-        config: what to train; ``config.recipe`` is an :class:`ImpalaConfig`.
-        spaces: of the environment, from :func:`probe`, if the config has been checked already. None: check
-            the config and probe the environment here.
-
-    Raises:
-        ConfigError: a value, the environment or the kind of recipe does not fit.
-        SyncMapError: the sync map cannot be carried out.
-
-    Example:
-        >>> trainer = build(Config(recipe=ImpalaConfig()))  # doctest: +SKIP
-        >>> trainer.train()  # doctest: +SKIP
-    """
-    if spaces is None:
-        check(config)
-    recipe = settings_of(config)
-    parts.seed_everything(config.seed)
-    spec = env_spec(config.env)
-    network = make_network(recipe, config.env, spaces)
-    loss = make_loss(recipe, network).to(learner_device(config))
+def build(run: Run[ImpalaConfig]) -> Trainer:
+    """See :class:`~rlsync.recipes.registry.Recipe`."""
+    recipe = run.recipe
+    if recipe.evaluation.every_frames and run.folder is None:
+        raise ConfigError(
+            "an evaluation needs a run folder to write to",
+            "recipe.evaluation.every_frames, run_dir",
+            "give run_dir, or every_frames=0",
+        )
+    network = make_network(recipe, run.config.env, run.spaces)
+    loss = make_loss(recipe, network).to(run.device)
     optimizer = make_optimizer(recipe, loss)
-    settings = parts.trainer_settings(config)
-    collector = make_collector(config, recipe, spec, network)
+    settings = parts.trainer_settings(run)
+    collector = make_collector(run, network)
     try:
         trainer = Trainer(
             **settings,
@@ -77,10 +60,10 @@ def build(config: Config, spaces: VectorSpaces | None = None) -> Trainer:
             optimizer=optimizer,
             optim_steps_per_batch=1,
         )
-        scheduler = parts.annealing(config, optimizer)
+        scheduler = parts.annealing(run, optimizer)
         if scheduler is not None:
             LRSchedulerHook(scheduler).register(trainer)
-        register_hooks(trainer, config, recipe, collector)
+        register_hooks(trainer, run, collector)
     except BaseException:
         collector.shutdown()
         raise
@@ -158,66 +141,42 @@ def make_optimizer(recipe: ImpalaConfig, loss: ImpalaLoss) -> optim.Optimizer:
     return optim.RMSprop(loss.parameters(), lr=recipe.lr, alpha=recipe.rms_alpha, eps=recipe.rms_eps)
 
 
-def make_collector(
-    config: Config, recipe: ImpalaConfig, spec: EnvSpec, network: ImpalaNet
-) -> RolloutCollector:
+def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
     """The workers, on this machine or on the nodes of a cluster."""
-    shared: dict[str, Any] = {
-        "steps": recipe.unroll_length,
-        "envs_per_worker": config.env.num_envs,
-        "overlap": recipe.overlap,
-        "rollouts_per_batch": recipe.batch_size // config.env.num_envs,
-        "slots": recipe.slots,
-        "store_params": recipe.loss_settings().trust_region is not None,
-        "dtype": parts.workers_dtype(config),
-        "adopt": config.collector.adopt,
-        "storing_device": learner_device(config),
-        "seed": config.seed,
-        "restarts": Restarts(recipe.max_restarts),
-        "silent_timeout_s": config.collector.silent_timeout_s or float("inf"),
-    }
-    if config.cluster.here:
-        devices, workers = worker_devices(config), config.collector.num_workers
-        when_full: Any = ImpalaConfig.of(config).when_full
-        with parts.naming_env(config.env):
-            return UnrollCollector(
-                network,
-                spec,
-                num_workers=workers,
-                policy_device=devices,
-                when_full=when_full,
-                start_timeout_s=config.collector.start_timeout_s,
-                **shared,
-            )
-    from rlsync.recipes.on_cluster import cluster_collector  # which needs ray
-
-    return cluster_collector(config, spec, network, shared)
+    recipe, config = run.recipe, run.config
+    return run.place.unrolls(
+        network,
+        when_full=recipe.when_full,
+        steps=recipe.unroll_length,
+        envs_per_worker=config.env.num_envs,
+        overlap=recipe.overlap,
+        rollouts_per_batch=recipe.batch_size // config.env.num_envs,
+        slots=recipe.slots,
+        store_params=recipe.loss_settings().trust_region is not None,
+        dtype=parts.workers_dtype(config.sync),
+        adopt=config.collector.adopt,
+        storing_device=run.device,
+        seed=config.seed,
+        restarts=Restarts(recipe.max_restarts),
+        silent_timeout_s=config.collector.silent_timeout_s or float("inf"),
+    )
 
 
-def register_hooks(
-    trainer: Trainer, config: Config, recipe: ImpalaConfig, collector: RolloutCollector
-) -> None:
+def register_hooks(trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector) -> None:
     """What publishes, what mixes replayed unrolls in, and what is logged."""
-    sync = parts.register_sync(trainer, config, collector.counters)
+    recipe, replay = run.recipe, run.recipe.replay
+    sync = parts.register_sync(trainer, run, collector.counters)
     LogPolicyLag(sync).register(trainer)
-    replay = recipe.replay
     if replay.ratio:
-        held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=config.seed)
+        held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=run.config.seed)
         mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
-    if config.run_dir is not None and recipe.evaluation.every_frames:
-        make_evaluator(config, collector, collector.worker_player).register(trainer)
-    if not config.cluster.here:
-        from rlsync.recipes.on_cluster import tell_nodes  # which needs ray
-
-        tell_nodes(trainer, config, collector)
+    if run.folder is not None and recipe.evaluation.every_frames:
+        parts.make_evaluator(run, collector, collector.worker_player).register(trainer)
+    run.place.watch(trainer)
 
 
-def player(config: Config, spaces: VectorSpaces, deterministic: bool) -> CheckpointPlayer:
-    """The network of a run's config, for ``rlsync eval``."""
-    network = make_network(settings_of(config), config.env, spaces)
-    return CheckpointPlayer(network, network.player(deterministic=deterministic), env_spec(config.env))
-
-
-RECIPE = Recipe("impala", ImpalaConfig, probe, build, player)
+RECIPE = parts.Recipe(
+    "impala", ImpalaConfig, probe, build, lambda run: make_network(run.recipe, run.config.env, run.spaces)
+)

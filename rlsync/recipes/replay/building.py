@@ -1,21 +1,29 @@
-"""The trainer of a recipe with a replay buffer, and its pace."""
+"""What the recipes with a replay buffer have in common: their trainer, their pace, their critics."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import optim
+import torch
+from torch import nn, optim
 from torchrl.collectors import BaseCollector
-from torchrl.data import TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
+from torchrl.modules import ValueOperator
 from torchrl.objectives import LossModule
 from torchrl.objectives.utils import TargetNetUpdater
-from torchrl.trainers import LRSchedulerHook, OptimizationStepper, Trainer
+from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
 
-from rlsync.recipes import parts
 from rlsync.recipes.hooks import KeepPace
-from rlsync.recipes.replay.config import ReplayConfig
+from rlsync.recipes.networks import MixedMLP, mlp
+from rlsync.recipes.replay.memory import Memory
+from rlsync.recipes.replay.normalize import Normalize, Standardized
+from rlsync.recipes.replay.prioritized import PrioritizedRows
 from rlsync.recipes.replay.row_segments import RowSegments
-from rlsync.recipes.settings import Config
+from rlsync.recipes.replay.settings import ActorCriticConfig, OffPolicyConfig, ReplayConfig
+from rlsync.recipes.run import Run
+from rlsync.recipes.spaces import Spaces
+from rlsync.recipes.trainer import annealing, trainer_settings
 from rlsync.torchrl_plugin.compat.trainers import replace_component
 
 
@@ -30,9 +38,8 @@ class NotKept:
         """Nothing: the buffer stays as it is."""
 
 
-def make_trainer(
-    config: Config,
-    recipe: ReplayConfig,
+def empty_trainer(
+    run: Run[Any],
     buffer: TensorDictReplayBuffer,
     collector: BaseCollector,
     loss: LossModule,
@@ -43,19 +50,11 @@ def make_trainer(
     """A trainer whose checkpoints have the replay buffer, or not, as the config says.
 
     It stores nothing and updates nothing yet: register what stores and draws, then call :func:`hold_pace`.
-
-    Args:
-        config: the run.
-        recipe: its settings.
-        buffer: the replay buffer.
-        collector: with its workers started.
-        loss: on the learner's device.
-        optimizer: of all parameters; None where a stepper has its own.
-        stepper: see ``torchrl.trainers.OptimizationStepper``.
-        target: moves target networks; its hook is registered by the recipe.
+    The hook of ``target``, which moves target networks, is registered by the recipe. ``optimizer`` is None
+    where a stepper has its own.
     """
     trainer = Trainer(
-        **parts.trainer_settings(config),
+        **trainer_settings(run),
         collector=collector,
         loss_module=loss,
         optimizer=optimizer,
@@ -64,26 +63,107 @@ def make_trainer(
         target_net_updater=target,
         optim_steps_per_batch=0,  # the pace sets it
     )
-    if recipe.buffer_checkpointed:
+    if run.recipe.buffer_checkpointed:
         buffer.storage.checkpointer = RowSegments(buffer)
     elif trainer.checkpoint is not None:
         replace_component(trainer.checkpoint, "replay_buffer", NotKept())
     return trainer
 
 
-def hold_pace(
-    trainer: Trainer, config: Config, recipe: ReplayConfig, optimizer: optim.Optimizer | None
-) -> None:
-    """Let a trainer learn at the pace of the config, and lower its learning rate if the config says so.
+def hold_pace(trainer: Trainer, run: Run[Any], optimizer: optim.Optimizer | None) -> None:
+    """Let a trainer, which stores and draws already, learn at the pace of the config.
 
-    Args:
-        trainer: that stores and draws already.
-        config: the run.
-        recipe: its settings.
-        optimizer: whose rate may be lowered.
+    The rate of ``optimizer`` is lowered if the config says so.
     """
-    pace = KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed)
-    pace.register(trainer)
-    scheduler = None if optimizer is None else parts.annealing(config, optimizer)
+    recipe: ReplayConfig = run.recipe
+    KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed).register(trainer)
+    scheduler = None if optimizer is None else annealing(run, optimizer)
     if scheduler is not None:
         LRSchedulerHook(scheduler).register(trainer)
+
+
+def make_trainer(
+    run: Run[Any],
+    collector: BaseCollector,
+    loss: LossModule,
+    target: TargetNetUpdater,
+    optimizer: optim.Optimizer | None = None,
+    stepper: OptimizationStepper | None = None,
+    *,
+    n_step: int = 1,
+    squared_errors: bool = True,
+) -> Trainer:
+    """A trainer that stores every batch, learns at the pace of the config, and moves the target networks.
+
+    The hooks that publish are not registered yet: a recipe may have more sources for its sync map, and more
+    hooks that come before them. Call ``register_with_evaluations`` last.
+
+    Args:
+        run: the run.
+        collector: with its workers started.
+        loss: on the learner's device.
+        target: moves the target networks after every step.
+        optimizer: of all parameters; None where a stepper has its own.
+        stepper: see ``torchrl.trainers.OptimizationStepper``.
+        n_step: returns of so many steps.
+        squared_errors: see :class:`~rlsync.recipes.replay.memory.Memory`.
+    """
+    recipe: OffPolicyConfig = run.recipe
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(recipe.buffer_frames, device=run.device),  # frames move there
+        sampler=_sampler(recipe),
+        batch_size=recipe.batch_size,
+    )
+    trainer = empty_trainer(run, buffer, collector, loss, optimizer, stepper, target)
+    memory = Memory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
+    memory.register(trainer)
+    if recipe.prioritized:
+        memory.prioritize(trainer)
+    if recipe.normalize.observations or recipe.normalize.rewards:
+        Normalize(recipe.normalize, run.spaces.features).register(trainer)
+    hold_pace(trainer, run, optimizer)
+    trainer.register_op("post_optim", TargetNetUpdaterHook(target))
+    return trainer
+
+
+def _sampler(recipe: OffPolicyConfig) -> Sampler:
+    if not recipe.prioritized:
+        return RandomSampler()
+    return PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
+
+
+def relu_mlp(recipe: ActorCriticConfig, features: int, outputs: int, *, last_gain: float = 1.0) -> nn.Module:
+    """The network of these recipes: ReLU, with the initial weights that the config asks for."""
+    if recipe.initial_weights == "torch":
+        return MixedMLP(features, outputs, num_cells=recipe.hidden, activation_class=nn.ReLU)
+    return mlp(features, outputs, recipe.hidden, last_gain=last_gain, activation=nn.ReLU)
+
+
+def twin_critics(recipe: ActorCriticConfig, spaces: Spaces, device: torch.device) -> list[ValueOperator]:
+    """Two critics of an observation and an action, each with initial weights of its own, on a device.
+
+    A loss that is given one critic to double draws the weights of both anew, each uniformly between the
+    smallest and the largest weight of its tensor. That widens every distribution but a uniform one.
+    """
+    return [
+        ValueOperator(
+            seeing(recipe, spaces, relu_mlp(recipe, spaces.features + spaces.actions, 1)),
+            in_keys=["observation", "action"],
+        ).to(device)
+        for _ in range(2)
+    ]
+
+
+#: What TorchRL's losses of an actor and two critics are told.
+TWO_CRITICS: dict[str, Any] = {
+    "num_qvalue_nets": 2,
+    "loss_function": "l2",
+    "deactivate_vmap": True,  # two critics are faster one after the other
+}
+
+
+def seeing(recipe: OffPolicyConfig, spaces: Spaces, net: nn.Module) -> nn.Module:
+    """A network that takes an observation first, behind the normalisation that the config asks for."""
+    if not recipe.normalize.observations:
+        return net
+    return Standardized(net, spaces.features, recipe.normalize.clip)

@@ -36,7 +36,7 @@ PRELOAD = (
     "rlsync.cli.compose",
     "rlsync.recipes.impala",
     "rlsync.recipes.ppo",
-    "rlsync.recipes.off_policy.dqn",
+    "rlsync.recipes.dqn",
     "rlsync.workers.worker",
     "tests.tools.parts",
 )

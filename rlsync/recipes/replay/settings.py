@@ -1,4 +1,4 @@
-"""The settings that recipes with a replay buffer share: its size, the pace, the evaluations."""
+"""The settings that recipes with a replay buffer share: its size, the pace, the evaluations, the networks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import above_zero, bound_errors, caught, kept, not_below_zero
-from rlsync.recipes.settings import Config, EvaluationConfig, RecipeConfig
+from rlsync.recipes.bounds import (
+    WIDTHS,
+    above_zero,
+    bound_errors,
+    caught,
+    fraction,
+    kept,
+    learning_rate,
+    not_below_zero,
+    one_of,
+)
+from rlsync.recipes.replay.normalize import NormalizeConfig
+from rlsync.recipes.settings import SCHEDULE, Config, EvaluationConfig, RecipeConfig
 from rlsync.workers.replay.pacing import Pace
 
-#: Why a resumed run cannot change a field.
+#: Why a resumed run cannot change some fields.
 BUFFER = "the checkpoint has a replay buffer of that kind"
 BUFFER_KEPT = "the checkpoint has the replay buffer, or has none"
+PRIORITIES = "the checkpoint has priorities of that kind, or has none"
 
 
 @dataclass
@@ -74,10 +86,6 @@ class ReplayConfig(RecipeConfig):
         """See :meth:`RecipeConfig.updates_after`: as many as the pace allows."""
         return self.pace.pace().due(frames, updates)
 
-    def updates_per_frame(self, config: Config) -> float:
-        """See :meth:`RecipeConfig.updates_per_frame`: the replay ratio."""
-        return self.pace.ratio
-
     def prefill_frames(self) -> int:
         """See :meth:`RecipeConfig.prefill_frames`."""
         return self.pace.prefill
@@ -106,3 +114,52 @@ class ReplayConfig(RecipeConfig):
 
     def _batch_key(self) -> str:
         return "recipe.batch_size"
+
+
+@dataclass
+class OffPolicyConfig(ReplayConfig):
+    """What the recipes that learn values of flat observations share: ``dqn``, ``sac`` and ``td3``."""
+
+    batch_size: int = above_zero(256)
+    #: Widths of the hidden layers of the actor and of the two critics.
+    hidden: list[int] = field(default_factory=lambda: [256, 256], metadata=WIDTHS)
+    #: Draw frames whose values were wrong more often (prioritised replay). Otherwise all are drawn alike.
+    prioritized: bool = kept(False, PRIORITIES)
+    #: How much more often: 0 not at all, 1 in proportion to the error.
+    priority_alpha: float = kept(fraction(0.6), PRIORITIES)
+    #: How much of the bias that this brings is taken back by smaller steps: 0 nothing, 1 all.
+    priority_beta: float = fraction(0.4)
+    #: Observations and rewards in units of their own spread. The statistics of the observations are part of
+    #: the networks and travel with the weights, so that a version always acts with its own.
+    normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
+
+    def acts_on_clusters(self) -> bool:
+        """See :meth:`RecipeConfig.acts_on_clusters`."""
+        return True
+
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        """See :meth:`RecipeConfig.errors`."""
+        yield from super().errors(config)
+        if self.normalize.observations and any(route.dtype for route in config.sync.map):
+            yield ConfigError(
+                "workers that act in half precision would round the mean of an observation to three digits",
+                "sync.map and recipe.normalize.observations",
+                "leave the dtype out of the sync map, or give recipe.normalize.observations=false",
+            )
+
+
+@dataclass
+class ActorCriticConfig(OffPolicyConfig):
+    """What SAC and TD3 share: two critics, and targets that follow them slowly."""
+
+    total_frames: int = above_zero(100_000)
+    #: Learning rate of Adam, for all networks and the temperature.
+    lr: float = learning_rate(1e-3)
+    anneal_lr: bool = kept(False, SCHEDULE)
+    #: Largest norm of the gradient. Default: so large that only a step that would break the run is cut.
+    clip_norm: float = above_zero(1_000.0)
+    #: How far the target networks move to the trained ones in each optimizer step.
+    tau: float = fraction(0.005)
+    #: Initial weights of these networks: orthogonal with biases of 0 and small first actions, or torch's own,
+    #: which are smaller (Stable-Baselines3 has them).
+    initial_weights: str = one_of("orthogonal", "torch")

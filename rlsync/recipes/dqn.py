@@ -1,0 +1,148 @@
+"""DQN with worker processes on a board: TorchRL's trainer, collector and loss.
+
+The Q network and the exploration rate are two entries of a sync map, published when the config says. Workers
+hold the Q network as ``policy.module[0]`` and the epsilon-greedy module as ``policy.module[1]``. Their rates
+may make a ladder: each worker's environments say how steep its rung is, and the module that all share reads
+it, so that one published rate is a different one for each worker, whichever collector runs them.
+
+Source: Mnih et al. 2015; van Hasselt et al. 2016; Ape-X, arXiv 1803.00933; torchrl.objectives.DQNLoss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictSequential
+from tensordict.utils import expand_as_right
+from torch import nn, optim
+from torchrl.envs.utils import ExplorationType, exploration_type
+from torchrl.modules import EGreedyModule, QValueActor
+from torchrl.objectives import DQNLoss, HardUpdate
+from torchrl.trainers import Trainer
+
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.recipes import parts
+from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of
+from rlsync.recipes.hooks import EpsilonDecay
+from rlsync.recipes.replay.building import make_trainer, seeing
+from rlsync.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig
+from rlsync.workers.players.q import EpsilonLadder
+
+#: Why a resumed run cannot change a field.
+EXPLORATION = "the checkpoint has the exploration rate and its schedule"
+
+_ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+@dataclass
+class DQNConfig(OffPolicyConfig):
+    """Deep Q-learning (Mnih et al. 2015), with a double target and returns of n steps."""
+
+    name: str = "dqn"
+    #: Frames to collect. The run ends here at the latest, and the learning rate falls over this many.
+    total_frames: int = above_zero(50_000)
+    lr: float = learning_rate(1e-3)
+    batch_size: int = above_zero(64)
+    clip_norm: float = above_zero(10.0)
+    #: What follows each hidden layer: relu or tanh.
+    activation: str = one_of("relu", "tanh")
+    buffer_frames: int = kept(above_zero(50_000), BUFFER)
+    pace: PaceConfig = field(default_factory=lambda: PaceConfig(ratio=0.5))
+    #: Optimizer steps between two copies of the Q network to the target network. With few copies in a run, Q
+    #: values cannot grow to what a long episode is worth.
+    target_update_steps: int = above_zero(128)
+    #: Let the Q network choose the action whose value the target network says (double DQN).
+    double: bool = True
+    #: Steps whose rewards are summed before a value is added. More steps spread rewards faster and are less
+    #: exact.
+    n_step: int = kept(above_zero(3), "the checkpoint has a replay buffer of such returns")
+    #: Exploration rate at the start. 1: every action is random.
+    epsilon_start: float = kept(fraction(1.0), EXPLORATION)
+    #: Exploration rate at the end.
+    epsilon_end: float = kept(fraction(0.04), EXPLORATION)
+    #: Number of frames over which the exploration rate falls linearly.
+    epsilon_frames: int = kept(above_zero(10_000), EXPLORATION)
+    #: Lets workers explore at rates of their own: worker i of N at epsilon ** (1 + ladder_alpha * i / (N -
+    #: 1)). Ape-X has 7. 0: all alike.
+    ladder_alpha: float = not_below_zero(0.0)
+
+    def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
+        """See :meth:`RecipeConfig.errors`."""
+        yield from super().errors(config)
+        if self.ladder_alpha and config.workers_per_node < 2:
+            yield ConfigError(
+                "one worker makes no ladder of exploration rates",
+                "recipe.ladder_alpha",
+                "give 2 or more workers (on a cluster, on each node), or recipe.ladder_alpha=0",
+            )
+
+
+def build(run: parts.Run[DQNConfig]) -> Trainer:
+    """See :class:`~rlsync.recipes.registry.Recipe`."""
+    recipe = run.recipe
+    actor, greedy = (part.to(run.device) for part in make_policy(recipe, run.spaces))
+    loss = DQNLoss(actor, action_space=run.spaces.action_spec, delay_value=True, double_dqn=recipe.double)
+    loss.make_value_estimator(gamma=recipe.gamma)
+    loss.to(run.device)
+    acting = TensorDictSequential(actor, greedy)
+    ladder, workers = EpsilonLadder(alpha=recipe.ladder_alpha), run.place.workers
+    with parts.started_collector(
+        run,
+        acting,
+        random_frames=recipe.pace.prefill,
+        ladder=ladder if recipe.ladder_alpha else None,
+    ) as collector:
+        trainer = make_trainer(
+            run,
+            collector,
+            loss,
+            HardUpdate(loss, value_network_update_interval=recipe.target_update_steps),
+            optim.Adam(loss.parameters(), lr=recipe.lr),
+            n_step=recipe.n_step,
+        )
+        trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
+        EpsilonDecay(greedy, ladder.exponent(workers - 1, workers)).register(trainer)
+        parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
+    return trainer
+
+
+def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
+    """The Q network, and the epsilon-greedy module that comes after it."""
+    activation = _ACTIVATIONS[recipe.activation]
+    q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation)
+    actor = QValueActor(seeing(recipe, spaces, q_net), in_keys=["observation"], spec=spaces.action_spec)
+    greedy = (GreedyOnLadder if recipe.ladder_alpha else EGreedyModule)(
+        spec=spaces.action_spec,
+        eps_init=recipe.epsilon_start,
+        eps_end=recipe.epsilon_end,
+        annealing_num_steps=recipe.epsilon_frames,
+    )
+    return actor, greedy
+
+
+class GreedyOnLadder(EGreedyModule):
+    """Takes a random action with probability ``eps ** exploration_exponent``, else leaves it alone."""
+
+    def __init__(self, *, spec: object, eps_init: float, eps_end: float, annealing_num_steps: int) -> None:
+        super().__init__(
+            spec=spec, eps_init=eps_init, eps_end=eps_end, annealing_num_steps=annealing_num_steps
+        )
+        self.in_keys = [self.action_key, parts.EXPONENT]
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Explore, unless the exploration type says not to."""
+        if exploration_type() not in (ExplorationType.RANDOM, None):
+            return tensordict
+        action = tensordict.get(self.action_key)
+        rate = self.eps ** tensordict.get(parts.EXPONENT).squeeze(-1)
+        explores = torch.rand(rate.shape, device=rate.device) < rate
+        random = self.spec[self.action_key].expand(action.shape).rand().to(action.device)
+        return tensordict.set(self.action_key, torch.where(expand_as_right(explores, action), random, action))
+
+
+RECIPE = parts.Recipe(
+    "dqn", DQNConfig, parts.DISCRETE.probe, build, lambda run: make_policy(run.recipe, run.spaces)[0]
+)

@@ -1,0 +1,116 @@
+"""TD3 with worker processes on a board: TorchRL's trainer, collector, loss and stepper.
+
+Workers hold the actor as ``policy.module[0]`` and the noise as ``policy.module[1]``.
+
+Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477; torchrl.objectives.TD3Loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn, optim
+from torchrl.modules import AdditiveGaussianModule, TanhModule
+from torchrl.objectives import SoftUpdate, TD3Loss
+from torchrl.trainers import Trainer
+from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
+
+from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.recipes import parts
+from rlsync.recipes.bounds import above_zero, not_below_zero
+from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
+from rlsync.recipes.replay.settings import ActorCriticConfig
+from rlsync.workers.devices import CPU
+
+
+@dataclass
+class TD3Config(ActorCriticConfig):
+    """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477).
+
+    Noise is given in halves of the range of the actions.
+    """
+
+    name: str = "td3"
+    #: Standard deviation of the noise that workers add to actions, in halves of the actions' range.
+    exploration_noise: float = not_below_zero(0.1)
+    #: Standard deviation of the noise on the target's actions, in halves of the actions' range.
+    target_noise: float = not_below_zero(0.2)
+    #: Largest such noise, in halves of the actions' range.
+    target_noise_clip: float = not_below_zero(0.5)
+    #: The actor is updated at every so many updates of the critics.
+    actor_every: int = above_zero(2)
+
+    def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
+        """See :meth:`RecipeConfig.errors`."""
+        yield from super().errors(config)
+        if self.anneal_lr:
+            yield ConfigError(
+                "td3 cannot lower the learning rate: it has two optimizers",
+                "recipe.anneal_lr",
+                "give recipe.anneal_lr=false",
+            )
+
+
+def build(run: parts.Run[TD3Config]) -> Trainer:
+    """See :class:`~rlsync.recipes.registry.Recipe`."""
+    recipe = run.recipe
+    loss = make_loss(recipe, run.spaces, run.device)
+    acting = TensorDictSequential(loss.actor_network, make_noise(recipe, run.spaces).to(run.device))
+    with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
+        trainer = make_trainer(
+            run,
+            collector,
+            loss,
+            SoftUpdate(loss, tau=recipe.tau),
+            stepper=TD3OptimizationStepper(
+                _adam(loss.actor_network_params, recipe.lr),
+                _adam(loss.qvalue_network_params, recipe.lr),
+                policy_update_delay=recipe.actor_every,
+            ),
+        )
+        parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
+    return trainer
+
+
+def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
+    return optim.Adam(
+        [p for p in params.values(True, True) if isinstance(p, nn.Parameter)], lr=lr, fused=True
+    )
+
+
+def make_noise(recipe: TD3Config, spaces: parts.Spaces) -> AdditiveGaussianModule:
+    """What workers add to the actor's actions. It does not change during a run."""
+    return AdditiveGaussianModule(
+        spec=spaces.action_spec,
+        sigma_init=recipe.exploration_noise,
+        sigma_end=recipe.exploration_noise,
+        std=spaces.half_range(),
+    )
+
+
+def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CPU) -> TD3Loss:
+    """The loss of an actor and two critics, on a device."""
+    net = relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
+    actor = TensorDictSequential(
+        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
+        TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
+    )
+    loss = TD3Loss(
+        actor.to(device),
+        twin_critics(recipe, spaces, device),
+        action_spec=spaces.action_spec,
+        policy_noise=recipe.target_noise * spaces.half_range(),
+        noise_clip=recipe.target_noise_clip * spaces.half_range(),
+        **TWO_CRITICS,
+    )
+    loss.make_value_estimator(gamma=recipe.gamma)
+    return loss.to(device)
+
+
+RECIPE = parts.Recipe(
+    "td3", TD3Config, parts.BOX.probe, build, lambda run: make_loss(run.recipe, run.spaces).actor_network
+)
