@@ -60,11 +60,7 @@ class Measured:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure each model, and print a table or JSON.
-
-    Raises:
-        ConfigError: a model does not exist, or a number is below one.
-    """
+    """Measure each model, and print a table or JSON."""
     parser = argparse.ArgumentParser(
         prog="rlsync bench",
         description="Measure what one publish costs on this machine, with worker processes on a board.",
@@ -97,9 +93,6 @@ def main(arguments: list[str]) -> int:
 
 def size_of(model: str) -> tuple[int, int]:
     """The number of tensors and of floats in each, for a model's name or for ``TENSORSxFLOATS``.
-
-    Raises:
-        ConfigError: ``model`` is neither.
 
     Example:
         >>> size_of("mlp"), size_of("3x10")

@@ -24,11 +24,7 @@ exit status: 0 copied, 2 no such config, an impossible name, or the file exists 
 
 
 def main(arguments: list[str]) -> int:
-    """Copy one file, and print the commands that use the copy.
-
-    Raises:
-        ConfigError: the config does not exist, its new name is impossible, or the file exists already.
-    """
+    """Copy one file, and print the commands that use the copy."""
     parser = argparse.ArgumentParser(
         prog="rlsync cp",
         description="Copy a shipped config, to edit it.",

@@ -66,12 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the checks, print the findings, and return 1 if a check fails.
-
-    Raises:
-        ConfigError: the argument does not name a function that returns a trainer.
-        RlsyncError: rlsync refused the trainer's sync.
-    """
+    """Run the checks, print the findings, and return 1 if a check fails."""
     given = parser().parse_args(arguments)
     named = given.target if given.trainer is None else given.trainer
     target = None if named is None else target_of(named)
@@ -128,16 +123,7 @@ _STEPS = 4
 
 
 def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:
-    """Build a user's trainer, examine it, and end all its processes.
-
-    Args:
-        target: which trainer.
-        timeout_s: how many seconds building may take, and each step of the examination.
-
-    Raises:
-        ConfigError: the file cannot be run, or makes no such trainer.
-        RlsyncError: rlsync refused something while the trainer was built.
-    """
+    """Build a user's trainer, examine it, and end all its processes."""
     said = run_apart(_examine, target, timeout_s)
     if isinstance(said, Failed):
         return [Finding("fail", "trainer", said.why, said.cure)]

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from rlsync.core.errors import ConfigError
-from rlsync.core.whole_file import write_whole
+from rlsync.core.whole_file import record_in, write_whole
 from rlsync.recipes.run_files import BOARD, CHECKPOINT, ENDED, STATISTICS
 
 
@@ -69,18 +68,8 @@ def begin(run: Path) -> None:
 
 
 def ended(run: Path) -> Ended | None:
-    """How the run in this folder ended; None if it has not, or was killed.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    file = run / ENDED
-    try:
-        return Ended(**json.loads(file.read_text()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"cannot read how the run ended: {error}", str(file), "remove the file") from error
+    """How the run in this folder ended; None if it has not, or was killed."""
+    return record_in(run / ENDED, Ended, "how the run ended")
 
 
 def now() -> str:

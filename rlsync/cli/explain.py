@@ -40,13 +40,7 @@ arguments name no trainer
 
 
 def main(arguments: list[str]) -> int:
-    """Print the plan of a config, or of a trainer in a file.
-
-    Raises:
-        ConfigError: the arguments name neither.
-        SyncMapError: the map cannot be carried out.
-        RlsyncError: the file's function raised an error, or took too long.
-    """
+    """Print the plan of a config, or of a trainer in a file."""
     parser = argparse.ArgumentParser(
         prog="rlsync explain",
         description="Print what a sync map moves, leaf by leaf, without training.",
@@ -74,11 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def named_target(words: list[str]) -> NamedTrainer | None:
-    """The trainer in a file that the words name; None if they are overrides.
-
-    Raises:
-        ConfigError: a word is neither an override nor a trainer in a file.
-    """
+    """The trainer in a file that the words name; None if they are overrides."""
     files = [word for word in words if "=" not in word and not word.startswith("~")]
     if not files:
         return None
@@ -101,11 +91,7 @@ def plan_of_config(arguments: list[str]) -> SyncPlan:
 
 
 def plan_apart(target: NamedTrainer, timeout_s: float) -> SyncPlan:
-    """The plan of a user's trainer, which is built in another process.
-
-    Raises:
-        RlsyncError: there is none.
-    """
+    """The plan of a user's trainer, which is built in another process."""
     said = run_apart(_plan, target, timeout_s)
     if isinstance(said, Failed):
         raise RlsyncError(said.why, target.where, said.cure)
@@ -119,11 +105,7 @@ def _plan(target: NamedTrainer, timeout_s: float, say: Say) -> None:
 
 
 def plan_of(trainer: Trainer) -> SyncPlan:
-    """The plan of the SyncWeights hook that a trainer has for its own collector; or else for another.
-
-    Raises:
-        ConfigError: none is.
-    """
+    """The plan of the SyncWeights hook that a trainer has for its own collector; or else for another."""
     syncs = [module for module in registered_modules(trainer) if isinstance(module, SyncWeights)]
     own = [sync for sync in syncs if sync.feeds is trainer.collector]
     for sync in own or syncs:

@@ -52,11 +52,7 @@ class Job:
     added: tuple[str, ...] = ()
 
     def build(self) -> Trainer:
-        """The trainer, its workers started; nothing is checked or probed again.
-
-        Raises:
-            ConfigError: the recipe does not train where ``learner.device`` says.
-        """
+        """The trainer, its workers started; nothing is checked or probed again."""
         trainer = self.recipe.build(self.config, self.spaces)
         device = Run(self.config).device
         elsewhere = {str(p.device) for p in trainer.loss_module.parameters() if p.device != device}
@@ -118,11 +114,7 @@ def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
 
 
 def require_free_folder(job: Job) -> None:
-    """Refuse a ``run_dir`` that another run has written to: its curves and receipts would be mixed.
-
-    Raises:
-        ConfigError: one has, and it is not the run that is resumed.
-    """
+    """Refuse a ``run_dir`` that another run has written to: its curves and receipts would be mixed."""
     run_dir = job.config.run_dir
     if run_dir is None or job.continues_in(Path(run_dir)) or not (Path(run_dir) / RECEIPTS).is_file():
         return
@@ -134,11 +126,7 @@ def require_free_folder(job: Job) -> None:
 
 
 def checked(config: Config) -> Job:
-    """The job of a config.
-
-    Raises:
-        ConfigError: the first thing that is wrong with it.
-    """
+    """The job of a config."""
     job, errors = examined(config)
     refuse(errors)
     assert job is not None
@@ -200,11 +188,7 @@ def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:
 
 
 def jobs_of(line: CommandLine) -> list[Job]:
-    """Every job of a command line, checked.
-
-    Raises:
-        ConfigError: names the key, group, option or value that is wrong; or all of them.
-    """
+    """Every job of a command line, checked."""
     jobs, errors = examined_jobs(line)
     if errors:
         raise errors[0] if len(errors) == 1 else ManyErrors(errors)

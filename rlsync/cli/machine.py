@@ -29,14 +29,7 @@ Grade = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check.
-
-    Args:
-        verdict: ``ok``; ``warn`` if it costs speed or may fail later; ``fail`` if it does not work.
-        what: what was checked.
-        found: the result.
-        cure: what to do about it; empty when it is ok.
-    """
+    """The result of one check."""
 
     verdict: Grade
     what: str

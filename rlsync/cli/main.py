@@ -44,15 +44,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb.
-
-    Args:
-        arguments: the command line without the program's name; by default this process's.
-
-    Returns:
-        The exit status: 0, 1 for a failure, 2 for a wrong command line or config, 130 after Ctrl-C, 141 if
-        nobody reads the output any more, 143 after SIGTERM.
-    """
+    """Run one verb with these arguments, by default this process's, and return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with output_read():
@@ -77,11 +69,7 @@ def _run(words: list[str]) -> int:
 
 
 def run_verb(verb: str, arguments: list[str]) -> int:
-    """Import the verb's module, and only it, and call its ``main``.
-
-    Raises:
-        ConfigError: there is no such verb.
-    """
+    """Import the verb's module, and only it, and call its ``main``."""
     if verb not in VERBS:
         hint = did_you_mean(nearest_name(verb, VERBS))
         raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")
@@ -102,18 +90,14 @@ class Unread(RlsyncError):
 
 @contextmanager
 def output_read() -> Iterator[None]:
-    """Inside, what is printed has a reader until the end, unlike in ``rlsync status RUN | head -1``.
-
-    Raises:
-        Unread: it has none any more. What is printed from then on is dropped: Python would complain about it
-            once more at its exit.
-    """
+    """Inside, what is printed has a reader until the end, unlike in ``rlsync status RUN | head -1``."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError as error:
         if _has_reader():  # it was another pipe
             raise
+        # What is printed from here on is dropped: Python would complain about it once more at its exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

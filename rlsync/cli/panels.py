@@ -76,11 +76,7 @@ class Reading:
 
 
 def check_format(out: Path) -> None:
-    """Refuse a file name whose ending is not a picture format.
-
-    Raises:
-        ConfigError: names the known formats.
-    """
+    """Refuse a file name whose ending is not a picture format."""
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
         raise ConfigError(
@@ -89,11 +85,7 @@ def check_format(out: Path) -> None:
 
 
 def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
-    """Draw all runs, given by name, in one figure. Returns it with notes on what is left out.
-
-    Raises:
-        ConfigError: the runs have recorded nothing that can be drawn.
-    """
+    """Draw all runs, given by name, in one figure. Returns it with notes on what is left out."""
     readings, notes = _read(runs)
     panels = list(dict.fromkeys(reading.panel for reading in readings))
     if not panels:
@@ -268,10 +260,6 @@ MOST_MARKS = 200
 
 def draw_plans(titles: Sequence[str], plans: Sequence[Timeline]) -> Figure:
     """One panel for each plan: its phases as bars, its evaluations and checkpoints as marks, over frames.
-
-    Args:
-        titles: one for each plan.
-        plans: one or more.
 
     Example:
         >>> from rlsync.recipes.settings import Config

@@ -41,11 +41,7 @@ GLOSSARY = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print the plan of every job, as text or as JSON.
-
-    Raises:
-        ConfigError: the config is wrong, its recipe has no plan, or matplotlib is not installed.
-    """
+    """Print the plan of every job, as text or as JSON."""
     parser = argparse.ArgumentParser(
         prog="rlsync plan",
         usage="rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [group=option|key=value ...]",

@@ -26,11 +26,7 @@ exit status: 0 drawn, 1 the picture cannot be written, 2 not a run folder, nothi
 
 
 def main(arguments: list[str]) -> int:
-    """Draw the picture, print where it is, and print what is left out.
-
-    Raises:
-        ConfigError: a folder is not a run's, there is nothing to draw, or matplotlib is not installed.
-    """
+    """Draw the picture, print where it is, and print what is left out."""
     parser = argparse.ArgumentParser(
         prog="rlsync plot",
         description="Draw return, policy lag, staleness and publishes of one run, or of several to compare.",
@@ -58,9 +54,6 @@ def main(arguments: list[str]) -> int:
 
 def labels(paths: list[Path]) -> dict[str, Path]:
     """Short names for folders: their paths without the common beginning.
-
-    Raises:
-        ConfigError: a folder is named twice.
 
     Example:
         >>> list(labels([Path("runs/a/0"), Path("runs/b/0")]))

@@ -47,11 +47,7 @@ class Change:
 
 
 def checkpoint_in(path: str) -> Path:
-    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder."""
     folder = Path(path)
     found = checkpoint_at(folder)
     if found is not None:
@@ -98,18 +94,7 @@ def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
 
 
 def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]) -> None:
-    """Refuse, before a worker starts, a checkpoint that does not fit, or that is at its end.
-
-    Args:
-        recipe: of the run.
-        config: of the run.
-        spaces: what the recipe's probe found.
-        checkpoint: to resume from.
-        changed: what differs from the run before.
-
-    Raises:
-        ConfigError: the policy has other shapes, or all frames have been collected.
-    """
+    """Refuse, before a worker starts, a checkpoint that does not fit, or that is at its end."""
     held = Checkpoint.manifest(checkpoint)["components"]
     progress = _Progress()
     wanted = {_POLICY: recipe.player(config, spaces, False).weights, _PROGRESS: progress}
@@ -158,14 +143,7 @@ def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> Config
 def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None) -> None:
     """Load a checkpoint into the trainer, and put in again what the config sets and the checkpoint does not.
 
-    Args:
-        trainer: as it was built from the config.
-        checkpoint: the folder.
-        changed: what differs from the run before; None if its config is not known.
-
-    Raises:
-        ConfigError: the checkpoint does not fit the trainer.
-        WorkerLost: a worker died before it had its weights.
+    ``changed`` is what differs from the run before; None if its config is not known.
     """
     settings = Settings(trainer)
     logger, trainer.logger = trainer.logger, None  # it keeps file names, and another kind may be asked for
@@ -186,10 +164,6 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
 
 def seed_after(seed: int, frames: int) -> int:
     """The seed of a resumed run's workers. With that of the run before, they would play its frames again.
-
-    Args:
-        seed: of the run.
-        frames: collected when the checkpoint was written.
 
     Example:
         >>> seed_after(0, 640) == seed_after(0, 640), seed_after(0, 640) == seed_after(0, 1280)

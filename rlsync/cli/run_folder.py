@@ -46,9 +46,6 @@ class RunFolder:
 
     A run that was resumed in its own folder did some frames again: the newer points replace the older ones.
 
-    Args:
-        path: the folder, as ``rlsync train`` prints it.
-
     Raises:
         ConfigError: it is not the folder of a run.
     """

@@ -70,11 +70,7 @@ class RunStatus:
 
 
 def main(arguments: list[str]) -> int:
-    """Print one line a worker, or how the run ended; or JSON.
-
-    Raises:
-        ConfigError: the folder is not that of a run.
-    """
+    """Print one line a worker, or how the run ended; or JSON."""
     parser = argparse.ArgumentParser(
         prog="rlsync status",
         description="Tell which version each worker of a running training acts with, and whether it lives. "
@@ -99,11 +95,7 @@ def main(arguments: list[str]) -> int:
 
 
 def status_of(run: Path) -> RunStatus:
-    """What can be told of the run in a folder.
-
-    Raises:
-        ConfigError: it is not the folder of a run.
-    """
+    """What can be told of the run in a folder."""
     found, statistics = _state_of(run), statistics_in(run)
     if statistics is None:
         return found

@@ -40,11 +40,7 @@ from rlsync.transport.board.handle import BoardHandle
 
 
 def main(arguments: list[str]) -> int:
-    """Check the command line, then let Hydra run one job or a sweep of them.
-
-    Raises:
-        ConfigError: before anything runs; all that is wrong with keys, options and values, at once.
-    """
+    """Check the command line, then let Hydra run one job or a sweep of them."""
     line = command_line.read(arguments)
     if line.flags.help:
         print(help_text())
@@ -94,13 +90,7 @@ def help_text() -> str:
 
 
 def run_job(line: CommandLine, jobs: list[Job]) -> None:
-    """One run in the folder that Hydra has made; ends the process unless the run ended well.
-
-    Args:
-        line: the command line.
-        jobs: those that have been checked. A sweeper that chooses values as it goes has others, which are
-            composed and checked here.
-    """
+    """One run in the folder that Hydra has made; ends the process unless the run ended well."""
     about = HydraConfig.get()
     try:
         job = job_of(line, jobs, [*about.overrides.hydra, *about.overrides.task])
@@ -119,8 +109,7 @@ def run_job(line: CommandLine, jobs: list[Job]) -> None:
 def job_of(line: CommandLine, jobs: list[Job], words: list[str]) -> Job:
     """The job that Hydra runs with these overrides.
 
-    Raises:
-        ConfigError: it had not been checked, and something is wrong with it.
+    One that was not checked is composed and checked here: a sweeper may choose values as it goes.
     """
     added = {command_line.spelled(word) for job in jobs for word in job.added}
 
@@ -145,9 +134,6 @@ def train_job(job: Job) -> int:
 
     Returns:
         0; 130 after Ctrl-C, 143 after SIGTERM.
-
-    Raises:
-        Unread: the run ended early, because nobody reads its output any more.
     """
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
@@ -224,11 +210,7 @@ def shut_down(trainer: Trainer) -> Iterator[Trainer]:
 
 @contextlib.contextmanager
 def told_as_lost(sync: SyncWeights) -> Iterator[None]:
-    """Turn TorchRL's RuntimeError about a dead worker into a WorkerLost.
-
-    Raises:
-        WorkerLost: in place of TorchRL's error.
-    """
+    """Turn TorchRL's RuntimeError about a dead worker into a WorkerLost."""
     try:
         yield
     except RuntimeError as error:
@@ -250,11 +232,7 @@ def leave_address(trainer: Trainer, run_dir: Path) -> None:
 
 
 def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
-    """The two hooks that the live line reads.
-
-    Raises:
-        ConfigError: the recipe has not registered them.
-    """
+    """The two hooks that the live line reads."""
     modules = trainers.registered_modules(trainer)
     syncs = [m for m in modules if isinstance(m, SyncWeights) and m.feeds is trainer.collector]
     returns = [m for m in modules if isinstance(m, EpisodeReturns)]

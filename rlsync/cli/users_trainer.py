@@ -33,13 +33,7 @@ _GUARD = 'put what a script does under if __name__ == "__main__":'
 
 @dataclass(frozen=True, slots=True)
 class NamedTrainer:
-    """What a word of the command line names.
-
-    Args:
-        word: as it was written.
-        file: the file, which exists and can be read as Python.
-        name: of the trainer, or of the function.
-    """
+    """What a word of the command line names."""
 
     word: str
     file: Path
@@ -52,15 +46,7 @@ class NamedTrainer:
 
 
 def target_of(word: str, or_else: str = "") -> NamedTrainer:
-    """Read ``FILE.py:FUNCTION``. The file is read, but not run.
-
-    Args:
-        word: what the user wrote.
-        or_else: what could be given instead, for errors.
-
-    Raises:
-        ConfigError: the word has another form, or the file does not exist or cannot be read.
-    """
+    """Read ``FILE.py:FUNCTION``. The file is read, but not run. ``or_else`` says what else could be given."""
     path, colon, name = word.rpartition(":") if ":" in word else (word, "", "")
     file = Path(path)
     form = f"give {FORM}: {MEANING}{or_else}"
@@ -81,15 +67,6 @@ def build(target: NamedTrainer, timeout_s: float, say: Say) -> Trainer:
     """Run the user's file and take the trainer that it names; in a process that may hang or end here.
 
     The file's folder goes on ``sys.path``, as if Python ran it, so that workers can import it too.
-
-    Args:
-        target: what is asked for.
-        timeout_s: how many seconds each of the two steps may take.
-        say: told before each step.
-
-    Raises:
-        ConfigError: the file raises or trains when it is run; there is no such name, its function needs
-            arguments, or it makes no trainer.
     """
     hint = f"{_GUARD}; if that is not it, give a longer --timeout-s"
     say(Stage(f"running {target.file.name}", timeout_s, hint))
@@ -224,13 +201,7 @@ _SHUTDOWN_TIMEOUT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What the process does next.
-
-    Args:
-        name: in words.
-        limit_s: how many seconds it may take.
-        cure: what to do if it takes longer.
-    """
+    """What the process does next, how long it may take, and what to do if it takes longer."""
 
     name: str
     limit_s: float
@@ -239,12 +210,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """There is no result.
-
-    Args:
-        why: the reason, in words.
-        cure: what to do about it.
-    """
+    """There is no result, and why."""
 
     why: str
     cure: str
@@ -259,18 +225,8 @@ def run_apart(work: Work, *arguments: object) -> object:
     """Call ``work(*arguments, say)`` in a process of its own, and return what it says.
 
     The process has a session of its own, whose processes are all killed in the end. What it prints goes to
-    stderr.
-
-    Args:
-        work: a function of a module. It says a :class:`Stage` before each step, then the result, and then
-            cleans up.
-        arguments: what it is given; like the result, they are pickled.
-
-    Returns:
-        The result, or :class:`Failed`.
-
-    Raises:
-        RlsyncError: ``work`` raised it.
+    stderr. ``work`` is a function of a module. It says a :class:`Stage` before each step, then the result,
+    and then cleans up; arguments and result are pickled. An RlsyncError that it raises is raised here.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

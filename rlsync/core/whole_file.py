@@ -1,10 +1,16 @@
-"""Replace a file so that no reader ever sees a half one."""
+"""Replace a file so that no reader ever sees a half one; and read a record that was written so."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+from rlsync.core.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def write_whole(file: Path, write: Callable[[Path], object]) -> None:
@@ -29,3 +35,17 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def record_in(file: Path, kind: type[T], what: str) -> T | None:
+    """The dataclass whose fields a file holds as JSON; None if there is no such file yet.
+
+    Raises:
+        ConfigError: the file cannot be read; ``what`` says in words what it holds.
+    """
+    try:
+        return kind(**json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"cannot read {what}: {error}", str(file), "remove the file") from error

@@ -7,8 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rlsync.core.errors import ConfigError
-from rlsync.core.whole_file import write_whole
+from rlsync.core.whole_file import record_in, write_whole
 from rlsync.recipes.run_files import STATISTICS
 
 _TYPES = {
@@ -86,21 +85,8 @@ class RunStatistics:
 
 
 def statistics_in(run: Path) -> RunStatistics | None:
-    """What a run last wrote of itself; None if it has written nothing yet.
-
-    Args:
-        run: its folder.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    file = run / STATISTICS
-    try:
-        return RunStatistics(**json.loads(file.read_text()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"cannot read the statistics: {error}", str(file), "remove the file") from error
+    """What the run in this folder last wrote of itself; None if it has written nothing yet."""
+    return record_in(run / STATISTICS, RunStatistics, "the statistics")
 
 
 def statistics_schema() -> dict[str, Any]:

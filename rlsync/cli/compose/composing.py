@@ -42,10 +42,6 @@ class Composition:
 def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | None, list[ConfigError]]:
     """Compose a job; only where Hydra is initialised.
 
-    Args:
-        line: the command line.
-        words: the overrides of one of its jobs, none of which is a sweep.
-
     Returns:
         What the overrides make without those that name no key, or None if Hydra cannot compose them; and all
         errors that were seen on the way.
@@ -107,11 +103,7 @@ def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choi
 
 
 def _typed(config: DictConfig) -> Config:
-    """The dataclasses in a config that Hydra composed.
-
-    Raises:
-        ConfigError: a value is missing, or of the wrong type.
-    """
+    """The dataclasses in a config that Hydra composed."""
     try:
         typed = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -127,13 +119,6 @@ def _tuned(
     """What chooses the settings that fit the environment, where the defaults list names others.
 
     A defaults list knows the names of config files only. What fits depends on the keys of ``env``.
-
-    Args:
-        choices: what was chosen without tuned settings.
-        env: the section of the config.
-        env_id: the environment's id, overrides included.
-        options: the names of all tuned settings.
-        own: the folder that ``--config-dir`` names.
     """
     files = {file.name: file.path for file in shipped.groups(own).get(ENV, [])}
 
@@ -170,13 +155,7 @@ def _fitting(
 
 
 def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
-    """Where the settings of a run come from, what it plays, and when it ends.
-
-    Args:
-        choices: what was chosen.
-        config: composed from them.
-        own: the folder that ``--config-dir`` names.
-    """
+    """Where the settings of a run come from, what it plays, and when it ends."""
     recipe = config.recipe
     files = {file.name: file for file in shipped.groups(own).get(TUNED, [])}
     tuned = files.get(str(choices.get(TUNED)))

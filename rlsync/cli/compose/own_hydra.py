@@ -45,12 +45,8 @@ _nodes: dict[str, Any] = {}
 def register(own: Path | None = None) -> dict[str, ConfigError]:
     """Put the settings of runs and of all recipes into rlsync's part of the ConfigStore, under ``schema/``.
 
-    Args:
-        own: the folder that ``--config-dir`` names; recipes that its YAML files name are registered, too.
-
-    Returns:
-        For each YAML file of a recipe that cannot be imported, by its name, why. It matters to those who
-        choose it.
+    Recipes that files in ``own`` name, the folder of ``--config-dir``, are among them. Returns why a recipe's
+    file cannot be used, by the file's name: it matters to those who choose it.
     """
     _nodes.clear()
     # The base class of the recipes, so that any of them may take its place.
@@ -135,11 +131,7 @@ def _apart() -> Iterator[None]:
 
 @contextmanager
 def initialised(config_path: str | None = None) -> Iterator[None]:
-    """While entered, configs can be composed.
-
-    Args:
-        config_path: the folder, or ``pkg://`` and the package, of the primary config; None: rlsync's own.
-    """
+    """While entered, configs can be composed; ``pkg://PACKAGE`` too may be the path of the primary config."""
     with ExitStack() as stack:
         stack.enter_context(_apart())
         if config_path is not None and config_path.startswith(_PACKAGE):
@@ -152,12 +144,7 @@ def initialised(config_path: str | None = None) -> Iterator[None]:
 
 
 def groups(config_name: str, own: Sequence[str]) -> dict[str, list[str]]:
-    """Every config group with its options; only where Hydra is initialised.
-
-    Args:
-        config_name: the primary config.
-        own: overrides of Hydra's own keys, among them the search path.
-    """
+    """Every config group with its options, those on the search path that ``own`` overrides set included."""
     loader = GlobalHydra.instance().config_loader()
     return {
         folder.name: loader.get_group_options(folder.name, ObjectType.CONFIG, config_name, list(own))
@@ -167,13 +154,7 @@ def groups(config_name: str, own: Sequence[str]) -> dict[str, list[str]]:
 
 
 def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
-    """Let Hydra run jobs in folders of theirs, or print what the flags ask for.
-
-    Args:
-        flags: Hydra's own, as they were written.
-        words: overrides.
-        task: runs one job; ``HydraConfig`` tells which.
-    """
+    """Let Hydra run jobs in folders of theirs, or print what the flags ask for."""
     app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(task)
     before = sys.argv
     sys.argv = ["rlsync train", *flags, *words]

@@ -87,9 +87,6 @@ def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
             the option's file sets; ``GROUP`` limits it to the group. Without words: every key.
         own: a folder of the user's, as ``--config-dir`` names it.
 
-    Raises:
-        ConfigError: there is no such group or option, or it cannot be composed.
-
     Example:
         >>> [key.name for key in reference(["logger"])]
         ['logger.kind', 'logger.every_frames', 'logger.kwargs']

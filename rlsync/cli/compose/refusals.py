@@ -33,11 +33,7 @@ _IN_FILE = re.compile(r"In '(?P<file>[^']+)': ")
 
 
 def parsed(line: str) -> Override:
-    """One override, read like Hydra reads it; only where Hydra is initialised.
-
-    Raises:
-        ConfigError: it is not written in Hydra's grammar.
-    """
+    """One override, read like Hydra reads it; only where Hydra is initialised."""
     try:
         override = OverridesParser.create().parse_override(line)
     except HydraException as error:

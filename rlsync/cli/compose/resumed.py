@@ -44,11 +44,7 @@ def checkpoint_at(folder: Path) -> Path | None:
 
 
 def config_before(folder: Path) -> Config | None:
-    """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere.
-
-    Raises:
-        ConfigError: it is unreadable.
-    """
+    """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere."""
     checkpoint = checkpoint_at(folder)
     file = None if checkpoint is None else checkpoint.parent / RESOLVED
     return written(file) if file is not None and file.is_file() else None
@@ -71,9 +67,6 @@ def on_top_of(
         choices: these options.
         overrides: all of them.
         store: makes settings an option of a group.
-
-    Raises:
-        ConfigError: ``tuned=`` would set other values than the run has.
     """
     had = writable(before)
     chosen = {str(word.key_or_group): word for word in overrides if isinstance(word.value(), str)}
@@ -123,9 +116,6 @@ def written(file: Path) -> Config:
     A key that rlsync no longer has is left out where the run had null for it. Values are not checked against
     their bounds. A recipe that lies beside a folder of the user's is imported from there; the run has noted
     where.
-
-    Raises:
-        ConfigError: its recipe is unknown, or it is unreadable: a value is missing, or of the wrong type.
     """
     try:
         found = OmegaConf.load(file)

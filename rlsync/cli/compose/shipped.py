@@ -24,11 +24,7 @@ _OF_A_KIND = {
 
 
 def config_dir() -> Path:
-    """The folder of the YAML files: in the installed package, else in the checkout.
-
-    Raises:
-        ConfigError: it is in neither place.
-    """
+    """The folder of the YAML files: in the installed package, else in the checkout."""
     package = Path(rlsync.__file__).resolve().parent
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "train.yaml").is_file():
@@ -89,11 +85,7 @@ def groups(own: Path | None = None) -> dict[str, list[Shipped]]:
 
 
 def find(name: str) -> Shipped:
-    """The config that ``GROUP/NAME`` names.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The config that ``GROUP/NAME`` names."""
     known = {str(config): config for options in groups().values() for config in options}
     if name in known:
         return known[name]
