@@ -19,7 +19,8 @@ _EXAMPLES = """examples:
 
 It checks keys, options, types, bounds, the trigger, the grammar of the sync map, the environment (by making
 one), and the checkpoint to resume from. It starts no worker, so it does not know whether the paths of the
-sync map exist: rlsync explain does.
+sync map exist: rlsync explain does. An unknown option of a group (recipe=pppo) is told before keys are looked
+at, because it decides which keys there are.
 
 exit status: 0 nothing is wrong, 2 something is
 """

@@ -7,11 +7,10 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
-from rlsync.core.errors import ConfigError
+from rlsync.cli.plot import panels_for
 from rlsync.recipes.settings import Config
 from rlsync.recipes.timeline import Phase, Timeline, timeline
 
@@ -26,6 +25,8 @@ Nothing is trained, and no worker is started. A run may end before its plan does
 exit status: 0 the plan is printed, 1 the picture cannot be written, 2 the config is wrong, its recipe has
 no plan, or no matplotlib
 """
+
+_PLOT = "rlsync plan --plot"
 
 #: The words of a plan, which mean the same in logs and in configs.
 GLOSSARY = {
@@ -56,7 +57,7 @@ def main(arguments: list[str]) -> int:
     configs = [job.config for job in jobs_of(command_line.read(rest))]
     plans = [timeline(config) for config in configs]
     if given.plot is not None:
-        _picture().check_format(given.plot)
+        panels_for(_PLOT).check_format(given.plot)
     if given.plot is not None and not _drawn(given.plot, configs, plans):
         return 1
     if given.json:
@@ -71,27 +72,14 @@ def main(arguments: list[str]) -> int:
 
 def _drawn(file: Path, configs: list[Config], plans: list[Timeline]) -> bool:
     """Draw the plans of all jobs; whether the file could be written."""
-    picture = _picture()
     titles = [_title(config) for config in configs]
-    figure = picture.draw_plans(titles, plans)
+    figure = panels_for(_PLOT).draw_plans(titles, plans)
     try:
         figure.savefig(file)
     except OSError as error:
         print(f"cannot write {file}: {error}", file=sys.stderr)
         return False
     return True
-
-
-def _picture() -> ModuleType:
-    try:
-        from rlsync.cli import panels
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise ConfigError(
-            "matplotlib is not installed", "rlsync plan --plot", "pip install 'rlsync[plot]'"
-        ) from error
-    return panels
 
 
 def as_text(config: Config, plan: Timeline) -> str:

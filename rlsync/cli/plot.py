@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run")
     given = parser.parse_args(arguments)
-    panels = _panels()
+    panels = panels_for("rlsync plot")
     out = given.out or given.run[0] / PLOT
     panels.check_format(out)
     runs = {label: RunFolder(path) for label, path in labels(given.run).items()}
@@ -71,13 +71,12 @@ def labels(paths: list[Path]) -> dict[str, Path]:
     return found
 
 
-def _panels() -> ModuleType:
+def panels_for(verb: str) -> ModuleType:
+    """What draws the pictures of a verb; it needs matplotlib, which is an extra."""
     try:
         from rlsync.cli import panels
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        raise ConfigError(
-            "matplotlib is not installed", "rlsync plot", "pip install 'rlsync[plot]'"
-        ) from error
+        raise ConfigError("matplotlib is not installed", verb, "pip install 'rlsync[plot]'") from error
     return panels
