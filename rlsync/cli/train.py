@@ -22,6 +22,7 @@ from torchrl.trainers import Trainer
 from rlsync import Stop, SyncWeights
 from rlsync.cli.compose import command_line, own_hydra
 from rlsync.cli.compose.command_line import CommandLine
+from rlsync.cli.compose.resumed import BEFORE
 from rlsync.cli.ending import Ending, Interrupts
 from rlsync.cli.job import Job, checked, jobs_of
 from rlsync.cli.live import LiveLine
@@ -113,14 +114,17 @@ def job_of(line: CommandLine, jobs: list[Job], words: list[str]) -> Job:
     """
     added = {command_line.spelled(word) for job in jobs for word in job.added}
 
+    def users(words: Iterable[str]) -> list[str]:
+        """Those that rlsync has not added: it finds them anew for a job that was not checked."""
+        return [w for w in words if command_line.spelled(w) not in added and not w.endswith(f"={BEFORE}")]
+
     def key(words: Iterable[str]) -> list[str]:
-        spelled = [command_line.spelled(word) for word in words if not word.lstrip("+~").startswith("hydra")]
-        return [word for word in spelled if word not in added]
+        return [command_line.spelled(w) for w in users(words) if not w.lstrip("+~").startswith("hydra")]
 
     for job in jobs:
         if key(job.words) == key(words):
             return job
-    (job,) = jobs_of(replace(line, jobs=(tuple(words),), errors=()))
+    (job,) = jobs_of(replace(line, jobs=(tuple(users(words)),), errors=()))
     return job
 
 
