@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from rlsync.cli.compose import shipped
 from rlsync.cli.compose.shipped import config_dir
 from rlsync.cli.main import main
+from tests.tools.tiers import first_of_each
 
 ALL = [str(config) for options in shipped.groups().values() for config in options]
 
@@ -55,7 +56,7 @@ def test_ls_of_one_group_lists_it_alone_and_a_typo_is_refused(capsys: pytest.Cap
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("config", ALL)
+@pytest.mark.parametrize("config", first_of_each(ALL, lambda config: config.partition("/")[0]))
 def test_each_command_that_cp_prints_composes_the_copy(
     config: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -378,7 +378,7 @@ def test_a_logger_that_is_not_installed_is_refused_before_a_worker_starts(
 def test_the_default_training_reaches_its_target_and_ends_by_itself(
     words: tuple[str, ...], target: float, tmp_path: Path
 ) -> None:
-    run = finished(tmp_path, "train", *words, timeout_s=ENDS_WITHIN_S, afresh=True)
+    run = finished(tmp_path, "train", *words)
     ended, slow = run.output.splitlines()[-2:]
     assert ended.startswith("stopped: target return reached")
     assert slow.startswith("learner busy ")

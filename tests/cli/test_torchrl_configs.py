@@ -141,6 +141,7 @@ def test_torchrls_groups_do_not_turn_up_among_those_of_rlsync_train() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_example_script_trains_with_spawned_workers(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     done = fresh_python(

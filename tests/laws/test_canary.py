@@ -19,11 +19,12 @@ from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncColl
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from rlsync import BoardScheme, SyncWeights, WeightBoard
-from tests.tools.parts import Canary, CanaryPolicy, make_dqn_trainer
+from tests.tools.parts import Canary, CanaryPolicy, make_dqn_trainer, wait_until
 from tests.tools.running import ObservedPostproc, make_buffered_env, on_a_board, running
 
 SECONDS = 20.0
 SHORT_S = 3.0
+PATIENT_S = 120.0  # until a loaded machine has shown anything
 FEW_VERSIONS = 10  # fewer would prove nothing
 
 modes = pytest.mark.parametrize("adopt", ["alias", "copy"])
@@ -104,10 +105,20 @@ class Census:
 def _collect(collector: BaseCollector, learner: Learner, seconds: float) -> Census:
     census, batches = Census(), iter(collector)
     with learner.publishing():
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        begun = time.monotonic()
+        while (passed := time.monotonic() - begun) < seconds or (
+            len(census.versions) < FEW_VERSIONS and passed < PATIENT_S
+        ):
             census.take(next(batches))
     return census
+
+
+def _collect_into(buffer: ReplayBuffer, collector: BaseCollector, learner: Learner) -> None:
+    """Let started workers write to the buffer, from their first batches on for a while."""
+    with learner.publishing():
+        collector.start()
+        assert wait_until(lambda: len(buffer) >= 2 * FEW_VERSIONS * FRAMES, PATIENT_S)
+        time.sleep(SHORT_S)
 
 
 @pytest.mark.slow
@@ -140,7 +151,10 @@ def test_forked_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version
     policy = make_canary()
     with on_a_board(policy, MultiAsyncCollector, adopt=adopt, frames_per_batch=10) as collector:
         census = _collect(collector, Learner(collector, policy=policy), SHORT_S)
+        slots = collector._weight_sync_schemes["policy"].board.writer.slot_count
     census.assert_clean()
+    assert census.mixed_batches == 0  # adoption happens between rollouts
+    assert slots <= 6  # two leases for each of two workers while it changes over, newest, and next
 
 
 @pytest.mark.usefixtures("fork_workers")
@@ -157,10 +171,7 @@ def test_frames_that_started_workers_write_to_a_replay_buffer_are_never_torn_or_
 ) -> None:
     policy, buffer = make_canary(), _make_buffer()
     with running(_make_buffered(buffer, policy, {"policy": BoardScheme(adopt)})) as collector:
-        learner = Learner(collector, policy=policy)
-        with learner.publishing():
-            collector.start()
-            time.sleep(SHORT_S)
+        _collect_into(buffer, collector, Learner(collector, policy=policy))
     census = Census()
     census.take(buffer[:])
     assert census.frames > 100
@@ -173,9 +184,7 @@ def test_three_destinations_on_one_board_show_one_version_in_every_frame() -> No
     schemes = {path: board.scheme() for path in MAP}
     with running(_make_buffered(buffer, policy, schemes, postproc=ObservedPostproc())) as collector:
         learner = Learner(collector, policy=policy, scaler=Canary(4, 100), ranker=Canary(4, 100))
-        with learner.publishing():
-            collector.start()
-            time.sleep(SHORT_S)
+        _collect_into(buffer, collector, learner)
 
     census, frames = Census(), buffer[:]
     census.take(frames)

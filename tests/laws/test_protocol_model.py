@@ -13,6 +13,7 @@ BROKEN = ("torn", "unpublished", "mislabelled", "regressing", "unreadable")
 @pytest.mark.seconds
 @pytest.mark.parametrize("modes", PAIRS, ids="+".join)
 @pytest.mark.parametrize("slots", [3, 4])
+@pytest.mark.each_value
 def test_no_reader_acts_on_torn_unpublished_or_older_weights_whoever_dies(
     slots: int, modes: tuple[str, ...]
 ) -> None:

@@ -13,6 +13,7 @@ BATCHES = 3
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_stock_weights_never_change_while_ours_do_with_every_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

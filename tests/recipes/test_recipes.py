@@ -365,6 +365,7 @@ def test_an_entry_with_a_dtype_makes_workers_act_and_receive_in_it(
 
 @pytest.mark.slow
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_ppo_is_evaluated_in_a_process_of_its_own_whose_result_ends_the_run(tmp_path: Path) -> None:
     config = small_ppo(run_dir=str(tmp_path))
     recipe = PPOConfig.of(config)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 #: Marks of tests of which `make test` runs as many cases as it takes, so that this many values meet in one.
 TOGETHER = {"one_case": 0, "each_value": 1, "each_pair": 2}
@@ -26,6 +29,17 @@ def mark_thorough(items: Sequence[pytest.Item]) -> None:
             for number, item in enumerate(found):
                 if number not in kept:
                     item.add_marker(pytest.mark.thorough)
+
+
+def first_of_each(cases: Sequence[T], kind: Callable[[T], object]) -> list[Any]:
+    """The cases of a decorator, `thorough` unless they are the first of their kind."""
+    seen: set[object] = set()
+    marked = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marked.append(pytest.param(*values, marks=pytest.mark.thorough if kind(case) in seen else ()))
+        seen.add(kind(case))
+    return marked
 
 
 def covering(cases: Sequence[Mapping[str, int]], together: int) -> set[int]:

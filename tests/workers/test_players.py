@@ -46,7 +46,6 @@ from tests.workers.test_envs import LADDER
 from tests.workers.test_unroll_collector import (
     CARTPOLE,
     PENDULUM,
-    WAIT_S,
     batches_of,
     cartpole_net,
     collecting,
@@ -54,6 +53,8 @@ from tests.workers.test_unroll_collector import (
 )
 
 REPO = Path(__file__).resolve().parents[2]
+#: One evaluation, whose process loads gymnasium first; there are up to three.
+PLAYED_WITHIN_S = 80.0
 TWO = DiscreteActions(2)
 
 
@@ -310,7 +311,7 @@ def test_an_evaluating_process_plays_with_the_weights_of_the_version_it_names(
         wanted = 3 if player_of(player).modules else 1
         try:
             for count in range(1, wanted + 1):
-                assert wait_until(lambda count=count: len(evaluator.evaluations()) >= count, WAIT_S)
+                assert wait_until(lambda count=count: len(evaluator.evaluations()) >= count, PLAYED_WITHIN_S)
                 versions.publish_others()
         finally:
             evaluator.close()

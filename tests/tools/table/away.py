@@ -88,8 +88,7 @@ def _on_a_board(*, sync: bool) -> Row:
     return row("DistributedCollector", "BoardScheme", make, f"sync={sync}")
 
 
-IN_A_PROGRAM = tuple(map(_row_in_a_program, _IN_A_PROGRAM))
-ROWS = (_on_a_board(sync=True), _on_a_board(sync=False), *IN_A_PROGRAM)
+ROWS = (_on_a_board(sync=True), _on_a_board(sync=False), *map(_row_in_a_program, _IN_A_PROGRAM))
 
 if __name__ == "__main__":
     print(json.dumps(observed(_IN_A_PROGRAM[tuple(sys.argv[1:])])))  # noqa: T201
