@@ -96,7 +96,7 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
     cluster = config.cluster
     if cluster.here:
         return
-    from rlsync.workers.cluster.address import check_address
+    from rlsync.workers.cluster.session import check_address
 
     yield from caught(lambda: check_address(cluster.address))
     if not config.recipe.acts_on_clusters():

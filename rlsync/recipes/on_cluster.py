@@ -28,7 +28,7 @@ from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
 from rlsync.workers.cluster.session import Session
-from rlsync.workers.cluster.told import ClusterStatus
+from rlsync.workers.cluster.status import ClusterStatus
 from rlsync.workers.cluster.transition_collector import TransitionCollector
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs

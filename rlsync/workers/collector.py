@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from multiprocessing.process import BaseProcess
 
 import torch
@@ -21,8 +20,8 @@ from rlsync.workers.frames import RolloutShape
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
 from rlsync.workers.rollout_collector import RolloutCollector, check_adopt, check_counts
-from rlsync.workers.supervision import Restarts, Supervisor
-from rlsync.workers.worker import WorkerJob, start_worker
+from rlsync.workers.supervision import Restarts
+from rlsync.workers.worker import CollectSettings, start_workers
 
 
 class UnrollCollector(RolloutCollector):
@@ -120,7 +119,18 @@ class UnrollCollector(RolloutCollector):
         start_timeout_s: float = 300.0,
         silent_timeout_s: float = 300.0,
     ) -> None:
-        slots = num_workers + 2 * rollouts_per_batch if slots is None else slots
+        settings = CollectSettings(
+            player=player_of(network, store_params=store_params, store_value=store_value),
+            env=env,
+            shape=RolloutShape(steps, envs_per_worker),
+            slots=num_workers + 2 * rollouts_per_batch if slots is None else slots,
+            adopt=adopt,
+            overlap=overlap,
+            devices=device_of_each(policy_device, num_workers, "UnrollCollector(policy_device=...)"),
+            restarts=restarts or Restarts(),
+            start_method=start_method,
+            silent_timeout_s=silent_timeout_s,
+        )
         counts = {
             "steps": steps,
             "envs_per_worker": envs_per_worker,
@@ -128,40 +138,26 @@ class UnrollCollector(RolloutCollector):
             "rollouts_per_batch": rollouts_per_batch,
         }
         check_counts(counts, overlap, "UnrollCollector")
-        _check_slots(slots, rollouts_per_batch)
+        _check_slots(settings.slots, rollouts_per_batch)
         check_adopt(adopt, "UnrollCollector")
-        devices = device_of_each(policy_device, num_workers, "UnrollCollector(policy_device=...)")
         stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
-        acting = player_of(network, store_params=store_params, store_value=store_value)
-        frames = steps * envs_per_worker * rollouts_per_batch
         self.board = BoardWriter()
         self._counted: RingCounters | None = None
         super().__init__(
-            acting, num_workers, dtype, adopt, self.board, frames_per_batch=frames, total_frames=total_frames
+            settings,
+            self.board,
+            dtype=dtype,
+            rollouts_per_batch=rollouts_per_batch,
+            total_frames=total_frames,
         )
+        player = settings.player
         self._envs = num_workers * envs_per_worker
-        shape = RolloutShape(steps, envs_per_worker)
-        self._ring = RolloutRing(shape.layout(acting), slots, num_workers, when_full)
+        self._ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
         logs = StartLogs(num_workers, start_timeout_s)
-        job = WorkerJob(
-            self._ring.handle,
-            self.board.handle,
-            self.worker_player,
-            env,
-            shape,
-            num_workers,
-            adopt,
-            overlap,
-            seed,
-            devices,
-            tuple(logs),
-        )
-        start = partial(start_worker, start_method, job)
-        self._workers = Supervisor(start, num_workers, self._ring, restarts or Restarts(), silent_timeout_s)
-        records = acting.records
+        self._workers = start_workers(self.worker_settings, self._ring, self.board.handle, seed, logs)
         self._intake = Intake(
-            self._ring, self._workers, rollouts_per_batch, records, silent_timeout_s, stored_on
+            self._ring, self._workers, rollouts_per_batch, player.records, silent_timeout_s, stored_on
         )
         try:
             self._workers.await_start(start_timeout_s, logs)
@@ -198,12 +194,8 @@ class UnrollCollector(RolloutCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
 
-        Args:
-            seed: of the first environment of the first worker.
-            static_seed: return the same seed.
-
-        Returns:
-            The first seed that was not used.
+        ``seed`` is that of the first environment of the first worker. Returns the first seed that was not
+        used, or with ``static_seed`` the same one.
         """
         self._ring.seed(seed)
         return seed if static_seed else seed + self._envs

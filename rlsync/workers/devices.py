@@ -14,14 +14,8 @@ CPU = torch.device("cpu")
 def device_named(name: str | torch.device, where: str) -> torch.device:
     """The device of this name; an accelerator always with its number.
 
-    Asking for it starts nothing on an accelerator.
-
-    Args:
-        name: ``cpu``, or a kind of accelerator that torch knows, with or without a number: ``cuda:1``.
-        where: how an error calls the place of the name.
-
-    Raises:
-        ConfigError: nothing can be computed on such a device, or this machine does not have it.
+    Asking for it starts nothing on an accelerator. A device that torch cannot compute on, or this machine
+    does not have, is refused; ``where`` is how the error calls the place of the name.
 
     Example:
         >>> device_named("cpu", "learner.device")
@@ -53,15 +47,8 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
 def device_of_each(
     names: str | torch.device | Sequence[str | torch.device], workers: int, where: str
 ) -> tuple[torch.device, ...]:
-    """The device on which each worker acts.
-
-    Args:
-        names: one for all workers, or one for each.
-        workers: how many there are.
-        where: how an error calls the place of the names.
-
-    Raises:
-        ConfigError: there are more or fewer names than workers, or :func:`device_named` refuses one.
+    """The device on which each worker acts: one name for all workers, or one for each. Errors call it
+    ``where``.
 
     Example:
         >>> device_of_each("cpu", 2, "collector.device")

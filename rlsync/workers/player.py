@@ -83,6 +83,8 @@ class Player(ABC):
       the same actions.
     - **Calls** come from one thread, under ``torch.inference_mode()``.
 
+    A player whose properties never change may inherit from :class:`FixedPlayer`, which takes them at once.
+
     Example:
         >>> from rlsync.workers.envs.actions import DiscreteActions
         >>> from rlsync.workers.players.uniform import UniformPlayer
@@ -146,6 +148,45 @@ class Player(ABC):
             state: what :meth:`begin` or the last call returned.
             generator: the source of all random numbers.
         """
+
+
+class FixedPlayer(Player):
+    """A player that says once, to this constructor, what it acts with and what it stores.
+
+    Args:
+        modules, actions, observation_shape, observation_dtype, records: the properties of :class:`Player`.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        actions: ActionSpec,
+        observation_shape: Sequence[int],
+        observation_dtype: torch.dtype = torch.float32,
+        records: Sequence[Record] = (),
+    ) -> None:
+        self._modules, self._actions, self._records = dict(modules), actions, tuple(records)
+        self._observation = tuple(observation_shape), observation_dtype
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        return self._modules
+
+    @property
+    def actions(self) -> ActionSpec:
+        return self._actions
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        return self._observation[0]
+
+    @property
+    def observation_dtype(self) -> torch.dtype:
+        return self._observation[1]
+
+    @property
+    def records(self) -> Sequence[Record]:
+        return self._records
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any, get_args
 
@@ -25,8 +26,9 @@ from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.contract import Transport
 from rlsync.transport.ring.reader import RingCounters
 from rlsync.workers.intake import Intake
-from rlsync.workers.player import Player, in_dtype, without_memory
+from rlsync.workers.player import in_dtype, without_memory
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S
+from rlsync.workers.worker import CollectSettings
 
 
 class RolloutCollector(BaseCollector):
@@ -36,12 +38,11 @@ class RolloutCollector(BaseCollector):
     :class:`SyncWeights` ask of a collector for its weights.
 
     Args:
-        player: the learner's player; its weights are version 1. One without modules publishes nothing.
-        num_workers: worker processes.
-        dtype: of the floating weights of the workers' copies; ``None`` for the player's own.
-        adopt: whether workers point their parameters at the board, or copy them out of it.
+        settings: of the workers, with the learner's player; its weights are version 1. One without modules
+            publishes nothing.
         transport: what carries the weights to them.
-        frames_per_batch: frames in one batch.
+        dtype: of the floating weights of the workers' copies; ``None`` for the player's own.
+        rollouts_per_batch: how many make a batch.
         total_frames: iteration ends after so many; -1 never ends.
         ledger: of the versions, if an earlier life of the learner has published some.
     """
@@ -50,29 +51,30 @@ class RolloutCollector(BaseCollector):
 
     def __init__(
         self,
-        player: Player,
-        num_workers: int,
-        dtype: torch.dtype | None,
-        adopt: Adopt,
+        settings: CollectSettings,
         transport: Transport,
         *,
-        frames_per_batch: int,
+        dtype: torch.dtype | None,
+        rollouts_per_batch: int,
         total_frames: int,
         ledger: Ledger | None = None,
     ) -> None:
         super().__init__()
-        self.player = player
-        self.num_workers = num_workers
-        self.adopt = adopt
+        self.player = player = settings.player
+        self.num_workers = len(settings.devices)
+        self.adopt = settings.adopt
         self.transport = transport
         self.publisher = WorkersPublisher(transport, ledger)
         acting = in_dtype(player, dtype)
         for destination in acting.modules:
             self.publisher.serve(self, destination)
         self.publisher.publish_modules(acting.modules, "the collector's player")
-        #: What a worker begins with: the player in its dtype, without memory.
+        #: What workers begin with: the player in their dtype, without memory.
         self.worker_player = without_memory(acting)
+        self.worker_settings = replace(settings, player=self.worker_player)
         self.total_frames = total_frames
+        shape = settings.shape
+        frames_per_batch = shape.steps * shape.num_envs * rollouts_per_batch
         self.frames_per_batch = self.requested_frames_per_batch = frames_per_batch
         self._frames = self._batches = 0
         self._closed = False
@@ -109,14 +111,7 @@ class RolloutCollector(BaseCollector):
         """Slots by state, rollouts written and taken, seconds that workers and learner have waited."""
 
     def get_model(self, model_id: str) -> nn.Module:
-        """The learner's module, of which workers have copies.
-
-        Args:
-            model_id: its destination, for example ``"policy"``.
-
-        Raises:
-            ValueError: the player has no such module.
-        """
+        """The learner's module of this destination, of which workers have copies, or a ValueError."""
         if model_id not in self.player.modules:
             known = ", ".join(map(repr, self.player.modules)) or "none"
             raise ValueError(f"this collector has no model {model_id!r}; it has: {known}")
@@ -179,11 +174,7 @@ class RolloutCollector(BaseCollector):
             self._intake.release()
 
     def stop_waiting(self, error: RlsyncError) -> None:
-        """Raise an error where the learner waits for rollouts, now or next; any thread may call it.
-
-        Args:
-            error: what is raised there.
-        """
+        """Raise an error where the learner waits for rollouts, now or next; any thread may call it."""
         if self._intake is not None:
             self._intake.stop_waiting(error)
 
@@ -197,11 +188,7 @@ class RolloutCollector(BaseCollector):
         return OrderedDict(frames=self._frames, batches=self._batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the counters.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned.
-        """
+        """Set the counters that :meth:`state_dict` returned."""
         self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
 
     def shutdown(
@@ -209,10 +196,8 @@ class RolloutCollector(BaseCollector):
     ) -> None:
         """End the workers. A second call does nothing.
 
-        Args:
-            timeout: how long they may take to leave, seconds; then they are killed.
-            close_env: not used: environments end with their workers.
-            raise_on_error: not used.
+        After ``timeout`` seconds they are killed. The other arguments are TorchRL's and not used:
+        environments end with their workers.
         """
         if not self._closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
             self._closed = True
@@ -244,18 +229,7 @@ class RolloutCollector(BaseCollector):
 
 
 def check_adopt(adopt: str, where: str) -> None:
-    """Refuse a way to adopt that workers do not know.
-
-    Args:
-        adopt: it.
-        where: how an error calls who was given it.
-
-    Raises:
-        ConfigError: it is neither of the two.
-
-    Example:
-        >>> check_adopt("alias", "UnrollCollector")
-    """
+    """Refuse a way to adopt that workers do not know; ``where`` is how an error calls who was given it."""
     if adopt not in get_args(Adopt):
         raise ConfigError(
             f"workers cannot adopt by {adopt!r}",
@@ -265,19 +239,7 @@ def check_adopt(adopt: str, where: str) -> None:
 
 
 def check_counts(counts: Mapping[str, int], overlap: bool, where: str) -> None:
-    """Refuse a number below one, and environments that cannot be split in two groups.
-
-    Args:
-        counts: by the name of the argument; ``envs_per_worker`` is one of them.
-        overlap: whether a worker's environments are split in two.
-        where: how an error calls who was given them.
-
-    Raises:
-        ConfigError: a number is below one, or ``overlap`` is given with one environment.
-
-    Example:
-        >>> check_counts({"steps": 20, "envs_per_worker": 8}, overlap=True, where="UnrollCollector")
-    """
+    """Refuse a number below one, by its argument's name, and one environment that is to be split in two."""
     for name, value in counts.items():
         if value < 1:
             raise ConfigError(f"{name} is at least 1, got {value}", f"{where}({name}={value})", "")

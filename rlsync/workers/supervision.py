@@ -52,11 +52,7 @@ class Restarts:
             raise ConfigError("a number is below zero", str(self), "at_most=0 never starts a worker again")
 
     def pause_s(self, already: int) -> float:
-        """Seconds to wait before the next restart.
-
-        Args:
-            already: restarts of this worker within the window so far.
-        """
+        """Seconds to wait before the next restart, after so many of this worker within the window."""
         return float(min(self.longest_pause_s, self.first_pause_s * 2.0**already))
 
 
@@ -70,12 +66,8 @@ class Supervisor:
 
     A worker that waits for a free slot is not silent. Silence counts only while :meth:`look` is called.
 
-    Args:
-        start: ``start(worker, life)`` starts the process of a worker; life 0 is its first start.
-        count: the number of workers.
-        ring: where workers write rollouts, signs of life, and why they ended.
-        restarts: how often a worker is started again.
-        silent_timeout_s: how long a worker may give no sign of life, seconds.
+    ``start(worker, life)`` starts the process of a worker; life 0 is its first start. In the ring, workers
+    leave signs of life, and why they ended.
     """
 
     def __init__(
@@ -105,17 +97,11 @@ class Supervisor:
         return sum(self._lives)
 
     def await_start(self, timeout_s: float, logs: StartLogs) -> None:
-        """Wait until all workers are ready; see :func:`await_ready`.
+        """Wait until all workers are ready, for ``timeout_s`` in all; the logs of their start are closed
+        then.
 
-        A worker that ends here is not started again: its job has never worked yet.
-
-        Args:
-            timeout_s: for all of them together, seconds.
-            logs: what the workers print while they make their environments; it is closed afterwards.
-
-        Raises:
-            WorkerLost: one has ended.
-            AdoptionTimeout: one is not ready in time.
+        A worker that ends here raises WorkerLost and is not started again: its job has never worked yet. One
+        that is late raises AdoptionTimeout.
         """
 
         def last_words(worker: int) -> str:
@@ -135,12 +121,8 @@ class Supervisor:
     def look(self) -> bool:
         """Note which workers have ended, kill silent ones, and start those again whose pause is over.
 
-        Returns:
-            Whether a worker was killed or started: its slot is free again, so rollouts may arrive now.
-
-        Raises:
-            WorkerLost: one ended too often, or none is left.
-            AdoptionTimeout: all are silent.
+        Returns whether a worker was killed or started: its slot is free again, so rollouts may arrive now.
+        WorkerLost: one ended too often, or none is left. AdoptionTimeout: all are silent.
         """
         for worker, process in enumerate(self.procs):
             if worker not in self._due and process.exitcode is not None:
@@ -177,11 +159,11 @@ class Supervisor:
         recent = [at for at in self._ended[worker] if now - at < kept.window_s]
         if len(recent) >= kept.at_most:
             often = f", {len(recent) + 1} times within {kept.window_s:g} s" if recent else ""
-            raise WorkerLost(self._told(worker, often), "collecting rollouts", _CURE)
+            raise WorkerLost(self._how_it_ended(worker, often), "collecting rollouts", _CURE)
         pause_s = kept.pause_s(len(recent))
         _, _, words = self._ring.writer(worker).last_words.partition("\n")
-        told = self._told(worker)
-        _log.warning("%s; it is started again in %g s%s", told, pause_s, f"\n{words}" if words else "")
+        end = self._how_it_ended(worker)
+        _log.warning("%s; it is started again in %g s%s", end, pause_s, f"\n{words}" if words else "")
         self._ended[worker] = [*recent, now]
         self._due[worker] = now + pause_s
 
@@ -190,14 +172,14 @@ class Supervisor:
             return
         codes = [process.exitcode for process in self.procs]
         if all(code is not None and code < 0 for code in codes):
-            told = "; ".join(self._told(worker) for worker in range(len(self.procs)))
-            raise WorkerLost(f"no worker is left: {told}", "collecting rollouts", _CURE)
+            ends = "; ".join(self._how_it_ended(worker) for worker in range(len(self.procs)))
+            raise WorkerLost(f"no worker is left: {ends}", "collecting rollouts", _CURE)
 
-    def _told(self, worker: int, when: str = "") -> str:
+    def _how_it_ended(self, worker: int, when: str = "") -> str:
         process, words = self.procs[worker], self._headline(worker)
         why = f" after {self._silence.timeout_s:g} s of silence" if worker in self._silenced else ""
-        told = f"worker {worker} (pid {process.pid}) {ending(process.exitcode or 0)}{why}{when}"
-        return f"{told}: {words}" if words else told
+        end = f"worker {worker} (pid {process.pid}) {ending(process.exitcode or 0)}{why}{when}"
+        return f"{end}: {words}" if words else end
 
     def _headline(self, worker: int) -> str:
         return self._ring.writer(worker).last_words.partition("\n")[0]
@@ -205,24 +187,20 @@ class Supervisor:
     def silent(self) -> AdoptionTimeout:
         """The error to raise when no worker has completed a rollout within the timeout."""
         lines = [self._ring.writer(worker) for worker in range(len(self.procs))]
-        told = ", ".join(
+        workers = ", ".join(
             f"worker {line.writer} (pid {line.pid}, {'alive' if line.alive else 'dead'}, last seen "
             f"{line.heartbeat_age_s:.1f} s ago)"
             for line in lines
         )
         return AdoptionTimeout(
-            f"no rollout was completed for {self._silence.timeout_s:g} s by {told}",
+            f"no rollout was completed for {self._silence.timeout_s:g} s by {workers}",
             "collecting rollouts",
             "look what stopped them, or where they hang (py-spy dump --pid PID); if a rollout takes that "
             "long, give a longer silent_timeout_s",
         )
 
     def end(self, timeout_s: float) -> None:
-        """Wait until all workers have left; end those that have not.
-
-        Args:
-            timeout_s: how long to wait before SIGTERM, seconds.
-        """
+        """Wait until all workers have left; after ``timeout_s`` end those that have not."""
         deadline = time.monotonic() + timeout_s
         for process in self.procs:
             process.join(max(0.0, deadline - time.monotonic()))

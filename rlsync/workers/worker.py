@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -13,61 +14,81 @@ import torch
 
 from rlsync.core.errors import BoardClosed, RlsyncError
 from rlsync.sync.adopter import Adopt, Adopter, Destination
-from rlsync.sync.starting import StartLog
+from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.ring.format import RingHandle
+from rlsync.transport.ring.reader import RolloutRing
 from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.player import Player, Seat, check_fits, materialised
 from rlsync.workers.rollout import Roller, make_roller
+from rlsync.workers.supervision import Restarts, Supervisor
 
 #: The seeds of a worker's next life lie this far from those of the life before.
 _SEEDS_APART = 1_000_003
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerJob:
-    """What a worker is told; small and picklable.
+class CollectSettings:
+    """How the workers of one host act, and how they are kept running; picklable once the player has no
+    memory.
 
     Args:
-        ring: where rollouts go.
-        board: where weights come from.
-        player: what acts, without memory.
+        player: what acts.
         env: what it acts in.
-        shape: of a slot.
-        num_workers: how many workers there are.
+        shape: of a rollout.
+        slots: of the ring.
         adopt: whether parameters are pointed at the board, or copied out of it.
-        overlap: whether the environments are two groups: one steps while the player acts in the other.
-        seed: of the first environment of the first worker.
-        devices: where the player acts, of each worker.
-        logs: where each worker leaves what it prints while it makes its environments.
+        overlap: whether a worker's environments are two groups: one steps while the player acts in the other.
+        devices: where the player acts, one for each worker.
+        restarts: how often a worker is started again.
+        start_method: of :mod:`multiprocessing`.
+        silent_timeout_s: how long a worker may give no sign of life, seconds.
     """
 
-    ring: RingHandle
-    board: BoardHandle
     player: Player
     env: EnvSpec
     shape: RolloutShape
-    num_workers: int
+    slots: int
     adopt: Adopt
     overlap: bool
-    seed: int
     devices: tuple[torch.device, ...]
+    restarts: Restarts
+    start_method: str
+    silent_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJob:
+    """What a worker process is given: settings, where rollouts go and weights come from, the seed of the
+    first environment of the first worker, and where each worker leaves what it prints while it makes its
+    environments.
+    """
+
+    settings: CollectSettings
+    ring: RingHandle
+    board: BoardHandle
+    seed: int
     logs: tuple[StartLog, ...]
 
 
-def start_worker(method: str, job: WorkerJob, worker: int, life: int) -> BaseProcess:
-    """Start a worker process.
+def start_workers(
+    settings: CollectSettings, ring: RolloutRing, board: BoardHandle, seed: int, logs: StartLogs
+) -> Supervisor:
+    """Start the worker processes of this host; wait for them with :meth:`Supervisor.await_start`."""
+    job = WorkerJob(settings, ring.handle, board, seed, tuple(logs))
+    start, count = partial(start_worker, job), len(settings.devices)
+    return Supervisor(start, count, ring, settings.restarts, settings.silent_timeout_s)
 
-    Args:
-        method: a start method of :mod:`multiprocessing`.
-        job, worker, life: see :func:`run_worker`.
-    """
+
+def start_worker(job: WorkerJob, worker: int, life: int) -> BaseProcess:
+    """Start the process of a worker that was started ``life`` times before."""
+    method = job.settings.start_method
     context: Any = get_context(method)
     if method == "forkserver":  # imports take seconds: the fork server does them once, for restarts too
-        context.set_forkserver_preload(["__main__", __name__, type(job.player).__module__])
+        context.set_forkserver_preload(["__main__", __name__, type(job.settings.player).__module__])
     process: BaseProcess = context.Process(
         target=run_worker, args=(job, worker, life), name=f"rlsync worker {worker}", daemon=True
     )
@@ -76,13 +97,7 @@ def start_worker(method: str, job: WorkerJob, worker: int, life: int) -> BasePro
 
 
 def run_worker(job: WorkerJob, worker: int, life: int) -> None:
-    """What the process runs.
-
-    Args:
-        job: what to do.
-        worker: this worker's number.
-        life: how often a worker of this number was started before.
-    """
+    """What the process runs; a worker of this number was started ``life`` times before."""
     prepare_process()
     try:
         writer = RingWriter(job.ring, worker)
@@ -91,8 +106,8 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
     try:
         _work(job, worker, life, writer)
     except Exception as error:
-        told = error.what if isinstance(error, RlsyncError) else str(error)
-        headline = f"{type(error).__name__}: {told.strip()}".splitlines()[0]
+        what = error.what if isinstance(error, RlsyncError) else str(error)
+        headline = f"{type(error).__name__}: {what.strip()}".splitlines()[0]
         writer.leave_last_words("\n".join([headline, "".join(traceback.format_exception(error)).rstrip()]))
         raise
     finally:
@@ -107,18 +122,11 @@ def prepare_process() -> None:
 
 
 def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt, device: torch.device) -> Adopter:
-    """Give a player memory, and attach it to the board; it has the newest version when this returns.
+    """Give a player memory on a device, and attach it to the board as this reader; it has the newest version
+    when this returns.
 
-    Args:
-        board: where versions come from. This process ends when their publisher is killed.
-        reader: this process's number on the board.
-        player: what acts, without memory.
-        adopt: whether its parameters are pointed at the board, or copied out of it; on any device but the
-            CPU they are copied.
-        device: where the player gets its memory.
-
-    Raises:
-        BoardClosed: the learner has closed the board or died.
+    On any device but the CPU, parameters are copied out of the board, whatever ``adopt`` says. This process
+    ends when the board's publisher is killed. BoardClosed: the learner has closed the board or died.
     """
     materialised(player, device)
     places = {
@@ -134,14 +142,15 @@ def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt, devi
 
 
 def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
-    device = job.devices[worker]
-    adopter = adopting(job.board, worker, job.player, job.adopt, device)
-    offset = worker * job.shape.num_envs
+    settings = job.settings
+    device = settings.devices[worker]
+    adopter = adopting(job.board, worker, settings.player, settings.adopt, device)
+    offset = worker * settings.shape.num_envs
     seed = writer.new_seed()
     first = (job.seed if seed is None else seed) + offset + life * _SEEDS_APART
-    seat = Seat.taken(job.player, first, device, worker, job.num_workers)
+    seat = Seat.taken(settings.player, first, device, worker, len(settings.devices))
     with job.logs[worker].making():
-        roller = _roller(job, seat)
+        roller = _roller(settings, seat)
         roller.reset(first)
     writer.announce_ready()
     try:
@@ -159,10 +168,10 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
         roller.close()
 
 
-def _roller(job: WorkerJob, seat: Seat) -> Roller:
+def _roller(settings: CollectSettings, seat: Seat) -> Roller:
     def make_envs(count: int) -> Envs:
-        envs = make_venv(job.env, count)
-        check_fits(job.player, envs, str(job.env))
+        envs = make_venv(settings.env, count)
+        check_fits(settings.player, envs, str(settings.env))
         return envs
 
-    return make_roller(seat, make_envs, job.shape, overlap=job.overlap)
+    return make_roller(seat, make_envs, settings.shape, overlap=settings.overlap)

@@ -70,7 +70,7 @@ def agents() -> list[str]:
 
 def heard() -> int:
     """The newest version that an agent has heard of."""
-    cards = [ray.get_actor(name, "rlsync").card.remote() for name in agents()]
+    cards = [ray.get_actor(name, "rlsync").state.remote() for name in agents()]
     return max(card.stamp.version for card in ray.get(cards, timeout=WAIT_S))
 
 

@@ -34,8 +34,8 @@ from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, PPOConfig, RecipeConfig
 from rlsync.recipes.td3 import TD3Config
 from rlsync.transport.ring.reader import RingWriter, RolloutRing
-from rlsync.workers.cluster.address import check_reachable
-from rlsync.workers.cluster.turns import Turns
+from rlsync.workers.cluster.job import Turns
+from rlsync.workers.cluster.session import check_reachable
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.frames import RolloutShape
 from tests.tools.cluster_player import CanaryPlayer
@@ -132,7 +132,7 @@ def test_calls_of_the_next_learner_begin_at_a_number_of_their_own() -> None:
 
 
 def test_agents_are_alike_if_they_are_told_the_same_but_for_the_values_of_weights() -> None:
-    from rlsync.workers.cluster.card import likeness
+    from rlsync.workers.cluster.job import likeness
 
     envs, shape = GymnasiumEnvs("CartPole-v1", {"a": 1, "b": (2, None)}), RolloutShape(steps=3, num_envs=2)
     one, other = CanaryPlayer(), CanaryPlayer()
@@ -153,7 +153,7 @@ def test_agents_are_alike_if_they_are_told_the_same_but_for_the_values_of_weight
 
 
 def test_a_thing_that_holds_itself_has_a_likeness() -> None:
-    from rlsync.workers.cluster.card import likeness
+    from rlsync.workers.cluster.job import likeness
 
     one: list[object] = [1]
     other: list[object] = [1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import ray
@@ -21,12 +20,10 @@ from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
-from rlsync.workers.cluster.card import Card
 from rlsync.workers.cluster.flat import Flat, pack
-from rlsync.workers.cluster.job import NodeJob, Orders
-from rlsync.workers.cluster.turns import Turns
+from rlsync.workers.cluster.job import AgentState, NodeJob, Orders, Turns
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S, Supervisor
-from rlsync.workers.worker import WorkerJob, start_worker
+from rlsync.workers.worker import start_workers
 
 #: How long a call may wait for the calls before it. They answer far sooner, or the agent is ended.
 _TURN_TIMEOUT_S = 60.0
@@ -41,17 +38,15 @@ class NodeAgent:
     """Starts a node's workers, looks after them, and hands their rollouts out in the order of the ring.
 
     All methods may be called from several threads, as Ray does.
-
-    Args:
-        job: what to do.
     """
 
     def __init__(self, job: NodeJob) -> None:
         torch.set_num_threads(1)
         self._job = job
-        self._layout = job.shape.layout(job.player)
+        settings = job.settings
+        self._layout = settings.shape.layout(settings.player)
         self._board = BoardWriter()
-        self._ring = RolloutRing(self._layout, job.slots, len(job.numbers))
+        self._ring = RolloutRing(self._layout, settings.slots, len(job.numbers))
         self._keep_s = job.keep_s
         self._receiver = self._receiver_of(job.mailbox)
         self._workers: Supervisor | None = None
@@ -64,21 +59,14 @@ class NodeAgent:
         threading.Thread(target=self._end_with_the_learner, name="rlsync-learner-watch", daemon=True).start()
 
     def start(self, timeout_s: float) -> int:
-        """Wait for the newest version, then start the workers.
+        """Wait for the newest version, then start the workers; returns this agent's process id.
 
-        Args:
-            timeout_s: for all of it, seconds.
-
-        Returns:
-            The process id of this agent.
-
-        Raises:
-            AdoptionTimeout: no version came, or a worker is not ready, in time.
-            WorkerLost: a worker ended before it was ready.
+        AdoptionTimeout: no version came, or a worker is not ready, in time. WorkerLost: a worker ended before
+        it was ready.
         """
         deadline = time.monotonic() + timeout_s
         # A player without weights publishes no version.
-        while self._job.player.modules and self._receiver.stamp == NOTHING:
+        while self._job.settings.player.modules and self._receiver.stamp == NOTHING:
             if time.monotonic() >= deadline or self._receiver.failure is not None:
                 raise AdoptionTimeout(
                     f"no version of the weights came to this node within {timeout_s:g} s",
@@ -87,33 +75,14 @@ class NodeAgent:
                 ) from self._receiver.failure
             time.sleep(LOOK_EVERY_S)
         job = self._job
-        left_s = max(0.0, deadline - time.monotonic())
-        logs = StartLogs(len(job.numbers), left_s)
-        worker_job = WorkerJob(
-            self._ring.handle,
-            self._board.handle,
-            job.player,
-            job.env,
-            job.shape,
-            len(job.numbers),
-            job.adopt,
-            job.overlap,
-            job.seed,
-            job.devices,
-            tuple(logs),
-        )
-        start = partial(start_worker, job.start_method, worker_job)
-        self._workers = Supervisor(start, len(job.numbers), self._ring, job.restarts, job.silent_timeout_s)
+        logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
+        self._workers = start_workers(job.settings, self._ring, self._board.handle, job.seed, logs)
         self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
         self._started = True
         return os.getpid()
 
     def order(self, orders: Orders) -> None:
-        """Take orders; older ones than those it has are ignored.
-
-        Args:
-            orders: what the learner wants.
-        """
+        """Take orders; older ones than those it has are ignored."""
         with self._ordering:
             if orders.number <= self._orders.number or self._ring.closed:
                 return
@@ -123,19 +92,12 @@ class NodeAgent:
             self._orders = orders
 
     def take(self, number: int, timeout_s: float) -> Flat | None:
-        """The rollout that was completed first on this node, of those that were not taken yet.
+        """The rollout that was completed first on this node, of those not taken yet; ``None`` if none came in
+        time.
 
-        Args:
-            number: of this call, from 0. Calls are served in the order of their numbers.
-            timeout_s: how long to wait for a rollout, seconds.
-
-        Returns:
-            It, and its slot is free again; ``None`` if none came in time.
-
-        Raises:
-            WorkerLost: a worker ended too often, or none is left.
-            AdoptionTimeout: all workers are silent.
-            PublishError: this node cannot receive weights any more.
+        Calls are served in the order of their numbers. The slot of the rollout is free again. WorkerLost: a
+        worker ended too often, or none is left. AdoptionTimeout: all workers are silent. PublishError: this
+        node cannot receive weights any more.
         """
         turns = self._turns
         if number < turns.first:
@@ -149,9 +111,9 @@ class NodeAgent:
                 self._failed = True
                 raise
 
-    def card(self) -> Card:
+    def state(self) -> AgentState:
         """What the next learner must know of this agent."""
-        return Card(
+        return AgentState(
             ray.get_runtime_context().get_node_id(),
             self._job.numbers[0] // len(self._job.numbers),
             os.getpid(),
@@ -163,30 +125,23 @@ class NodeAgent:
             first_call=self._turns.first + _CALLS_OF_A_LEARNER,
         )
 
-    def follow(self, mailbox: Any, keep_s: float) -> Card:
-        """Follow the next learner. Workers begin no rollout until it gives orders.
+    def follow(self, mailbox: Any, keep_s: float) -> AgentState:
+        """Follow the next learner, and wait ``keep_s`` for the one after it. Workers begin no rollout until
+        it gives orders.
 
-        Args:
-            mailbox: where it is heard of.
-            keep_s: how long to wait for the one after it, seconds.
-
-        Returns:
-            What this agent is like now.
-
-        Raises:
-            PublishError: the learner before is not gone, or this agent is about to end.
+        PublishError: the learner before is not gone, or this agent is about to end.
         """
         with self._supervising, self._ordering:
             if self._ending.is_set() or not self._receiver.learner_died:
-                told = "this agent is about to end" if self._ending.is_set() else "its learner lives"
-                raise PublishError(told, f"node {self._job.node}", "start another agent")
+                why = "this agent is about to end" if self._ending.is_set() else "its learner lives"
+                raise PublishError(why, f"node {self._job.node}", "start another agent")
             self._ring.pause()
             self._orders = Orders(0, False, 0, self._job.seed)
-            card = self.card()
-            self._turns = Turns(card.first_call)  # and calls of the learner before are not served any more
+            state = self.state()
+            self._turns = Turns(state.first_call)  # and calls of the learner before are not served any more
             self._receiver.close()
             self._receiver, self._keep_s = self._receiver_of(mailbox), keep_s
-        return card
+        return state
 
     def _packed(self, timeout_s: float, turns: Turns) -> Flat | None:
         assert self._workers is not None, "the learner takes after start() has returned"
@@ -216,10 +171,8 @@ class NodeAgent:
         return self._ring.counters()
 
     def end(self, timeout_s: float) -> None:
-        """End the workers and let go of everything. The learner then ends this process.
-
-        Args:
-            timeout_s: how long workers may take to leave, seconds.
+        """End the workers, which may take ``timeout_s`` to leave, and let go of everything. The learner then
+        ends this process.
         """
         self._ending.set()
         with self._supervising:  # no call takes a rollout now

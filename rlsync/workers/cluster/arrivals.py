@@ -21,31 +21,18 @@ from rlsync.workers.cluster.nodes import Nodes
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a rollout comes from.
+    """Where a rollout comes from."""
 
-    Args:
-        node: Ray's id of the node.
-        pid: of the agent: another one after a restart.
-        worker: its number on that node.
-        number: which of that worker's rollouts it is, from 0.
-    """
-
-    node: str
-    pid: int
-    worker: int
-    number: int
+    node: str  # Ray's id
+    pid: int  # of the agent: another one after a restart
+    worker: int  # its number on that node
+    number: int  # which of that worker's rollouts it is, from 0
 
 
 class Arrivals:
     """Takes the rollouts of all nodes, in turn, each node's in the order in which they were completed there.
 
     Each is copied once, into memory that is used again: the object store holds no more than the credits.
-
-    Args:
-        layout: of a rollout.
-        workers_per_node: worker processes of a node.
-        envs_per_node: environments of a node.
-        seed: of the first environment.
     """
 
     def __init__(self, layout: Layout, workers_per_node: int, envs_per_node: int, seed: int) -> None:
@@ -107,11 +94,7 @@ class Arrivals:
         return ref
 
     def take(self, timeout_s: float) -> TakenRollout | None:
-        """The next rollout; ``None`` if there was none in time.
-
-        Args:
-            timeout_s: how long to wait, seconds.
-        """
+        """The next rollout; ``None`` if there was none in time."""
         started = time.monotonic()
         try:
             while True:
@@ -127,11 +110,7 @@ class Arrivals:
             self._waited_s += time.monotonic() - started
 
     def give_back(self, taken: TakenRollout) -> None:
-        """Let the memory of a rollout be used again; a second call does nothing.
-
-        Args:
-            taken: what :meth:`take` returned.
-        """
+        """Let the memory of a rollout be used again; a second call does nothing."""
         if taken.slot in self._held:
             self._held.remove(taken.slot)
             self._free.append(taken.slot)
@@ -174,7 +153,7 @@ class Arrivals:
         if not ready:
             ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s)
         served = {node_id: turn for turn, node_id in enumerate(self._turn, 1)}
-        return sorted((heads[ref] for ref in ready), key=lambda node: served.get(node.place.node_id, 0))
+        return sorted((heads[ref] for ref in ready), key=lambda node: served.get(node.machine.node_id, 0))
 
     def _unpacked(self, node: Node, flat: Flat) -> TakenRollout | None:
         """It, in this process's memory; ``None`` if its version is too old."""
@@ -182,10 +161,10 @@ class Arrivals:
         if slot == len(self._buffers):
             self._buffers.append(torch.empty(self._layout.image_bytes, dtype=torch.uint8))
         arrived: Arrived = unpack(flat, self._layout, self._buffers[slot])
-        node_id = node.place.node_id
+        node_id = node.machine.node_id
         self._turn = [*(other for other in self._turn if other != node_id), node_id]
         node.arrived += 1
-        node.told(arrived.counters)
+        node.note_counters(arrived.counters)
         if int(arrived.views[keys.POLICY_VERSION].min()) < self.oldest_version:
             self._dropped += 1
             self._free.append(slot)

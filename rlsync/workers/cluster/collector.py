@@ -14,22 +14,24 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlsync.core.ledger import Ledger
+from rlsync.core.errors import AdoptionTimeout
+from rlsync.core.ledger import NOTHING, Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.learner import RayTransport
+from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers.cluster.agent import NodeAgent
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
-from rlsync.workers.cluster.crew import Crew, Left, newest_stamp, taken_over
-from rlsync.workers.cluster.here import BoardHere
-from rlsync.workers.cluster.job import NodeJob
-from rlsync.workers.cluster.node import Node, Place
-from rlsync.workers.cluster.nodes import Nodes, Placement, Tally
+from rlsync.workers.cluster.crew import Crew, LeftAgent, newest_stamp, taken_over
+from rlsync.workers.cluster.job import NodeJob, likeness_of
+from rlsync.workers.cluster.node import Machine, Node
+from rlsync.workers.cluster.nodes import NodeCounts, Nodes, Placement
 from rlsync.workers.cluster.session import Session
-from rlsync.workers.cluster.told import ClusterStatus, NodeStatus
+from rlsync.workers.cluster.status import ClusterStatus, NodeStatus
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.frames import RolloutShape
@@ -37,12 +39,15 @@ from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
 from rlsync.workers.rollout_collector import RolloutCollector, check_adopt, check_counts
 from rlsync.workers.supervision import Restarts
+from rlsync.workers.worker import CollectSettings
 
 #: The seeds of a node's next agent lie this far from those of the agent before.
 _SEEDS_APART = 15_485_863
 
 #: Threads of an agent, besides those of open calls for rollouts.
 _THREADS_BESIDE = 4
+
+_LOOK_S = 0.01
 
 
 class ClusterCollector(RolloutCollector):
@@ -123,19 +128,28 @@ class ClusterCollector(RolloutCollector):
         silent_timeout_s: float = 300.0,
     ) -> None:
         where = "ClusterCollector"
-        slots = workers_per_node + 2 if slots is None else slots
+        settings = CollectSettings(
+            player=player_of(network, store_params=store_params, store_value=store_value),
+            env=env,
+            shape=RolloutShape(steps, envs_per_worker),
+            slots=workers_per_node + 2 if slots is None else slots,
+            adopt=adopt,
+            overlap=overlap,
+            devices=device_of_each(policy_device, workers_per_node, f"{where}(policy_device=...)"),
+            restarts=restarts or Restarts(),
+            start_method=start_method,
+            silent_timeout_s=silent_timeout_s,
+        )
         counts = {
             "steps": steps,
             "envs_per_worker": envs_per_worker,
             "workers_per_node": workers_per_node,
             "rollouts_per_batch": rollouts_per_batch,
-            "slots": slots,
+            "slots": settings.slots,
         }
         check_counts(counts, overlap, where)
         check_adopt(adopt, where)
-        devices = device_of_each(policy_device, workers_per_node, f"{where}(policy_device=...)")
         stored_on = device_named(storing_device, f"{where}(storing_device=...)")
-        acting = player_of(network, store_params=store_params, store_value=store_value)
         self._session = session
         self._crew = crew
         left = [] if crew is None else crew.left()
@@ -143,13 +157,11 @@ class ClusterCollector(RolloutCollector):
         ledger.follow(newest_stamp(left))
         self._here: BoardHere | None = None
         self._transport = RayTransport()
-        super().__init__(
-            acting,
-            workers_per_node,  # and more with each node
-            dtype,
-            adopt,
+        super().__init__(  # num_workers grows with each node
+            settings,
             self._transport,
-            frames_per_batch=steps * envs_per_worker * rollouts_per_batch,
+            dtype=dtype,
+            rollouts_per_batch=rollouts_per_batch,
             total_frames=total_frames,
             ledger=ledger,
         )
@@ -162,31 +174,19 @@ class ClusterCollector(RolloutCollector):
             mailbox=self._transport.mailbox,
             node="",
             numbers=(),
-            player=self.worker_player,
-            env=env,
-            shape=RolloutShape(steps, envs_per_worker),
-            slots=slots,
-            adopt=adopt,
-            overlap=overlap,
-            devices=devices,
+            settings=self.worker_settings,
             seed=0,
             seeds=0,
-            restarts=restarts or Restarts(),
-            start_method=start_method,
-            silent_timeout_s=silent_timeout_s,
+            likeness={} if crew is None else likeness_of(self.worker_settings),
+            keep_s=0.0 if crew is None else crew.keep_s,
         )
-        if crew is not None:
-            self._template = replace(
-                self._template, likeness=self._template.alike(workers_per_node), keep_s=crew.keep_s
-            )
+        player, layout = settings.player, settings.shape.layout(settings.player)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
-        self._arrivals = Arrivals(
-            self._template.shape.layout(acting), workers_per_node, self._envs_per_node, seed
-        )
+        self._arrivals = Arrivals(layout, workers_per_node, self._envs_per_node, seed)
         self._nodes = Nodes(self._start_agent, self._placement, self._joined)
         self._arrivals.attach(self._nodes)
         self._intake = Intake(
-            self._arrivals, self._nodes, rollouts_per_batch, acting.records, silent_timeout_s, stored_on
+            self._arrivals, self._nodes, rollouts_per_batch, player.records, silent_timeout_s, stored_on
         )
         try:
             self._take_over(left)
@@ -201,12 +201,12 @@ class ClusterCollector(RolloutCollector):
         return []
 
     @property
-    def nodes(self) -> tuple[Place, ...]:
+    def nodes(self) -> tuple[Machine, ...]:
         """The nodes whose workers act now."""
-        return tuple(node.place for node in self._nodes.acting)
+        return tuple(node.machine for node in self._nodes.acting)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> NodeCounts:
         """What became of nodes so far."""
         return self._nodes.tally
 
@@ -217,24 +217,20 @@ class ClusterCollector(RolloutCollector):
 
     def status(self) -> ClusterStatus:
         """The nodes and their workers, as they said last."""
-        words = self._transport.nodes
+        said = self._transport.nodes
         nodes = []
-        for place in map(str, self.nodes):
-            word = words.get(place)
+        for name in map(str, self.nodes):
+            word = said.get(name)
             nodes.append(
-                NodeStatus(place, 0, ())
+                NodeStatus(name, 0, ())
                 if word is None
-                else NodeStatus(place, word.stamp.version, tuple(word.readers))
+                else NodeStatus(name, word.stamp.version, tuple(word.readers))
             )
         lost, rollouts_lost = self.tally.lost, self.tally.rollouts_lost
         return ClusterStatus(os.getpid(), time.time(), self.policy_version, tuple(nodes), lost, rollouts_lost)
 
     def board_here(self) -> BoardHandle:
-        """A board of this machine that gets every version as a node does; see :class:`BoardHere`.
-
-        Raises:
-            AdoptionTimeout: no version came to it.
-        """
+        """A board of this machine that gets every version as a node does; see :class:`BoardHere`."""
         if self._here is None:
             self._here = BoardHere(self._transport.mailbox)
         return self._here.handle
@@ -246,12 +242,8 @@ class ClusterCollector(RolloutCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
 
-        Args:
-            seed: of the first environment of the first worker of the first node.
-            static_seed: return the same seed.
-
-        Returns:
-            The first seed that was not used by the nodes that there are.
+        ``seed`` is that of the first environment of the first worker of the first node. Returns the first
+        seed that the nodes that there are do not use, or with ``static_seed`` the same one.
         """
         self._arrivals.seed(seed)
         return seed if static_seed else seed + self._nodes.seats * self._envs_per_node
@@ -259,13 +251,7 @@ class ClusterCollector(RolloutCollector):
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """End agents and workers, and the session; see :meth:`RolloutCollector.shutdown`.
-
-        Args:
-            timeout: how long workers may take to leave, seconds; then they are killed.
-            close_env: not used.
-            raise_on_error: not used.
-        """
+        """End agents and workers, and the session; see :meth:`RolloutCollector.shutdown`."""
         closes = not self._closed
         super().shutdown(timeout)
         if closes and self.closed:
@@ -290,20 +276,20 @@ class ClusterCollector(RolloutCollector):
         self.num_workers = self._nodes.seats * self.workers_per_node
         self._arrivals.order(node)
 
-    def _take_over(self, left: Sequence[Left]) -> None:
+    def _take_over(self, left: Sequence[LeftAgent]) -> None:
         job, placement = self._template, self._placement
-        for place, it, card in taken_over(left, job.likeness, job.mailbox, job.keep_s):
-            node = Node(place, card.seat, it.agent, placement.credits, placement.start_timeout_s, card)
-            self._starts[card.seat] += 1
+        for machine, agent, state in taken_over(left, job.likeness, job.mailbox, job.keep_s):
+            node = Node(machine, state.seat, agent, placement.credits, placement.start_timeout_s, state)
+            self._starts[state.seat] += 1
             self._nodes.take_over(node)
 
-    def _start_agent(self, place: Place, seat: int) -> Node:
+    def _start_agent(self, machine: Machine, seat: int) -> Node:
         life, orders, placement = self._starts[seat], self._arrivals.orders, self._placement
         self._starts[seat] += 1
         first = seat * self.workers_per_node
         job = replace(
             self._template,
-            node=str(place),
+            node=str(machine),
             numbers=tuple(range(first, first + self.workers_per_node)),
             seed=orders.seed + seat * self._envs_per_node + life * _SEEDS_APART,
             seeds=orders.seeds,
@@ -314,8 +300,43 @@ class ClusterCollector(RolloutCollector):
             "max_concurrency": placement.credits + _THREADS_BESIDE,
             "max_restarts": 0,
             "max_task_retries": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(place.node_id, soft=False),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
             **({} if self._crew is None else self._crew.options()),
         }
         agent = ray.remote(NodeAgent).options(**options).remote(job)
-        return Node(place, seat, agent, placement.credits, placement.start_timeout_s)
+        return Node(machine, seat, agent, placement.credits, placement.start_timeout_s)
+
+
+class BoardHere:
+    """A board on the learner's machine with every version that nodes get, for readers that are no workers.
+
+    It receives them as a node does, under the same stamp, in a thread of the learner's process. Its readers
+    are not told to the learner, which waits for none of them. AdoptionTimeout: the first version did not come
+    in time.
+    """
+
+    def __init__(self, mailbox: Any, timeout_s: float = 60.0) -> None:
+        self._board = BoardWriter()
+        self._receiver = NodeReceiver(mailbox, "the learner's machine", self._board, numbers=())
+        self._receiver.start()
+        deadline = time.monotonic() + timeout_s
+        while self._receiver.stamp == NOTHING:
+            if time.monotonic() >= deadline or self._receiver.failure is not None:
+                failure = self._receiver.failure
+                self.close()
+                raise AdoptionTimeout(
+                    f"no version of the weights came to the learner's own machine within {timeout_s:g} s",
+                    "starting the evaluating process of a run on a cluster",
+                    "look whether Ray's object store has room, or evaluate after the run: rlsync eval RUN",
+                ) from failure
+            time.sleep(_LOOK_S)
+
+    @property
+    def handle(self) -> BoardHandle:
+        """What a process of this machine attaches with."""
+        return self._board.handle
+
+    def close(self) -> None:
+        """Stop receiving, and close the board. A second call does nothing."""
+        self._receiver.close()
+        self._board.close()

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import NOTHING, Stamp
-from rlsync.workers.cluster.card import Card
-from rlsync.workers.cluster.node import Place, living_places, why
+from rlsync.workers.cluster.job import AgentState
+from rlsync.workers.cluster.node import Machine, living_machines, why
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S
 
 _log = logging.getLogger(__name__)
@@ -63,29 +63,28 @@ class Crew:
         name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
         return {"name": name, "namespace": _NAMESPACE, "lifetime": "detached"}
 
-    def left(self, alone_within_s: float = 60.0) -> list[Left]:
+    def left(self, alone_within_s: float = 60.0) -> list[LeftAgent]:
         """The agents that an earlier learner left, once they know that it is gone.
 
-        Args:
-            alone_within_s: how long Ray and the agents may take to notice that, seconds.
-
-        Raises:
-            ConfigError: they belong to a learner that lives.
+        ConfigError: after ``alone_within_s``, which Ray and the agents have to notice it, they still belong
+        to a learner that lives.
         """
         until_s = time.monotonic() + alone_within_s
-        found = [Left(agent, card) for agent in self._living() if (card := _asked(agent)) is not None]
-        while with_learner := [left for left in found if not left.card.alone]:
+        agents = list(self._living())
+        while True:
+            left = [LeftAgent(agent, state) for agent in agents if (state := _state_of(agent)) is not None]
+            with_learner = [agent for agent in left if not agent.state.alone]
+            if not with_learner:
+                return left
             if time.monotonic() >= until_s:
-                pids = ", ".join(str(left.card.pid) for left in with_learner)
+                pids = ", ".join(str(agent.state.pid) for agent in with_learner)
                 raise ConfigError(
                     f"the agents of this run belong to a learner that lives (their processes: {pids})",
                     f"crew {self.name}",
                     "end that learner, or resume from a copy of its checkpoint",
                 )
             time.sleep(_LOOK_S)
-            again = [(left.agent, _asked(left.agent)) for left in found]
-            found = [Left(agent, card) for agent, card in again if card is not None]
-        return found
+            agents = [agent.agent for agent in left]
 
     @property
     def _prefix(self) -> str:
@@ -99,37 +98,25 @@ class Crew:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """An agent without a learner.
-
-    Args:
-        agent: the actor's handle.
-        card: what it said of itself.
-    """
+class LeftAgent:
+    """An agent without a learner: the actor's handle, and what it said of itself."""
 
     agent: Any
-    card: Card
+    state: AgentState
 
-    def follows(self, mailbox: Any, keep_s: float) -> Card | str:
-        """Let it follow this learner.
+    def follow(self, mailbox: Any, keep_s: float) -> AgentState:
+        """Let it follow this learner; see :meth:`NodeAgent.follow`. Returns what it is like now.
 
-        Args:
-            mailbox, keep_s: see :meth:`NodeAgent.follow`.
-
-        Returns:
-            What it is like now, or why it does not follow.
+        RayError: it cannot, or does not answer.
         """
-        try:
-            card = ray.get(self.agent.follow.remote(mailbox, keep_s), timeout=_ANSWER_S)
-        except (RayError, GetTimeoutError) as error:
-            return why(error)
-        assert isinstance(card, Card)
-        return card
+        state = ray.get(self.agent.follow.remote(mailbox, keep_s), timeout=_ANSWER_S)
+        assert isinstance(state, AgentState)
+        return state
 
     def unlike(self, likeness: Mapping[str, str]) -> str:
         """In what it differs from the agents of this learner; empty if in nothing."""
-        names = sorted(likeness.keys() | self.card.likeness.keys())
-        return ", ".join(name for name in names if likeness.get(name) != self.card.likeness.get(name))
+        names = sorted(likeness.keys() | self.state.likeness.keys())
+        return ", ".join(name for name in names if likeness.get(name) != self.state.likeness.get(name))
 
     def end(self) -> None:
         """End it and its workers."""
@@ -137,55 +124,52 @@ class Left:
         _kill(self.agent)
 
 
-def newest_stamp(left: Sequence[Left]) -> Stamp:
+def newest_stamp(left: Sequence[LeftAgent]) -> Stamp:
     """The newest version that agents have heard of."""
-    return max((it.card.stamp for it in left), default=NOTHING)
+    return max((agent.state.stamp for agent in left), default=NOTHING)
 
 
 def taken_over(
-    left: Sequence[Left], likeness: Mapping[str, str], mailbox: Any, keep_s: float
-) -> Iterator[tuple[Place, Left, Card]]:
-    """Let agents follow this learner, and end those that cannot.
+    left: Sequence[LeftAgent], likeness: Mapping[str, str], mailbox: Any, keep_s: float
+) -> Iterator[tuple[Machine, Any, AgentState]]:
+    """Let agents follow this learner, and end those that cannot; at ``keep_s=0`` all are ended.
 
-    Args:
-        left: agents without a learner.
-        likeness: of the agents that this learner would start.
-        mailbox: where it is heard of.
-        keep_s: how long they wait for the learner after this one; at 0 all are ended.
-
-    Returns:
-        Where each is that follows, and what it is like now.
+    ``likeness`` is that of the agents that this learner would start. Yields where each agent is that follows,
+    its handle, and what it is like now.
     """
-    places = {place.node_id: place for place in living_places()}
-    for it in left:
-        place = places.get(it.card.node_id)
-        unlike = it.unlike(likeness)
+    machines = {machine.node_id: machine for machine in living_machines()}
+    for agent in left:
+        machine = machines.get(agent.state.node_id)
+        unlike = agent.unlike(likeness)
         if not keep_s:
-            told: Card | str = "agents are not to be kept"
-        elif place is None or not it.card.ready:
-            told = "its workers are not ready"
+            refusal = "agents are not to be kept"
+        elif machine is None or not agent.state.ready:
+            refusal = "its workers are not ready"
         elif unlike:
-            told = f"it has another {unlike}"
+            refusal = f"it has another {unlike}"
         else:
-            told = it.follows(mailbox, keep_s)
-        if isinstance(told, str):
-            _log.warning("an agent of an earlier learner (pid %d) is ended: %s", it.card.pid, told)
-            it.end()
-        elif place is not None:
-            _log.info("the agent of %s follows this learner", place)
-            yield place, it, told
+            try:
+                state = agent.follow(mailbox, keep_s)
+            except RayError as error:
+                refusal = why(error)
+            else:
+                _log.info("the agent of %s follows this learner", machine)
+                yield machine, agent.agent, state
+                continue
+        _log.warning("an agent of an earlier learner (pid %d) is ended: %s", agent.state.pid, refusal)
+        agent.end()
 
 
-def _asked(agent: Any) -> Card | None:
+def _state_of(agent: Any) -> AgentState | None:
     """What an agent says of itself; ``None`` if it is dead. One that does not answer is killed."""
     try:
-        card = ray.get(agent.card.remote(), timeout=_ANSWER_S)
-    except (RayError, GetTimeoutError) as error:
+        state = ray.get(agent.state.remote(), timeout=_ANSWER_S)
+    except RayError as error:
         _log.warning("an agent of an earlier learner is ended: %s", why(error))
         _kill(agent)
         return None
-    assert isinstance(card, Card)
-    return card
+    assert isinstance(state, AgentState)
+    return state
 
 
 def _kill(agent: Any) -> None:

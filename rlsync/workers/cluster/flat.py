@@ -27,50 +27,32 @@ _HEAD_WORDS = _HEAD_BYTES // 8
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A rollout in the learner's hands.
+    """A rollout in the learner's hands."""
 
-    Args:
-        writer: which worker of its node filled it.
-        number: which of that worker's rollouts it is, from 0.
-        counters: of its node's ring when it left.
-        views: its arrays by name; the final observations are cut to those that there are.
-    """
-
-    writer: int
-    number: int
-    counters: RingCounters
-    views: Mapping[str, Tensor]
+    writer: int  # which worker of its node filled it
+    number: int  # which of that worker's rollouts it is, from 0
+    counters: RingCounters  # of its node's ring when it left
+    views: Mapping[str, Tensor]  # by name; final observations are cut to those that there are
 
 
 def pack(taken: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
-    """Copy a rollout into one array. The room for final observations that nobody used stays behind.
-
-    Args:
-        taken: the rollout.
-        layout: of the ring's slots; the final observations lie last.
-        counters: of the ring.
-    """
+    """Copy a rollout into one array. The room for final observations that nobody used stays behind."""
     count = int(taken.views[FINAL_COUNT])
     used = _used_bytes(layout, count)
     flat = np.empty(_HEAD_BYTES + used, dtype=np.uint8)
     head: NDArray[Any] = flat[:_HEAD_BYTES].view(np.int64)
-    told = [taken.writer, taken.number, *_in_words(counters)]
+    words = [_MAGIC, count, used, taken.writer, taken.number, *_in_words(counters)]
     head[:] = 0
-    head[: 3 + len(told)] = [_MAGIC, count, used, *told]
+    head[: len(words)] = words
     torch.from_numpy(flat[_HEAD_BYTES:]).copy_(taken.image[:used])
     return flat
 
 
 def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
-    """Copy a rollout out of the array that :func:`pack` made.
+    """Copy a rollout out of the array that :func:`pack` made, which is not kept, into flat ``uint8`` memory
+    of ``layout.image_bytes``, which the views lie in afterwards.
 
-    Args:
-        flat: it; it may be read-only, and is not kept.
-        layout: of the slots of the ring that it comes from.
-        into: flat ``uint8`` memory of ``layout.image_bytes``, which the arrays lie in afterwards.
-
-    Raises:
-        PublishError: the array is none that :func:`pack` made with this layout.
+    PublishError: the array is none that :func:`pack` made with this layout.
     """
     head = flat[:_HEAD_BYTES].view(np.int64).tolist() if flat.nbytes >= _HEAD_BYTES else [0] * _HEAD_WORDS
     magic, count, used, writer, number, *counted = head

@@ -1,39 +1,39 @@
-"""What an agent is told when it is started, and while it works."""
+"""What passes between learner and agents: a job, orders, numbered calls, and the state of an agent.
+
+This file does not need Ray.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Condition
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rlsync.sync.adopter import Adopt
-from rlsync.workers.cluster.card import likeness
-from rlsync.workers.envs.specs import EnvSpec
-from rlsync.workers.frames import RolloutShape
-from rlsync.workers.player import Player
-from rlsync.workers.supervision import Restarts
+from rlsync.core.errors import PublishError
+from rlsync.core.ledger import Stamp
+from rlsync.transport.ring.watch import RingCounters
+from rlsync.workers.worker import CollectSettings
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """What an agent is told.
+    """What an agent is given when it is started.
 
     Args:
         mailbox: where it hears of versions; see :class:`NodeReceiver`.
         node: the name of the node.
         numbers: the learner's number of each worker of this node.
-        player: what acts, without memory.
-        env: what it acts in.
-        shape: of a rollout.
-        slots: of the node's ring.
-        adopt, overlap, devices: of the workers; see :class:`WorkerJob`.
+        settings: of its workers.
         seed: of the first environment of the first worker of this node.
         seeds: how often the learner had given a seed by then.
-        restarts: how often a worker is started again.
-        start_method: of the worker processes.
-        silent_timeout_s: how long a worker may give no sign of life, seconds.
         likeness: digests of what another learner must have alike to take the agent over.
         keep_s: how long the agent waits for the next learner when its own is gone, seconds.
     """
@@ -41,40 +41,11 @@ class NodeJob:
     mailbox: Any
     node: str
     numbers: tuple[int, ...]
-    player: Player
-    env: EnvSpec
-    shape: RolloutShape
-    slots: int
-    adopt: Adopt
-    overlap: bool
-    devices: tuple[torch.device, ...]
+    settings: CollectSettings
     seed: int
     seeds: int
-    restarts: Restarts
-    start_method: str
-    silent_timeout_s: float
     likeness: Mapping[str, str] = field(default_factory=dict)
     keep_s: float = 0.0
-
-    def alike(self, workers: int) -> dict[str, str]:
-        """The digests of what two agents must have alike for one to take the place of the other.
-
-        Args:
-            workers: of a node.
-        """
-        return likeness(
-            player=self.player,
-            environment=self.env,
-            rollout=(self.shape, self.shape.layout(self.player).to_json()),
-            workers=workers,
-            slots=self.slots,
-            adopt=self.adopt,
-            overlap=self.overlap,
-            devices=self.devices,
-            restarts=self.restarts,
-            start_method=self.start_method,
-            silent_timeout_s=self.silent_timeout_s,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +63,137 @@ class Orders:
     running: bool
     seeds: int
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """What a learner that may take an agent over must know of it.
+
+    Args:
+        node_id: Ray's id of its node.
+        seat: its number among the nodes of the learner that started it.
+        pid: its process.
+        likeness: what it does, as digests by name; see :func:`likeness`.
+        stamp: the newest version on its board.
+        counters: of its ring.
+        ready: whether its workers were ready once, and it has not given up.
+        alone: whether its learner is gone.
+        first_call: the number of the first call of the next learner.
+    """
+
+    node_id: str
+    seat: int
+    pid: int
+    likeness: Mapping[str, str]
+    stamp: Stamp
+    counters: RingCounters
+    ready: bool
+    alone: bool
+    first_call: int
+
+
+def likeness_of(settings: CollectSettings) -> dict[str, str]:
+    """The digests of what two agents must have alike for one to take the place of the other."""
+    return likeness(
+        player=settings.player,
+        environment=settings.env,
+        rollout=(settings.shape, settings.shape.layout(settings.player).to_json()),
+        workers=len(settings.devices),
+        slots=settings.slots,
+        adopt=settings.adopt,
+        overlap=settings.overlap,
+        devices=settings.devices,
+        restarts=settings.restarts,
+        start_method=settings.start_method,
+        silent_timeout_s=settings.silent_timeout_s,
+    )
+
+
+def likeness(**things: Any) -> dict[str, str]:
+    """Digests of things that can be pickled, alike in all processes. Values of tensors do not count.
+
+    Example:
+        >>> here = likeness(env=("CartPole-v1", {"a": 1, "b": 2}), steps=20)
+        >>> there = likeness(env=("CartPole-v1", {"b": 2, "a": 1}), steps=30)
+        >>> [name for name in here if here[name] != there[name]]
+        ['steps']
+    """
+    return {name: hashlib.sha256("\n".join(_words(it)).encode()).hexdigest() for name, it in things.items()}
+
+
+def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:
+    """What a thing consists of, line by line."""
+    if id(thing) in within:
+        yield "itself"
+        return
+    within = (*within, id(thing))
+    match thing:
+        case None | bool() | int() | float() | str() | bytes():
+            yield repr(thing)
+        case type() | FunctionType() | BuiltinFunctionType():
+            yield f"{thing.__module__}.{thing.__qualname__}"
+        case Tensor():
+            yield f"{thing.dtype} {tuple(thing.shape)}"
+        case torch.dtype() | torch.device():
+            yield str(thing)
+        case Mapping():
+            yield f"{type(thing).__qualname__} {len(thing)}"
+            for key, value in sorted(thing.items(), key=lambda item: str(item[0])):
+                yield repr(key)
+                yield from _words(value, within)
+        case Set():
+            yield from sorted("\n".join(_words(it, within)) for it in thing)
+        case Sequence():
+            yield f"{type(thing).__qualname__} {len(thing)}"
+            for it in thing:
+                yield from _words(it, within)
+        case _:
+            made = thing.__reduce_ex__(4)  # what pickle would write
+            parts = [made] if isinstance(made, str) else made
+            yield from _words([list(it) if isinstance(it, Iterator) else it for it in parts], within)
+
+
+class Turns:
+    """Serves numbered calls one at a time, in order. Ray does not promise that an actor with several threads
+    begins calls in the order in which they were made.
+
+    Every number from ``first`` must be used. A call ends its turn however it ends.
+
+    Example:
+        >>> turns = Turns()
+        >>> with turns.turn(0, timeout_s=1.0):
+        ...     pass
+        >>> with turns.turn(2, timeout_s=0.0):  # 1 was not served yet
+        ...     pass
+        Traceback (most recent call last):
+        rlsync.core.errors.PublishError: call 2 waited 0 s for its turn; call 1 is next
+          where  a node's agent
+          cure   look what holds that call up; the learner ends this agent and starts another one
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+        self._next = first
+        self._changed = Condition()
+
+    @contextmanager
+    def turn(self, number: int, timeout_s: float) -> Iterator[None]:
+        """Wait for the turn of a call; the next one begins when the block ends.
+
+        PublishError: the calls before it did not end within ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while self._next != number:
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())) and self._next != number:
+                    raise PublishError(
+                        f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next",
+                        "a node's agent",
+                        "look what holds that call up; the learner ends this agent and starts another one",
+                    )
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._next = number + 1
+                self._changed.notify_all()

@@ -17,7 +17,7 @@ from ray.exceptions import RayError, RayTaskError
 from rlsync.core.errors import RlsyncError, first_line
 from rlsync.transport.board.watch import process_state
 from rlsync.transport.ring.watch import RingCounters
-from rlsync.workers.cluster.card import Card
+from rlsync.workers.cluster.job import AgentState
 
 #: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
 ANSWER_WITHIN_S = 2.0
@@ -30,17 +30,11 @@ NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A machine of the cluster.
-
-    Args:
-        node_id: Ray's.
-        address: its IP address.
-        host: its name.
-        resources: what Ray says that it has, by name.
+class Machine:
+    """A machine of the cluster: Ray's id of it, its IP address and name, and what resources Ray says it has.
 
     Example:
-        >>> print(Place("0a1b2c3d4e5f", "10.0.0.7", "worker-3"))
+        >>> print(Machine("0a1b2c3d4e5f", "10.0.0.7", "worker-3"))
         worker-3 (10.0.0.7, node 0a1b2c3d)
     """
 
@@ -53,10 +47,10 @@ class Place:
         return f"{self.host} ({self.address}, node {self.node_id[:8]})"
 
 
-def living_places() -> list[Place]:
+def living_machines() -> list[Machine]:
     """The machines of the cluster that live now, as Ray knows them."""
     return [
-        Place(
+        Machine(
             node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"], dict(node["Resources"])
         )
         for node in ray.nodes()
@@ -68,25 +62,25 @@ class Node:
     """An agent, and the calls that are open there.
 
     Args:
-        place: where it is.
+        machine: where it is.
         seat: its number among the nodes; a node that takes the place of one that left has the same.
         agent: the actor's handle.
         credits: how many rollouts may be on their way, or wait for the learner, at once.
         start_timeout_s: how long it may take until its workers are ready, seconds.
-        followed: what the agent said when it followed this learner, if another one had started it: its
+        followed: what the agent was like when it followed this learner, if another one had started it: its
             workers are ready.
     """
 
     def __init__(
         self,
-        place: Place,
+        machine: Machine,
         seat: int,
         agent: Any,
         credits: int,
         start_timeout_s: float,
-        followed: Card | None = None,
+        followed: AgentState | None = None,
     ) -> None:
-        self.place = place
+        self.machine = machine
         self.seat = seat
         self.agent = agent
         self.pid: int | None = None
@@ -95,12 +89,12 @@ class Node:
         self._credits = credits
         self._start_until_s = time.monotonic() + start_timeout_s + ANSWER_WITHIN_S
         self._calls: deque[Any] = deque()
-        self._heard_at_s = time.monotonic()
+        self._answered_at_s = time.monotonic()
         self._before = NO_ROLLOUTS if followed is None else followed.counters
         self._next_call = 0 if followed is None else followed.first_call
         self._starting: Any = agent.start.remote(start_timeout_s) if followed is None else None
         if followed is not None:
-            self.began(followed.pid)
+            self.note_ready(followed.pid)
 
     @property
     def acting(self) -> bool:
@@ -120,19 +114,19 @@ class Node:
     @property
     def silent_s(self) -> float:
         """Seconds since it last answered."""
-        return time.monotonic() - self._heard_at_s
+        return time.monotonic() - self._answered_at_s
 
     @property
     def lost(self) -> int:
         """Rollouts that its workers had completed, as far as is known, and that have not arrived."""
         return 0 if self.counters is None else max(0, self.counters.written - self.arrived)
 
-    def heard(self) -> None:
-        """Note a sign of life."""
-        self._heard_at_s = time.monotonic()
+    def note_life(self) -> None:
+        """Note that it has answered."""
+        self._answered_at_s = time.monotonic()
 
-    def told(self, counters: RingCounters) -> None:
-        """Note what its ring said, less what it had sent to earlier learners and how long it waited then."""
+    def note_counters(self, counters: RingCounters) -> None:
+        """Note what its ring counts, less what it had counted for earlier learners."""
         before = self._before
         self.counters = replace(
             counters,
@@ -142,12 +136,12 @@ class Node:
             learner_wait_s=counters.learner_wait_s - before.learner_wait_s,
         )
 
-    def began(self, pid: int) -> None:
+    def note_ready(self, pid: int) -> None:
         """Note that its workers are ready, and ask for the first rollouts."""
         self.pid = pid
         self._refill()
 
-    def answered(self) -> None:
+    def note_taken(self) -> None:
         """Note that the head was read, and ask for another rollout."""
         self._calls.popleft()
         self._refill()
@@ -160,9 +154,8 @@ class Node:
     def kill(self, *, on_this_machine: bool = False) -> None:
         """End the agent, whatever it does. Its workers end when they see that.
 
-        Args:
-            on_this_machine: end its processes as well, at once. Ray takes seconds to end one that is stopped,
-                and workers that are stopped see nothing before that.
+        On this machine its processes are ended as well, at once: Ray takes seconds to end one that is
+        stopped, and workers that are stopped see nothing before that.
         """
         if on_this_machine and self.pid is not None:
             kill_family(self.pid)  # first: the children of an agent that Ray has ended are not found any more
@@ -170,12 +163,8 @@ class Node:
 
 
 def kill_family(pid: int) -> None:
-    """SIGKILL an agent and what it started, down to the last child, and wait until they are gone.
-
-    Does nothing if the process is no agent.
-
-    Args:
-        pid: of the agent, on this machine.
+    """SIGKILL an agent of this machine and what it started, down to the last child, and wait until they are
+    gone. Does nothing if the process is no agent.
     """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -198,9 +187,6 @@ def kill_family(pid: int) -> None:
 
 def why(error: RayError) -> str:
     """Why a call to an agent failed, in one line.
-
-    Args:
-        error: what Ray raised.
 
     Example:
         >>> why(RayError("the actor died\\nat line 3"))

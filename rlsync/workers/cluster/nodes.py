@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.silence import Silence
-from rlsync.workers.cluster.node import Node, Place, living_places, why
+from rlsync.workers.cluster.node import Machine, Node, living_machines, why
 from rlsync.workers.supervision import Restarts
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Placement:
 
 
 @dataclass(slots=True)
-class Tally:
+class NodeCounts:
     """What became of nodes so far.
 
     Args:
@@ -97,14 +97,14 @@ class Nodes:
     an agent. The run ends when no node is left.
 
     Args:
-        start: ``start(place, seat)`` starts an agent.
+        start: ``start(machine, seat)`` starts an agent.
         placement: which nodes get one.
         joined: called with each node whose workers are ready.
     """
 
     def __init__(
         self,
-        start: Callable[[Place, int], Node],
+        start: Callable[[Machine, int], Node],
         placement: Placement,
         joined: Callable[[Node], object],
     ) -> None:
@@ -117,9 +117,9 @@ class Nodes:
         self._due: dict[str, float] = {}
         self._ended: dict[str, list[float]] = {}
         self._given_up: set[str] = set()
-        self._causes: dict[str, str] = {}  # by place, why the last agents were lost
+        self._causes: dict[str, str] = {}  # by machine, why the last agents were lost
         self._asked_ray_at_s = self._looked_at_s = 0.0
-        self.tally = Tally()
+        self.tally = NodeCounts()
 
     def __iter__(self) -> Iterator[Node]:
         return iter(list(self._by_id.values()))
@@ -137,9 +137,8 @@ class Nodes:
     def await_start(self) -> None:
         """Wait until all nodes that are there are ready, and there are enough.
 
-        Raises:
-            WorkerLost: a node was lost before it was ready; nothing is started again here.
-            AdoptionTimeout: the nodes are not ready, or not enough, in time.
+        WorkerLost: a node was lost before it was ready; nothing is started again here. AdoptionTimeout: the
+        nodes are not ready, or not enough, in time.
         """
         deadline = time.monotonic() + self._placement.start_timeout_s + self._placement.node_timeout_s
         while True:
@@ -159,48 +158,36 @@ class Nodes:
                 time.sleep(LOOK_EVERY_S)
 
     def take_over(self, node: Node) -> None:
-        """Keep an agent whose workers are ready already.
-
-        Args:
-            node: it.
-        """
-        self._by_id[node.place.node_id] = node
+        """Keep an agent whose workers are ready already."""
+        self._by_id[node.machine.node_id] = node
         self.tally.joined += 1
         self.tally.followed += 1
         self._joined(node)
 
     def read(self, node: Node) -> Any:
-        """What the head of a node brought, which is there.
-
-        Args:
-            node: it.
-
-        Returns:
-            A rollout; ``None`` if its workers are ready now, or have none, or the node was lost.
+        """The rollout that the head of a node brought, which has answered; ``None`` if its workers are ready
+        now, or have none, or the node was lost.
         """
-        node.heard()
+        node.note_life()
         try:
             brought = ray.get(node.head, timeout=self._placement.node_timeout_s)
         except RayError as error:
             self._lose(node, why(error))
             return None
         if node.acting:
-            node.answered()
+            node.note_taken()
             return brought
-        node.began(brought)
+        node.note_ready(brought)
         self.tally.joined += 1
         self._joined(node)
-        _log.info("the workers of %s are ready", node.place)
+        _log.info("the workers of %s are ready", node.machine)
         return None
 
     def look(self) -> bool:
-        """Start agents where they are missing, and end those that do not answer.
+        """Start agents where they are missing, and end those that do not answer; whether one was started or
+        ended.
 
-        Returns:
-            Whether one was started or ended.
-
-        Raises:
-            WorkerLost: no node is left.
+        WorkerLost: no node is left.
         """
         before = self.tally.lost + self.tally.restarted + len(self._by_id)
         if time.monotonic() - self._looked_at_s >= LOOK_EVERY_S:  # not before each of many rollouts
@@ -214,45 +201,41 @@ class Nodes:
 
     def silent(self) -> AdoptionTimeout:
         """The error to raise when no rollout comes from any node."""
-        told = ", ".join(f"{node.place} (last heard of {node.silent_s:.1f} s ago)" for node in self)
+        nodes = ", ".join(f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self)
         return AdoptionTimeout(
-            f"no rollout came from {told or 'any node'}",
+            f"no rollout came from {nodes or 'any node'}",
             "collecting rollouts",
             "look at the workers of these nodes; if a rollout takes that long, give a longer "
             "silent_timeout_s",
         )
 
     def end(self, timeout_s: float) -> None:
-        """End all agents and their workers.
-
-        Args:
-            timeout_s: how long workers may take to leave, seconds.
-        """
+        """End all agents and their workers, which may take ``timeout_s`` to leave."""
         if ray.is_initialized():  # else Ray has ended the agents
             ended = [node.agent.end.remote(timeout_s) for node in self if node.acting]
             if ended:
                 ray.wait(ended, num_returns=len(ended), timeout=timeout_s + _END_TIMEOUT_S)
             for node in self:
                 with suppress(RayError):  # it is dead
-                    node.kill(on_this_machine=node.place.node_id == self._here)
+                    node.kill(on_this_machine=node.machine.node_id == self._here)
         self._by_id = {}
 
     def _find_new(self) -> None:
         self._asked_ray_at_s = now = time.monotonic()
-        living = {place.node_id: place for place in living_places()}
+        living = {machine.node_id: machine for machine in living_machines()}
         for gone in [node_id for node_id in self._due if node_id not in living]:
             del self._due[gone]  # its node went, too
-        for node_id, place in living.items():
+        for node_id, machine in living.items():
             if node_id in self._by_id or node_id in self._given_up or self._due.get(node_id, now) > now:
                 continue
-            if not self._placement.takes(place.resources):
+            if not self._placement.takes(machine.resources):
                 continue
             if node_id == self._here and not self._placement.beside_learner:
                 continue
             self.tally.restarted += self._due.pop(node_id, None) is not None
             taken = {node.seat for node in self}
             seat = next(seat for seat in range(len(taken) + 1) if seat not in taken)
-            self._by_id[node_id] = self._start(place, seat)
+            self._by_id[node_id] = self._start(machine, seat)
 
     def _end_silent(self) -> None:
         for node in [node for node in self if node.too_late]:
@@ -262,22 +245,22 @@ class Nodes:
         ready = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0]) if heads else set()
         for node in acting.values():
             if node.head in ready:
-                node.heard()
+                node.note_life()
         for seat in self._silence.look({seat: node.silent_s for seat, node in acting.items()}):
-            told = f"its agent (pid {acting[seat].pid}) gave no answer for {self._silence.timeout_s:g} s"
-            self._lose(acting[seat], told)
+            cause = f"its agent (pid {acting[seat].pid}) gave no answer for {self._silence.timeout_s:g} s"
+            self._lose(acting[seat], cause)
 
-    def _lose(self, node: Node, told: str) -> None:
+    def _lose(self, node: Node, cause: str) -> None:
         with suppress(RayError):  # it is dead
             node.kill()
-        node_id, now, kept = node.place.node_id, time.monotonic(), self._placement.restarts
+        node_id, now, kept = node.machine.node_id, time.monotonic(), self._placement.restarts
         del self._by_id[node_id]
         self.tally.lost += 1
         self.tally.rollouts_lost += node.lost
         if node.counters is not None:
             self.tally.rollouts_written += node.counters.written
             self.tally.worker_wait_s += node.counters.worker_wait_s
-        self._causes[str(node.place)] = told
+        self._causes[str(node.machine)] = cause
         recent = [at for at in self._ended.get(node_id, []) if now - at < kept.window_s]
         if len(recent) < kept.at_most:
             pause_s = kept.pause_s(len(recent))
@@ -287,21 +270,21 @@ class Nodes:
             self._given_up.add(node_id)
             then = "it is not started again"
         self._ended[node_id] = [*recent, now]
-        _log.warning("%s is lost with %d rollouts: %s; %s", node.place, node.lost, told, then)
+        _log.warning("%s is lost with %d rollouts: %s; %s", node.machine, node.lost, cause, then)
 
     def _none_left(self, where: str) -> WorkerLost:
-        told = "; ".join(f"{place}: {cause}" for place, cause in self._causes.items())
+        causes = "; ".join(f"{machine}: {cause}" for machine, cause in self._causes.items())
         return WorkerLost(
-            f"no node is left: {told}" if not self._by_id else told,
+            f"no node is left: {causes}" if not self._by_id else causes,
             where,
             "look at the workers' own errors in Ray's logs of these nodes; then resume the run",
         )
 
     def _not_started(self, waiting: list[Node]) -> AdoptionTimeout:
-        told = ", ".join(str(node.place) for node in waiting) or "none that is there"
+        late = ", ".join(str(node.machine) for node in waiting) or "none that is there"
         return AdoptionTimeout(
             f"{len(self.acting)} of {max(self._placement.min_nodes, len(self._by_id))} nodes are ready after "
-            f"{self._placement.start_timeout_s:g} s; not ready: {told}",
+            f"{self._placement.start_timeout_s:g} s; not ready: {late}",
             "starting the workers of a cluster",
             "look whether these nodes have the resources (ray status) and the same packages, or give a "
             "longer start_timeout_s",

@@ -70,9 +70,6 @@ ActionSpec = DiscreteActions | BoxActions
 def same_form(one: ActionSpec, other: ActionSpec) -> bool:
     """Whether an action of one spec has the form of the other's. Bounds do not matter: they are clipped to.
 
-    Args:
-        one, other: the specs.
-
     Example:
         >>> same_form(BoxActions(1), BoxActions(1, (-2.0,), (2.0,)))
         True
@@ -88,14 +85,8 @@ def same_form(one: ActionSpec, other: ActionSpec) -> bool:
 
 
 def actions_of(space: Space[Any], name: str) -> ActionSpec:
-    """The actions of a gymnasium space.
-
-    Args:
-        space: the space.
-        name: the environment's name in errors.
-
-    Raises:
-        ConfigError: the space is neither a choice nor a vector.
+    """The actions of a gymnasium space, which is a choice or a vector; ``name`` is the environment's in
+    errors.
 
     Example:
         >>> actions_of(Discrete(3), "a game")

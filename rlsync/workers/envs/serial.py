@@ -17,15 +17,8 @@ from rlsync.workers.envs.base import Envs, EnvStep
 
 
 class SerialEnvs(Envs):
-    """TorchRL environments that step one after the other in this process.
-
-    Args:
-        make: makes one.
-        num_envs: how many.
-        observation: the key of what the player sees.
-
-    Raises:
-        ConfigError: the actions are neither a choice nor a vector.
+    """TorchRL environments that step one after the other in this process. ``make`` makes one; the player sees
+    what is under the key ``observation``.
     """
 
     def __init__(self, make: Callable[[], EnvBase], num_envs: int, observation: str) -> None:

@@ -20,12 +20,7 @@ from rlsync.workers.envs.base import Envs, EnvStep
 class VectorEnvs(Envs):
     """A gymnasium vector environment that resets in the step that ends an episode.
 
-    Args:
-        envs: the vector environment.
-        name: its name in errors.
-
-    Raises:
-        ConfigError: it resets in another step, or workers cannot store its observations or actions.
+    One that resets in another step, or whose observations or actions workers cannot store, is refused.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], name: str) -> None:
@@ -93,14 +88,8 @@ class VectorEnvs(Envs):
 class AleEnvs(VectorEnvs):
     """A game on ale-py's vector environment, whose threads step while the caller does something else.
 
-    Args:
-        game: the rom's name.
-        num_envs: how many copies.
-        options: of ``ale_py.vector_env.AtariVectorEnv``.
-        life_loss_ends_episode: report a lost life as the end of an episode, although the game goes on.
-
-    Raises:
-        ConfigError: ale-py is not installed, or has no such game.
+    With ``life_loss_ends_episode`` a lost life is reported as the end of an episode, although the game goes
+    on.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Generator, Tensor, nn
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.workers.envs.actions import DiscreteActions
-from rlsync.workers.player import Acted, Player, Record, State
+from rlsync.workers.player import Acted, FixedPlayer, Record, State
 
 #: Records of each step: the Q-value of the action taken, and the largest one. An initial priority needs both.
 TAKEN_VALUE = "taken_value"
@@ -61,15 +60,11 @@ class EpsilonLadder:
         return float(self.epsilon ** self.exponent(worker, num_workers))
 
     def exponent(self, worker: int, num_workers: int) -> float:
-        """The power of ``epsilon`` that is a worker's probability: 1 of worker 0, ``1 + alpha`` of the last.
-
-        Args:
-            worker, num_workers: see :meth:`of`.
-        """
+        """The power of ``epsilon`` that makes a worker's rate: 1 for worker 0, ``1 + alpha`` for the last."""
         return 1 + self.alpha * (worker / (num_workers - 1) if num_workers > 1 else 0.0)
 
 
-class EpsilonGreedyPlayer(Player):
+class EpsilonGreedyPlayer(FixedPlayer):
     """Takes the action of the largest Q-value, or with probability epsilon a random one.
 
     It records ``taken_value``, the Q-value of the action taken, and ``max_value``, the largest one. Of equal
@@ -104,28 +99,9 @@ class EpsilonGreedyPlayer(Player):
     ) -> None:
         self.network = network
         self.ladder = EpsilonLadder() if ladder is None else ladder
-        self._actions = actions
-        self._observation = tuple(observation_shape), observation_dtype
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {POLICY: self.network}
-
-    @property
-    def actions(self) -> DiscreteActions:
-        return self._actions
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        return self._observation[0]
-
-    @property
-    def observation_dtype(self) -> torch.dtype:
-        return self._observation[1]
-
-    @property
-    def records(self) -> Sequence[Record]:
-        return tuple(Record(name, (), torch.float32) for name in (TAKEN_VALUE, MAX_VALUE))
+        self._choices = actions.n
+        records = [Record(name, (), torch.float32) for name in (TAKEN_VALUE, MAX_VALUE)]
+        super().__init__({POLICY: network}, actions, observation_shape, observation_dtype, records)
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
         return {_EPSILON: torch.full((num_envs,), self.ladder.of(worker, num_workers))}
@@ -138,7 +114,7 @@ class EpsilonGreedyPlayer(Player):
         # Both are drawn at every step, so that the random numbers do not depend on what was explored.
         device = values.device
         explores = torch.rand(len(values), generator=generator, device=device) < state[_EPSILON]
-        random = torch.randint(self._actions.n, (len(values),), generator=generator, device=device)
+        random = torch.randint(self._choices, (len(values),), generator=generator, device=device)
         action = torch.where(explores, random, greedy)
         taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return Acted(action, {TAKEN_VALUE: taken, MAX_VALUE: largest}, state)

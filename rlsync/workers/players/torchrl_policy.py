@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -14,7 +14,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from rlsync.core.plan import POLICY
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
-from rlsync.workers.player import Acted, Player, Record, State
+from rlsync.workers.player import Acted, FixedPlayer, Record, State
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.uniform import UniformPlayer
 
@@ -29,7 +29,7 @@ EXPONENT = "exploration_exponent"
 PIECES = "traj_ids"
 
 
-class PolicyPlayer(Player):
+class PolicyPlayer(FixedPlayer):
     """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, one-hot or numbers.
 
     TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these.
@@ -56,28 +56,10 @@ class PolicyPlayer(Player):
         deterministic: bool = False,
         begins: Mapping[str, Tensor] | None = None,
     ) -> None:
+        super().__init__({POLICY: policy}, actions, observation_shape, observation_dtype)
         self._policy = policy
-        self._actions = actions
-        self._observation_shape = tuple(observation_shape)
-        self._observation_dtype = observation_dtype
         self._begins = dict(begins or {})
         self._exploration = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {POLICY: self._policy}
-
-    @property
-    def actions(self) -> ActionSpec:
-        return self._actions
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        return self._observation_shape
-
-    @property
-    def observation_dtype(self) -> torch.dtype:
-        return self._observation_dtype
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
         torch.manual_seed(generator.initial_seed())
@@ -94,7 +76,7 @@ class PolicyPlayer(Player):
         with set_exploration_type(self._exploration):
             action: Tensor = self._policy(seen).get(keys.ACTION)
         state = {key: seen["next", key] for key in self._begins}
-        if isinstance(self._actions, BoxActions):
+        if isinstance(self.actions, BoxActions):
             return Acted(action, {}, state)
         return Acted(action.to(torch.int64).argmax(-1), {}, state)
 
@@ -121,7 +103,7 @@ class Prefill(nn.Module):
         self.register_buffer("random", torch.tensor(True))
 
 
-class ActingPolicy(Player):
+class ActingPolicy(FixedPlayer):
     """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, and explores as it does.
 
     It records what else the policy writes, ``reward_sum``, the return of the episode before the step, and
@@ -158,35 +140,13 @@ class ActingPolicy(Player):
     ) -> None:
         self.prefill = prefill
         self._policy = policy
-        self._actions = actions
-        self._observation_shape = tuple(observation_shape)
         self._ladder = ladder
-        self._uniform = UniformPlayer(actions, self._observation_shape)
+        self._uniform = UniformPlayer(actions, observation_shape)
         self._written = _written(policy, self._seen(torch.zeros(1, *observation_shape), self._begun(1, 0, 1)))
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        acting: dict[str, nn.Module] = {POLICY: self._policy}
-        return acting if self.prefill is None else {**acting, PREFILL: self.prefill}
-
-    @property
-    def actions(self) -> ActionSpec:
-        return self._actions
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        return self._observation_shape
-
-    @property
-    def observation_dtype(self) -> torch.dtype:
-        return torch.float32
-
-    @property
-    def records(self) -> Sequence[Record]:
-        said = [Record(REWARD_SUM, (), torch.float32)]
-        if self._ladder is not None:
-            said.append(Record(EXPONENT, (), torch.float32))
-        return (*said, *self._written)
+        modules = {POLICY: policy} if prefill is None else {POLICY: policy, PREFILL: prefill}
+        known = [REWARD_SUM] if ladder is None else [REWARD_SUM, EXPONENT]
+        records = [*(Record(name, (), torch.float32) for name in known), *self._written]
+        super().__init__(modules, actions, observation_shape, records=records)
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
         torch.manual_seed(generator.initial_seed())
@@ -204,7 +164,7 @@ class ActingPolicy(Player):
             action = self._uniform.act(observation, is_init, reward, {}, generator).action
         else:
             action = out.get(keys.ACTION)
-            if not isinstance(self._actions, BoxActions):
+            if not isinstance(self.actions, BoxActions):
                 action = action.to(torch.int64).argmax(-1)
         return Acted(action, records, state)
 
@@ -235,19 +195,12 @@ def _written(policy: TensorDictModuleBase, seen: TensorDictBase) -> tuple[Record
 
 
 def transitions(batch: TensorDictBase, actions: ActionSpec, first_piece: int = 0) -> TensorDict:
-    """The steps of unrolls, with TorchRL's keys.
+    """The steps of unrolls with TorchRL's keys, ``[B, T]``, in memory of their own.
 
     ``("next", "observation")`` of a step that terminated an episode is the first observation of the next
     episode: nothing may be learned from its value. That of a truncated step is the last of its episode.
-
-    Args:
-        batch: see :mod:`rlsync.workers.frames`, with ``reward_sum``; it is not changed.
-        actions: choices of n become one-hot, as TorchRL's environments have them.
-        first_piece: pieces of episodes are numbered from here in ``("collector", "traj_ids")``; a piece ends
-            with its episode or its unroll.
-
-    Returns:
-        ``[B, T]``, in memory of its own.
+    Choices of n become one-hot, as TorchRL's environments have them. Pieces of episodes, which end with an
+    episode or an unroll, are numbered from ``first_piece`` in ``("collector", "traj_ids")``.
 
     Example:
         >>> steps = {name: torch.zeros(2, 1) for name in ("reward", "reward_sum")}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import ActionSpec, BoxActions
-from rlsync.workers.player import Acted, Player, Record, State
+from rlsync.workers.player import Acted, FixedPlayer, Record, State
 
 
-class UniformPlayer(Player):
+class UniformPlayer(FixedPlayer):
     """Draws each action uniformly: from n, or from a bounded box. It records ``behaviour_log_prob``.
 
     Use it as a baseline, and to fill a replay before training begins. It has no weights, so its frames carry
@@ -44,29 +43,9 @@ class UniformPlayer(Player):
         observation_shape: tuple[int, ...],
         observation_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._actions = actions
-        self._observation = tuple(observation_shape), observation_dtype
+        records = [Record(keys.BEHAVIOUR_LOG_PROB, (), torch.float32)]
+        super().__init__({}, actions, observation_shape, observation_dtype, records)
         self._log_prob = _log_density(actions)
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {}
-
-    @property
-    def actions(self) -> ActionSpec:
-        return self._actions
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        return self._observation[0]
-
-    @property
-    def observation_dtype(self) -> torch.dtype:
-        return self._observation[1]
-
-    @property
-    def records(self) -> Sequence[Record]:
-        return (Record(keys.BEHAVIOUR_LOG_PROB, (), torch.float32),)
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
         return {}
@@ -74,7 +53,7 @@ class UniformPlayer(Player):
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
-        count, actions, device = len(observation), self._actions, observation.device
+        count, actions, device = len(observation), self.actions, observation.device
         if isinstance(actions, BoxActions):
             low, high = (torch.tensor(bound, device=device) for bound in (actions.low, actions.high))
             drawn = torch.rand(count, actions.size, generator=generator, device=device)

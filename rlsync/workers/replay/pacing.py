@@ -48,10 +48,7 @@ class Pace:
             raise _refused("prefill", self.prefill, "give a number of frames, 0 for none")
 
     def allowed(self, frames: int) -> int:
-        """How many updates so many frames allow in all, from the beginning of the run.
-
-        Args:
-            frames: collected so far, those of the prefill too.
+        """How many updates so many frames, those of the prefill too, allow from the beginning of the run.
 
         Example:
             >>> Pace(0.29).allowed(100)  # exactly: 0.29 * 100 is a little less than 29 in floating point
@@ -62,18 +59,13 @@ class Pace:
     def due(self, frames: int, updates: int) -> int:
         """How many updates to do now: those that are allowed and not done, at most ``burst``.
 
-        Args:
-            frames: collected so far.
-            updates: done so far, those of a pretraining too.
+        The updates of a pretraining count as done.
         """
         owed = max(0, self.allowed(frames) - updates)
         return owed if self.burst is None else min(owed, self.burst)
 
     def measured(self, frames: int, updates: int) -> float:
         """The ratio that was held so far; not a number before the prefill is over.
-
-        Args:
-            frames, updates: as in :meth:`due`.
 
         Example:
             >>> Pace(0.5, prefill=1024).measured(frames=4096, updates=1536)

@@ -1,4 +1,7 @@
-"""LASER's replay: whole unrolls as the workers recorded them, drawn uniformly, in memory or on disk."""
+"""LASER's replay: whole unrolls as the workers recorded them, drawn uniformly, in memory or on disk.
+
+Unrolls are one row each in a TorchRL storage, under numbers that are never used again.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,17 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import nearest_name
 from rlsync.workers import frames as keys
 from rlsync.workers.player import Record
-from rlsync.workers.replay.rows import TIME, Form, Ring, form_of, must_fit, to_rows
 
+#: By column: the shape in one row, and the dtype.
+_Form = dict[str, tuple[tuple[int, ...], torch.dtype]]
+#: The step that a final observation followed.
+_TIME = "time"
 # Columns of a stored unroll in addition to those of the contract.
 _AGENT, _FINAL_FIRST, _FINAL_COUNT = "_agent", "_final_first", "_final_count"
 _STATE_KEYS = ("contents", "agent", "generator")
@@ -94,8 +102,8 @@ class UnrollReplay:
         self.generator = torch.Generator().manual_seed(seed)
         self._final_capacity = final_capacity
         self._folder = None if path is None else _own_folder(self, Path(path))
-        self._form: Form = {}
-        self._unrolls = self._finals = Ring(0, None)
+        self._form: _Form = {}
+        self._unrolls = self._finals = RowStore(0, None)
         self._first = 0  # the number of the oldest unroll
         self._full = False
         self._lock = threading.Lock()
@@ -128,12 +136,12 @@ class UnrollReplay:
         Raises:
             ConfigError: keys, shapes or dtypes are not those of what is held, or unrolls are replayed ones.
         """
-        rows, finals = to_rows(batch, self.records)
-        form, count = form_of(rows), finals.counts
+        rows, finals = _to_rows(batch, self.records)
+        form, count = _form_of(rows), finals.counts
         with self._lock:
             if not self._form:
                 self._begin(form)
-            must_fit(form, self._form)
+            _must_fit(form, self._form)
             rows.set(_AGENT, torch.zeros_like(count) + agent)
             rows.set(_FINAL_COUNT, count)
             rows.set(_FINAL_FIRST, self._finals.written + count.cumsum(0) - count)
@@ -206,7 +214,7 @@ class UnrollReplay:
             self.extend(state_dict["contents"].exclude(keys.REPLAYED), state_dict["agent"])
         self.generator.set_state(state_dict["generator"])
 
-    def _begin(self, form: Form) -> None:
+    def _begin(self, form: _Form) -> None:
         length = form[keys.REWARD][0][0]
         capacity = self.capacity_steps // length
         if capacity < 1:
@@ -217,8 +225,8 @@ class UnrollReplay:
             )
         final_capacity = capacity if self._final_capacity is None else self._final_capacity
         self._form = form
-        self._unrolls = Ring(capacity, self._folder and self._folder / "unrolls")
-        self._finals = Ring(max(final_capacity, length), self._folder and self._folder / "finals")
+        self._unrolls = RowStore(capacity, self._folder and self._folder / "unrolls")
+        self._finals = RowStore(max(final_capacity, length), self._folder and self._folder / "finals")
 
     def _evict(self) -> None:
         before, self._first = self._first, max(self._first, self._unrolls.written - self._unrolls.capacity)
@@ -240,7 +248,7 @@ class UnrollReplay:
             before = (count.cumsum(0) - count)[unroll]
             finals = self._finals.take(rows[_FINAL_FIRST][unroll] + torch.arange(len(unroll)) - before)
             out[keys.FINAL_OBSERVATION] = finals[keys.FINAL_OBSERVATION]
-            out[keys.FINAL_INDEX] = torch.stack([finals[TIME], unroll], -1)
+            out[keys.FINAL_INDEX] = torch.stack([finals[_TIME], unroll], -1)
         return Drawn(TensorDict(out), rows[_AGENT])
 
 
@@ -249,3 +257,110 @@ def _own_folder(owner: UnrollReplay, path: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="replay-", dir=path))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+class FinalRows(NamedTuple):
+    """The final observations of a batch, unroll by unroll, and how many each of the B unrolls has, [B]."""
+
+    rows: TensorDict
+    counts: Tensor
+
+
+class RowStore:
+    """Keeps the newest ``capacity`` of the rows that were put in, in files in a folder or in memory. Rows are
+    numbered from 0.
+
+    Example:
+        >>> rows = RowStore(2, None)
+        >>> rows.put(TensorDict({"a": torch.arange(3)}, [3]))
+        >>> rows.written, rows.take(torch.tensor([2, 1]))["a"]
+        (3, tensor([2, 1]))
+    """
+
+    def __init__(self, capacity: int, folder: Path | None) -> None:
+        self.capacity = capacity
+        self.written = 0
+        self._storage = (
+            LazyTensorStorage(capacity)
+            if folder is None
+            else LazyMemmapStorage(capacity, scratch_dir=str(folder))
+        )
+
+    def put(self, rows: TensorDictBase) -> None:
+        """Add rows; they overwrite the oldest ones."""
+        before, self.written = self.written, self.written + len(rows)
+        kept = rows[-self.capacity :]
+        if len(kept):
+            numbers = torch.arange(max(before, self.written - self.capacity), self.written)
+            self._storage.set(numbers % self.capacity, kept)
+
+    def take(self, numbers: Tensor) -> TensorDict:
+        """Copy the rows with these numbers. They must still be there."""
+        rows: TensorDict = self._storage.get(numbers % self.capacity)
+        return rows
+
+
+def _to_rows(batch: TensorDictBase, records: Sequence[Record] = ()) -> tuple[TensorDict, FinalRows]:
+    """Copies of the unrolls of a batch as rows, and its final observations, both on the CPU.
+
+    ConfigError: a key is not in the contract, a required key is missing, or unrolls were replayed.
+    """
+    known, timed = keys.known_keys(records), keys.timed_keys(records)
+    _check_keys(batch, known)
+    columns = {}
+    for key in known:
+        if key in batch and key != keys.REPLAYED and key not in keys.FINAL:
+            tensor = batch.get(key).detach()
+            columns[key] = (tensor.transpose(0, 1) if key in timed else tensor).cpu()
+    rows = TensorDict(columns, columns[keys.REWARD].shape[:1])
+    return rows, _final_rows(batch, len(rows))
+
+
+def _final_rows(batch: TensorDictBase, unrolls: int) -> FinalRows:
+    if keys.FINAL_INDEX not in batch:
+        return FinalRows(TensorDict({}, [0]), torch.zeros(unrolls, dtype=torch.int64))
+    time, unroll = batch.get(keys.FINAL_INDEX).cpu().unbind(-1)
+    order = unroll.argsort(stable=True)
+    observations = batch.get(keys.FINAL_OBSERVATION).detach().cpu()[order]
+    rows = TensorDict({keys.FINAL_OBSERVATION: observations, _TIME: time[order]}, [len(order)])
+    return FinalRows(rows, unroll.bincount(minlength=unrolls))
+
+
+def _form_of(rows: TensorDict) -> _Form:
+    """The shapes and dtypes that all rows of one replay must have."""
+    return {str(key): (tuple(tensor.shape[1:]), tensor.dtype) for key, tensor in sorted(rows.items())}
+
+
+def _must_fit(form: _Form, held: _Form) -> None:
+    """Refuse rows whose columns differ: TorchRL's storage would keep old values where a column is missing."""
+    for key in sorted(form.keys() | held.keys()):
+        if form.get(key) == held.get(key):
+            continue
+        has, wants = (_in_words(one.get(key)) for one in (form, held))
+        raise ConfigError(
+            f"{key!r} of an unroll is {has}; the replay holds {wants}",
+            "UnrollReplay.extend",
+            "give batches of one length and with the same keys, also where agents share a replay",
+        )
+
+
+def _in_words(column: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    return "none" if column is None else f"{list(column[0])} of {column[1]}"
+
+
+def _check_keys(batch: TensorDictBase, known: Sequence[str]) -> None:
+    has = sorted(map(str, batch.keys()))
+    where = f"batch; it has: {', '.join(has) or 'nothing'}"
+    needed = [*keys.REQUIRED, *(keys.FINAL if any(key in batch for key in keys.FINAL) else ())]
+    for key in needed:
+        if key not in batch:
+            raise ConfigError(f"the batch has no {key!r}", where, f"write {key!r}")
+    for key in has:
+        if key not in known:
+            near = nearest_name(key, known)
+            cure = f"did you mean {near!r}?" if near else "drop it; rlsync.workers.frames lists the keys"
+            raise ConfigError(f"no batch has {key!r}", where, cure)
+    if keys.REPLAYED in batch and bool(batch.get(keys.REPLAYED).any()):
+        raise ConfigError(
+            "unrolls from replay would be held twice", where, "extend the replay with online unrolls only"
+        )
