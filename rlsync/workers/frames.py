@@ -328,11 +328,11 @@ def _check_ends(batch: TensorDictBase) -> None:
         t, b = odd[0].tolist()
         cure = "write is_init[t+1] = terminated[t] | truncated[t], and reset at once after an episode"
         raise _bad_batch(f"step {t} of unroll {b} and 'is_init' of what follows do not agree", batch, cure)
-    given = torch.zeros_like(truncated)
+    has_final = torch.zeros_like(truncated)
     if FINAL_INDEX in batch:
         index = batch.get(FINAL_INDEX)
-        given[index[:, 0], index[:, 1]] = True
-    lacking = (truncated & ~terminated & ~given).nonzero()
+        has_final[index[:, 0], index[:, 1]] = True
+    lacking = (truncated & ~terminated & ~has_final).nonzero()
     if len(lacking):
         t, b = lacking[0].tolist()
         cure = "keep the last observation of an episode that is truncated, in 'final_observation'"

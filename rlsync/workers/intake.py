@@ -131,11 +131,11 @@ class Intake:
             self._running = True
             self._ring.run()
         for _ in range(self._rollouts):
-            taken = self._wait()
-            self._pinned.pin(taken.slot, [v for name, v in taken.views.items() if name not in keys.FINAL])
-            self._held.append(taken)
-        self.writers = tuple(taken.writer for taken in self._held)
-        batch = keys.batch_of([taken.views for taken in self._held], self._records, self._device)
+            rollout = self._wait()
+            self._pinned.pin(rollout.slot, [v for name, v in rollout.views.items() if name not in keys.FINAL])
+            self._held.append(rollout)
+        self.writers = tuple(rollout.writer for rollout in self._held)
+        batch = keys.batch_of([rollout.views for rollout in self._held], self._records, self._device)
         if is_queued(self._device):
             self._copied = Moment.now([self._device])
         elif self._rollouts > 1:
@@ -154,8 +154,8 @@ class Intake:
     def release(self) -> None:
         """Give back the slots that are held, as soon as no copy reads them."""
         self._copied.wait()
-        for taken in self._held:
-            self._ring.give_back(taken)
+        for rollout in self._held:
+            self._ring.give_back(rollout)
         self._held = []
 
     @contextmanager
@@ -175,8 +175,8 @@ class Intake:
                 raise self._stopped
             if self._workers.look():
                 deadline = time.monotonic() + self._silent_timeout_s
-            taken = self._ring.take(LOOK_EVERY_S)
-            if taken is not None:
-                return taken
+            rollout = self._ring.take(LOOK_EVERY_S)
+            if rollout is not None:
+                return rollout
             if time.monotonic() >= deadline:
                 raise self._workers.silent()

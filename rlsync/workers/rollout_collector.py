@@ -148,13 +148,13 @@ class RolloutCollector(BaseCollector):
                 f"update_policy_weights_({', '.join(['worker_ids', *kwargs])})",
                 "pass weights alone, or nothing",
             )
-        given = next((w for w in (policy_or_weights, weights, policy) if w is not None), None)
+        weights = next((w for w in (policy_or_weights, weights, policy) if w is not None), None)
         if weights_dict is not None:
             sent = weights_dict
-        elif given is None and model_id is None:
+        elif weights is None and model_id is None:
             sent = dict.fromkeys(self.player.modules)
         else:
-            sent = {model_id or POLICY: given}
+            sent = {model_id or POLICY: weights}
         with self.publisher.one_publish(sent):
             for destination, what in sent.items():
                 self.publisher.send(destination, what)

@@ -157,10 +157,10 @@ class NodeAgent:
                 if self._ending.is_set() or turns is not self._turns or self._receiver.learner_died:
                     return None  # the ring is closed, or nobody would get the rollout
                 self._workers.look()
-                taken = self._ring.take(min(LOOK_EVERY_S, timeout_s))
-                if taken is not None:
-                    flat = pack(taken, self._layout, self._ring.counters())
-                    self._ring.give_back(taken)
+                rollout = self._ring.take(min(LOOK_EVERY_S, timeout_s))
+                if rollout is not None:
+                    flat = pack(rollout, self._layout, self._ring.counters())
+                    self._ring.give_back(rollout)
                     return flat
             if time.monotonic() >= deadline:
                 return None

@@ -101,9 +101,9 @@ class Arrivals:
                 left_s = max(0.0, started + timeout_s - time.monotonic())
                 for node in self._answering(left_s):
                     flat: Flat | None = self._attached.read(node)
-                    taken = None if flat is None else self._unpacked(node, flat)
-                    if taken is not None:
-                        return taken
+                    rollout = None if flat is None else self._unpacked(node, flat)
+                    if rollout is not None:
+                        return rollout
                 if left_s == 0.0:
                     return None
         finally:

@@ -217,14 +217,14 @@ class ClusterCollector(RolloutCollector):
 
     def status(self) -> ClusterStatus:
         """The nodes and their workers, as they said last."""
-        said = self._transport.nodes
+        reports = self._transport.nodes
         nodes = []
         for name in map(str, self.nodes):
-            word = said.get(name)
+            report = reports.get(name)
             nodes.append(
                 NodeStatus(name, 0, ())
-                if word is None
-                else NodeStatus(name, word.stamp.version, tuple(word.readers))
+                if report is None
+                else NodeStatus(name, report.stamp.version, tuple(report.readers))
             )
         lost, rollouts_lost = self.tally.lost, self.tally.rollouts_lost
         return ClusterStatus(os.getpid(), time.time(), self.policy_version, tuple(nodes), lost, rollouts_lost)

@@ -35,16 +35,16 @@ class Arrived:
     views: Mapping[str, Tensor]  # by name; final observations are cut to those that there are
 
 
-def pack(taken: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
+def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
     """Copy a rollout into one array. The room for final observations that nobody used stays behind."""
-    count = int(taken.views[FINAL_COUNT])
+    count = int(rollout.views[FINAL_COUNT])
     used = _used_bytes(layout, count)
     flat = np.empty(_HEAD_BYTES + used, dtype=np.uint8)
     head: NDArray[Any] = flat[:_HEAD_BYTES].view(np.int64)
-    words = [_MAGIC, count, used, taken.writer, taken.number, *_in_words(counters)]
+    words = [_MAGIC, count, used, rollout.writer, rollout.number, *_in_words(counters)]
     head[:] = 0
     head[: len(words)] = words
-    torch.from_numpy(flat[_HEAD_BYTES:]).copy_(taken.image[:used])
+    torch.from_numpy(flat[_HEAD_BYTES:]).copy_(rollout.image[:used])
     return flat
 
 

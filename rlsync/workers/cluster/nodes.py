@@ -233,8 +233,8 @@ class Nodes:
             if node_id == self._here and not self._placement.beside_learner:
                 continue
             self.tally.restarted += self._due.pop(node_id, None) is not None
-            taken = {node.seat for node in self}
-            seat = next(seat for seat in range(len(taken) + 1) if seat not in taken)
+            seats = {node.seat for node in self}
+            seat = next(seat for seat in range(len(seats) + 1) if seat not in seats)
             self._by_id[node_id] = self._start(machine, seat)
 
     def _end_silent(self) -> None:

@@ -97,7 +97,7 @@ class TransitionCollector(ClusterCollector):
         """Wait until the nodes say that they have the newest version; not for long."""
         until_s, newest = time.monotonic() + _ARRIVAL_S, self._transport.newest_stamp
         while time.monotonic() < until_s:
-            words = self._transport.nodes
-            if all(place in words and words[place].stamp >= newest for place in map(str, self.nodes)):
+            reports = self._transport.nodes
+            if all(name in reports and reports[name].stamp >= newest for name in map(str, self.nodes)):
                 return
             time.sleep(_LOOK_S)

@@ -64,11 +64,11 @@ class VectorEnvs(Envs):
         self.envs.close()
 
     def _translated(self, action: Tensor) -> Any:
-        taken = action.numpy()
+        array = action.numpy()
         if isinstance(self._actions, Discrete):
-            return taken + self._actions.start if self._actions.start else taken
+            return array + self._actions.start if self._actions.start else array
         # Only the environment gets the clipped action: the loss needs what the policy has drawn.
-        return np.clip(taken, self._actions.low, self._actions.high)  # type: ignore[attr-defined]
+        return np.clip(array, self._actions.low, self._actions.high)  # type: ignore[attr-defined]
 
     def _observed(self, array: Any) -> Tensor:
         seen = torch.from_numpy(array)

@@ -184,13 +184,13 @@ class ActingPolicy(FixedPlayer):
 def _written(policy: TensorDictModuleBase, seen: TensorDictBase) -> tuple[Record, ...]:
     """What a policy writes besides the action: found by letting it act once, with one observation."""
     leaf = next(iter(policy.parameters()), torch.zeros(()))
-    given = set(seen.keys())
+    inputs = set(seen.keys())
     with torch.no_grad(), torch.random.fork_rng(), set_exploration_type(ExplorationType.RANDOM):
         out = policy(seen.to(leaf.device))
     return tuple(
         Record(str(key), tuple(tensor.shape[1:]), tensor.dtype)
         for key, tensor in sorted(out.items())
-        if key != keys.ACTION and key not in given
+        if key != keys.ACTION and key not in inputs
     )
 
 
