@@ -36,7 +36,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 
 from rlsync.recipes.impala import Categorical, ImpalaLoss, ImpalaNet
-from rlsync.recipes.impala.config import UnrollReplayConfig
+from rlsync.recipes.impala.settings import UnrollReplayConfig
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
 

@@ -27,7 +27,7 @@ from torchrl.trainers import Trainer
 from rlsync.recipes import run_files
 from rlsync.recipes.hooks import Bottleneck
 from rlsync.recipes.impala import recipe
-from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig
+from rlsync.recipes.impala.settings import ImpalaConfig, ModelConfig
 from rlsync.recipes.settings import (
     THIS_MACHINE,
     AtariConfig,

@@ -30,7 +30,7 @@ from rlsync.recipes import parts
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.impala import Categorical
-from rlsync.recipes.impala.config import ImpalaConfig, UnrollReplayConfig
+from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.settings import AtariConfig, CollectorConfig, Config, PPOConfig, RouteConfig
 from rlsync.recipes.settings import SyncConfig as Sync

@@ -10,7 +10,7 @@ import pytest
 
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.impala.config import ImpalaConfig, ModelConfig, UnrollReplayConfig
+from rlsync.recipes.impala.settings import ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
 from rlsync.recipes.timeline import Timeline, timeline
 from tests.recipes.test_dreamer_recipes import small as small_dreamer

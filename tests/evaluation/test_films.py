@@ -21,7 +21,7 @@ from rlsync.evaluation.films import EvaluationFilms, FilmedAtari, Filming, film,
 from rlsync.evaluation.play import play
 from rlsync.recipes import parts
 from rlsync.recipes.impala import Categorical, ImpalaNet
-from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run_files import BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.recipes.settings import (
     CollectorConfig,

@@ -25,8 +25,8 @@ from rlsync.evaluation.play import Episode, play
 from rlsync.recipes.checks import check
 from rlsync.recipes.hooks import UnrollReturns
 from rlsync.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_venv
-from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import env_spec
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run_files import RESOLVED
 from rlsync.recipes.settings import AtariConfig, Config, EnvConfig
 from rlsync.workers.players.uniform import UniformPlayer

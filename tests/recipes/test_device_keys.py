@@ -12,12 +12,12 @@ from rlsync.recipes import place, ppo
 from rlsync.recipes.checks import check, errors, stock_device_errors
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
-from rlsync.recipes.impala.config import ImpalaConfig
-from rlsync.recipes.random_state import RandomState
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run import Run
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config, DeviceConfig, PPOConfig
 from rlsync.recipes.td3 import TD3Config
+from rlsync.recipes.trainer import RandomState
 from rlsync.torchrl_plugin.compat.collectors import takes_policies_on
 from rlsync.workers.devices import CPU, device_named, device_of_each
 from tests.recipes.test_recipes import small_ppo

@@ -17,10 +17,9 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.dreamer import config as dreamer_config
-from rlsync.recipes.dreamer import v3_networks
-from rlsync.recipes.dreamer.building import make_player_env
+from rlsync.recipes.dreamer import v3
+from rlsync.recipes.dreamer.building import SequenceMemory, make_player_env
 from rlsync.recipes.dreamer.config import DreamerV3Config
-from rlsync.recipes.dreamer.memory import SequenceMemory
 from rlsync.recipes.dreamer.sequences import Sequences
 from rlsync.recipes.env_settings import RenderedConfig
 from rlsync.recipes.registry import recipe_of
@@ -122,7 +121,7 @@ def test_the_learner_makes_the_state_that_the_player_had_from_pixels_too() -> No
     torch.manual_seed(0)
     recipe = DreamerV3Config(cells=16, belief=16, categoricals=2, classes=1, bins=31, channels=2)
     config = RenderedConfig("CartPole-v1", img_height=16, img_width=16, crop=[160, 320, 0, 600])
-    loss = v3_networks.make_loss(recipe, ANY.probe(config))
+    loss = v3.make_loss(recipe, ANY.probe(config))
     env = make_player_env(loss.actor_network.primer(), config)
     frames = env.rollout(8, loss.actor_network)
     env.close()
@@ -144,7 +143,7 @@ def test_a_perfect_picture_has_no_loss_and_a_black_one_that_of_all_its_pixels() 
     torch.manual_seed(0)
     recipe = DreamerV3Config(cells=8, belief=8, categoricals=2, classes=2, bins=31, channels=2)
     config = RenderedConfig("CartPole-v1", img_height=16, img_width=16)
-    model = v3_networks.make_loss(recipe, ANY.probe(config)).model_loss
+    model = v3.make_loss(recipe, ANY.probe(config)).model_loss
     white = torch.full((1, 2, 3, 16, 16), 255, dtype=torch.uint8)
     decoder = model.world_model.module[2].module
     rows = loss_rows(white)
@@ -252,7 +251,7 @@ def test_a_missing_pillow_is_told_before_anything_runs(monkeypatch: pytest.Monke
 def test_the_encoder_halves_a_picture_as_often_as_the_check_assumes() -> None:
     recipe = DreamerV3Config(cells=8, belief=8, bins=31, channels=1)
     spaces = ANY.probe(RenderedConfig("CartPole-v1"))
-    eye, _, _ = v3_networks.make_eyes(recipe, spaces, 8)
+    eye, _, _ = v3.make_eyes(recipe, spaces, 8)
     assert 2**eye.num_stages == dreamer_config.SHRINKS_BY
 
 

@@ -18,10 +18,9 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import load as load_player
 from rlsync.evaluation.play import play
-from rlsync.recipes.dreamer import v1_networks, v3_networks
-from rlsync.recipes.dreamer.building import make_player_env
+from rlsync.recipes.dreamer import v1, v3
+from rlsync.recipes.dreamer.building import SequenceMemory, make_player_env
 from rlsync.recipes.dreamer.config import DreamerV1Config, DreamerV3Config
-from rlsync.recipes.dreamer.memory import SequenceMemory
 from rlsync.recipes.dreamer.rows import as_rows
 from rlsync.recipes.dreamer.sequences import Sequences
 from rlsync.recipes.evaluating import acting_of
@@ -75,7 +74,7 @@ def built(config: Config) -> Any:
 
 def frames_of(num_envs: int = 1, frames: int = 60, seed: int = 0) -> list[TensorDict]:
     """Batches of a player in real environments, some of whose episodes end in them."""
-    loss = v3_networks.make_loss(DreamerV3Config(cells=8, belief=8), DISCRETE.probe(EnvConfig()))
+    loss = v3.make_loss(DreamerV3Config(cells=8, belief=8), DISCRETE.probe(EnvConfig()))
     player = loss.actor_network
 
     collector = Collector(
@@ -175,7 +174,7 @@ def test_the_v3_learner_makes_the_state_that_the_player_had() -> None:
     """With one class nothing is drawn at random, so the two must agree in every row."""
     torch.manual_seed(0)
     recipe = DreamerV3Config(cells=16, belief=16, categoricals=2, classes=1, bins=31)
-    loss = v3_networks.make_loss(recipe, DISCRETE.probe(EnvConfig()))
+    loss = v3.make_loss(recipe, DISCRETE.probe(EnvConfig()))
     compare_states(loss, "CartPole-v1", {"state": 2, "belief": 16}, first=0)
 
 
@@ -188,7 +187,7 @@ def test_the_v1_learner_makes_the_state_that_the_player_had(monkeypatch: pytest.
         )
     torch.manual_seed(0)
     recipe = DreamerV1Config(cells=16, belief=16, state=4)
-    loss = v1_networks.make_loss(recipe, BOX.probe(EnvConfig("Pendulum-v1")))
+    loss = v1.make_loss(recipe, BOX.probe(EnvConfig("Pendulum-v1")))
     # The belief of the second row comes from that of the first: the player's is put in its place.
     compare_states(loss, "Pendulum-v1", {"state": 4, "belief": 16}, first=1)
 

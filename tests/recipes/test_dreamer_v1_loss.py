@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from rlsync.recipes.dreamer.config import DreamerV1Config
-from rlsync.recipes.dreamer.v1_networks import DreamerV1Loss, make_loss
+from rlsync.recipes.dreamer.v1 import DreamerV1Loss, make_loss
 from rlsync.recipes.hooks import EpisodeReturns
 from rlsync.recipes.settings import EnvConfig
 from rlsync.recipes.spaces import BOX

@@ -29,9 +29,8 @@ from rlsync.recipes.impala import (
     concatenate,
     vtrace,
 )
-from rlsync.recipes.impala.config import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.impala.recipe import make_loss
-from rlsync.recipes.impala.settings import LossSettings
+from rlsync.recipes.impala.settings import ImpalaConfig, LossSettings, UnrollReplayConfig
 from rlsync.recipes.impala.terms import Steps, loss_terms
 from tests.tools.parts import make_collector
 

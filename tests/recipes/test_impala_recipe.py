@@ -23,8 +23,8 @@ from rlsync.evaluation.evaluator import Evaluator
 from rlsync.evaluation.process import READER
 from rlsync.recipes.checks import errors
 from rlsync.recipes.hooks import Bottleneck, Load, MixReplayed, StalenessHistogram, UnrollReturns
-from rlsync.recipes.impala.config import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.impala.recipe import build, make_network, probe
+from rlsync.recipes.impala.settings import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules

@@ -16,7 +16,7 @@ def test_fault_32_the_end_of_an_episode_is_lost_in_returns_of_several_steps() ->
     summed = MultiStep(gamma=1.0, n_steps=3)(rollout([False, False, True]))
     reaches_the_end = summed["next", "observation"].flatten().tolist() == [3.0, 3.0, 3.0]
     says_so = summed["next", "terminated"].flatten().tolist()
-    still_happens(32, reaches_the_end and says_so != [True] * 3, "rlsync/recipes/off_policy/memory.py")
+    still_happens(32, reaches_the_end and says_so != [True] * 3, "rlsync/recipes/replay/memory.py")
 
 
 def test_fault_49_a_loss_that_doubles_a_critic_gives_both_copies_wider_weights_than_it_had() -> None:
@@ -28,4 +28,4 @@ def test_fault_49_a_loss_that_doubles_a_critic_gives_both_copies_wider_weights_t
     loss = TD3Loss(actor, critic, num_qvalue_nets=2, bounds=(-1.0, 1.0))
     doubled = loss.qvalue_network_params["module", "weight"]
     wider = bool(doubled.std() > 1.5 * layer.weight.std())
-    still_happens(49, wider, "rlsync/recipes/off_policy/building.py (twin_critics)")
+    still_happens(49, wider, "rlsync/recipes/replay/building.py (twin_critics)")

@@ -17,7 +17,7 @@ import ray
 
 from rlsync.core.errors import WorkerLost
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig, LoggerConfig
 from rlsync.recipes.sync_settings import SyncConfig

@@ -22,8 +22,8 @@ from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, Stop, SyncWeights, WatchWorkers, WorkerLost
 from rlsync.recipes.checks import check
-from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import build
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
 from tests.cli.test_main import ENDLESS, Run

@@ -7,7 +7,7 @@ import torch
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.checks import check
-from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring.format import WhenFull

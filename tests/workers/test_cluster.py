@@ -29,7 +29,7 @@ from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.recipes.checks import cluster_errors
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.impala.config import ImpalaConfig
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, PPOConfig, RecipeConfig
 from rlsync.recipes.td3 import TD3Config

@@ -21,8 +21,8 @@ from rlsync.evaluation.evaluator import Evaluator
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import EvaluationJob, best_in
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
-from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.recipe import build
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.frames import RolloutShape, check_batch, concatenate

@@ -7,13 +7,34 @@ Source: Hafner et al. 2019, https://arxiv.org/abs/1912.01603; torchrl.objectives
 
 from __future__ import annotations
 
-from torch import optim
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import Tensor, nn, optim
+from torchrl.modules import (
+    MLP,
+    AdditiveGaussianModule,
+    DreamerActor,
+    RSSMPosterior,
+    RSSMPrior,
+    RSSMRollout,
+    TanhNormal,
+    WorldModelWrapper,
+)
+from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerValueLoss, LossModule
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts
 from rlsync.recipes.dreamer.building import make_trainer, started_collector
+from rlsync.recipes.dreamer.common import IMAGINED, REPLAYED, imagined_env, let_act
 from rlsync.recipes.dreamer.config import DreamerV1Config
-from rlsync.recipes.dreamer.v1_networks import make_loss
+from rlsync.recipes.spaces import Spaces
+from rlsync.workers.devices import CPU
 
 
 def build(run: parts.Run[DreamerV1Config]) -> Trainer:
@@ -32,6 +53,161 @@ def build(run: parts.Run[DreamerV1Config]) -> Trainer:
         trainer = make_trainer(run, collector, loss, optimizer, acting, within_episodes=True)
         parts.register_with_evaluations(trainer, run, acting)
     return trainer
+
+
+#: TorchRL's loss sums its errors over the last three dimensions, those of a picture.
+_PICTURE = "picture"
+
+
+class DreamerV1Loss(LossModule):
+    """The losses of a world model, an actor and a critic in one: their sum has the gradient of each.
+
+    The gradient of the actor's loss goes through the imagined steps, but not into the world model, and that
+    of the critic's goes into the critic alone.
+
+    Args:
+        model_loss, actor_loss, value_loss: TorchRL's.
+        reward_scale: model and critic learn rewards times this.
+    """
+
+    def __init__(
+        self,
+        model_loss: DreamerModelLoss,
+        actor_loss: DreamerActorLoss,
+        value_loss: DreamerValueLoss,
+        reward_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.reward_scale = reward_scale
+        self.model_loss = model_loss
+        self.actor_loss = actor_loss
+        self.value_loss = value_loss
+
+    def forward(self, sample: TensorDictBase) -> TensorDictBase:
+        """The losses of sequences ``[sequences, length]``."""
+        sample = sample.copy()
+        seen = sample["next", "observation"]
+        sample["next", _PICTURE] = seen.reshape(*seen.shape[:-1], 1, 1, -1)
+        sample["next", "reward"] = sample["next", "reward"] * self.reward_scale
+        losses, posterior = self.model_loss(sample)
+        start = posterior["next"].select("state", "belief").reshape(-1)
+        actor_losses, imagined = self.actor_loss(start)
+        value_losses, _ = self.value_loss(imagined)
+        return (
+            TensorDict({k: v.squeeze() for k, v in losses.items()}).update(actor_losses).update(value_losses)
+        )
+
+
+class _AsPicture(nn.Module):
+    """Gives the output of a network the shape in which the loss expects it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        out: Tensor = self.net(*inputs)
+        return out.reshape(*out.shape[:-1], 1, 1, -1)
+
+
+def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV1Loss:
+    """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them.
+
+    Args:
+        recipe: sizes and weights.
+        spaces: of the environment, whose actions are numbers.
+        device: of the networks.
+    """
+    features = recipe.state + recipe.belief
+
+    def net(inputs: int, outputs: int, depth: int = recipe.depth) -> MLP:
+        return MLP(inputs, outputs, depth=depth, num_cells=recipe.cells, activation_class=nn.ELU)
+
+    encoder = nn.Sequential(net(spaces.features, recipe.cells, recipe.depth - 1), nn.ELU())
+    prior = RSSMPrior(
+        spaces.action_spec, recipe.cells, recipe.belief, recipe.state, action_dim=spaces.actions
+    )
+    posterior = RSSMPosterior(
+        recipe.cells, recipe.state, rnn_hidden_dim=recipe.belief, obs_embed_dim=recipe.cells
+    )
+    reward, value = net(features, 1), net(features, 1)
+    world_model = WorldModelWrapper(
+        TensorDictSequential(
+            TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
+            RSSMRollout(
+                TensorDictModule(
+                    prior,
+                    ["state", "belief", "action"],
+                    [("next", "prior_mean"), ("next", "prior_std"), "_", ("next", "belief")],
+                ),
+                TensorDictModule(
+                    posterior,
+                    [("next", "belief"), ("next", "encoded_latents")],
+                    [("next", "posterior_mean"), ("next", "posterior_std"), ("next", "state")],
+                ),
+            ),
+            TensorDictModule(_AsPicture(net(features, spaces.features)), REPLAYED, [("next", "reco_pixels")]),
+        ),
+        TensorDictModule(reward, REPLAYED, [("next", "reward")]),
+    )
+    model_loss = DreamerModelLoss(world_model, lambda_kl=recipe.kl_scale, free_nats=recipe.free_nats)
+    model_loss.set_keys(pixels=_PICTURE)
+    imagined = imagined_env(
+        TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "state", "belief"]),
+        TensorDictModule(reward, IMAGINED, ["reward"]),
+        recipe.state,
+        recipe,
+        spaces,
+    )
+    critic = TensorDictModule(value, IMAGINED, ["state_value"])
+    actor = make_actor(recipe, spaces)
+    with torch.no_grad():
+        actor(
+            TensorDict({"state": torch.zeros(1, recipe.state), "belief": torch.zeros(1, recipe.belief)}, [1])
+        )
+    actor_loss = DreamerActorLoss(actor, critic, imagined, imagination_horizon=recipe.horizon)
+    # Without time_dim TorchRL takes the last dimension for time, so every target would be that of one step.
+    actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda, time_dim=-2)
+    value_loss = DreamerValueLoss(critic, gamma=recipe.gamma)
+    loss = DreamerV1Loss(model_loss, actor_loss, value_loss, recipe.reward_scale).to(device)
+    acting = TensorDictSequential(
+        TensorDictModule(encoder, ["observation"], ["encoded_latents"]),
+        TensorDictModule(posterior, ["belief", "encoded_latents"], ["_", "_", "state"]),
+        actor,
+        AdditiveGaussianModule(
+            spec=spaces.action_spec,
+            sigma_init=recipe.exploration_noise,
+            sigma_end=recipe.exploration_noise,
+            std=spaces.half_range(),
+        ).to(device),
+        TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "_", ("next", "belief")]),
+    )
+    let_act(loss, acting, recipe)
+    return loss
+
+
+def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDictSequential:
+    """What chooses an action within its bounds from a state."""
+    low, high = spaces.bounds()
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(
+            DreamerActor(
+                spaces.actions,
+                recipe.depth,
+                recipe.cells,
+                std_bias=recipe.actor_std,
+                std_min_val=recipe.actor_least_std,
+            ),
+            IMAGINED,
+            ["loc", "scale"],
+        ),
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"],
+            ["action"],
+            distribution_class=TanhNormal,
+            distribution_kwargs={"low": low, "high": high, "tanh_loc": True},  # or the mean leaves the range
+        ),
+    )
 
 
 RECIPE = parts.Recipe(

@@ -8,14 +8,45 @@ Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives
 
 from __future__ import annotations
 
-from torchrl.objectives import SoftUpdate
+import torch
+from tensordict.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import Tensor, nn
+from torchrl.data import OneHot
+from torchrl.modules import (
+    DreamerV3DiscreteActor,
+    DreamerV3ImageDecoder,
+    DreamerV3ImageEncoder,
+    DreamerV3MLP,
+    RSSMPosteriorV3,
+    RSSMPriorV3,
+    RSSMRolloutV3,
+    RSSMStateEstimatorV3,
+    SymExpTwoHot,
+    TanhNormal,
+    symlog,
+)
+from torchrl.objectives import (
+    DreamerV3ActorLoss,
+    DreamerV3Loss,
+    DreamerV3ModelLoss,
+    DreamerV3ValueLoss,
+    SoftUpdate,
+)
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
 from rlsync.recipes import parts
 from rlsync.recipes.dreamer.building import make_trainer, started_collector
+from rlsync.recipes.dreamer.common import IMAGINED, REPLAYED, imagined_env, let_act
 from rlsync.recipes.dreamer.config import DreamerV3Config
-from rlsync.recipes.dreamer.v3_networks import make_loss
+from rlsync.recipes.spaces import Spaces
+from rlsync.workers.devices import CPU
 
 
 def build(run: parts.Run[DreamerV3Config]) -> Trainer:
@@ -37,6 +68,175 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
         trainer = make_trainer(run, collector, loss, optimizer, acting, stepper)
         parts.register_with_evaluations(trainer, run, acting)
     return trainer
+
+
+#: The standard deviation of a continuous actor does not fall below this, before its actions are squashed.
+_LEAST_SPREAD = 0.1
+
+
+class SymlogMLP(DreamerV3MLP):
+    """An MLP whose input is squashed first: numbers of any size become small ones."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """See :class:`torchrl.modules.DreamerV3MLP`."""
+        return super().forward(*map(symlog, inputs))
+
+
+def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV3Loss:
+    """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them.
+
+    Args:
+        recipe: sizes and weights.
+        spaces: of the environment.
+        device: of the networks.
+    """
+    width = recipe.categoricals * recipe.classes
+    features = width + recipe.belief
+    sizes = {
+        "hidden_dim": recipe.cells,
+        "rnn_hidden_dim": recipe.belief,
+        "num_categoricals": recipe.categoricals,
+        "num_classes": recipe.classes,
+        "unimix": recipe.unimix,
+    }
+
+    def head(outputs: int, outscale: float = 1.0) -> DreamerV3MLP:
+        return DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
+
+    encoder, embedding, decoder = make_eyes(recipe, spaces, features)
+    prior = RSSMPriorV3(
+        action_shape=(spaces.actions,),
+        action_dim=spaces.actions,
+        recurrent_model="block_gru",
+        num_blocks=1,
+        prior_num_layers=1,
+        **sizes,
+    )
+    posterior = RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
+    ends = head(1)
+    reward, value = head(recipe.bins, 0.0), head(recipe.bins, 0.0)
+    actor = make_actor(recipe, spaces, features)
+    mean = SymExpTwoHot(recipe.bins)  # of what a head of bins says
+    world_model = TensorDictSequential(
+        TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
+        RSSMRolloutV3(
+            TensorDictModule(
+                prior,
+                ["state", "belief", "action"],
+                [("next", "prior_logits"), ("next", "state"), ("next", "belief")],
+            ),
+            TensorDictModule(
+                posterior,
+                [("next", "belief"), ("next", "encoded_latents")],
+                [("next", "posterior_logits"), ("next", "state")],
+            ),
+        ),
+        TensorDictModule(decoder, REPLAYED, [("next", "reco_pixels")]),
+        TensorDictModule(reward, REPLAYED, [("next", "reward_logits")]),
+        TensorDictModule(mean, [("next", "reward_logits")], [("next", "reward")]),
+        TensorDictModule(ends, REPLAYED, [("next", "continue_pred")]),
+    )
+    model_loss = DreamerV3ModelLoss(
+        world_model,
+        lambda_continue=1.0,
+        kl_mode="separate",
+        unimix=recipe.unimix,
+        free_bits=recipe.free_nats,
+        num_reward_bins=recipe.bins,
+        detach_output=False,
+        reco_symlog=spaces.picture is None,  # pixels are compared as they are, from 0 to 1
+    )
+    model_loss.set_keys(pixels="observation")
+    imagined = imagined_env(
+        TensorDictModule(prior, ["state", "belief", "action"], ["_", "state", "belief"]),
+        TensorDictSequential(
+            TensorDictModule(reward, IMAGINED, ["reward_logits"]),
+            TensorDictModule(mean, ["reward_logits"], ["reward"]),
+        ),
+        width,
+        recipe,
+        spaces,
+    )
+    critic = TensorDictSequential(
+        TensorDictModule(value, IMAGINED, ["state_value_logits"]),
+        TensorDictModule(mean, ["state_value_logits"], ["state_value"]),
+    )
+    actor_loss = DreamerV3ActorLoss(
+        actor,
+        critic,
+        imagined,
+        continuation_model=TensorDictSequential(
+            TensorDictModule(ends, IMAGINED, ["continue_pred"]),
+            TensorDictModule(nn.Sigmoid(), ["continue_pred"], ["continuation"]),
+        ),
+        imagination_horizon=recipe.horizon,
+        entropy_bonus=recipe.entropy,
+        use_reinforce=isinstance(spaces.action_spec, OneHot),  # else the gradient goes through the model
+    )
+    actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda)
+    value_loss = DreamerV3ValueLoss(
+        critic,
+        value_loss="two_hot",
+        num_value_bins=recipe.bins,
+        actor_loss=actor_loss,
+        slow_critic_regularization=1.0,
+    )
+    value_loss.set_keys(value_logits="state_value_logits")
+    loss = DreamerV3Loss(
+        model_loss,
+        actor_loss,
+        value_loss,
+        continuation_horizon=1 / (1 - recipe.gamma),
+        lmbda=recipe.gae_lambda,
+    ).to(device)
+    acting = TensorDictSequential(
+        TensorDictModule(encoder, ["observation"], ["encoded_latents"]),
+        RSSMStateEstimatorV3(prior, posterior),
+        actor,
+    )
+    let_act(loss, acting, recipe)
+    return loss
+
+
+def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
+    """What reads an observation, how many numbers it makes of it, and what says which one to expect.
+
+    Pictures stay uint8 until they are used: the encoder and the loss of TorchRL make numbers from 0 to 1 of
+    them. So players and learner convert them alike.
+
+    Args:
+        recipe: sizes.
+        spaces: of the environment.
+        features: numbers in a state, of which the decoder reads an observation.
+    """
+    if spaces.picture is None:
+        encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
+        return encoder, recipe.cells, DreamerV3MLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
+    eye = DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
+    decoder = DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
+    return eye, eye.output_features(spaces.picture), decoder
+
+
+def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> ProbabilisticTensorDictSequential:
+    """What chooses an action from a state: one of n, or numbers within their bounds."""
+    if isinstance(spaces.action_spec, OneHot):
+        return DreamerV3DiscreteActor(
+            features, spaces.actions, depth=recipe.depth, num_cells=recipe.cells, unimix=recipe.unimix
+        )
+    low, high = spaces.bounds()
+    net = DreamerV3MLP(features, 2 * spaces.actions, recipe.depth, recipe.cells, 0.01)
+    spread = NormalParamExtractor(scale_mapping="biased_softplus_1.0", scale_lb=_LEAST_SPREAD)
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(net, IMAGINED, ["loc_and_scale"]),
+        TensorDictModule(spread, ["loc_and_scale"], ["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            ["loc", "scale"],
+            ["action"],
+            distribution_class=TanhNormal,
+            distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
+            return_log_prob=True,
+        ),
+    )
 
 
 RECIPE = parts.Recipe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -9,7 +10,21 @@ from typing import Any, NamedTuple
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.recipes.hooks.summary import InSummary
+
+class InSummary(ABC):
+    """A registered hook with one more line for the end of ``rlsync train``.
+
+    Example:
+        >>> class Patience(InSummary):
+        ...     def summary_line(self) -> str:
+        ...         return "learning rate halved 3 times"
+        >>> Patience().summary_line()
+        'learning rate halved 3 times'
+    """
+
+    @abstractmethod
+    def summary_line(self) -> str:
+        """The line, without a line break; called once, after the last frame."""
 
 
 class Waits(NamedTuple):

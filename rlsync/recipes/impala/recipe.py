@@ -16,10 +16,10 @@ from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.env_settings import refuse_unsaid_protocol
 from rlsync.recipes.hooks import MixReplayed, UnrollReturns
-from rlsync.recipes.impala.config import ImpalaConfig
 from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import EnvConfig
 from rlsync.tensors.device import bfloat16_instructions

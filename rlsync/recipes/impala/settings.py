@@ -1,4 +1,4 @@
-"""The settings of V-trace and of the IMPALA loss: each default and each range is written here, once.
+"""The settings of the recipes ``impala`` and ``laser``, of V-trace and of the IMPALA loss, each written once.
 
 The recipe's config, :class:`ImpalaLoss` and :func:`vtrace` refer to these classes. No torch is imported
 here, so that a config can be read without it.
@@ -6,19 +6,28 @@ here, so that a config can be read without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import (
+    WIDTHS,
     above_zero,
     bound_errors,
     fraction,
+    in_optimizer,
+    kept,
+    learning_rate,
     not_below_zero,
     one_of,
     refuse,
     same_as,
+    values_for,
 )
 from rlsync.recipes.impala.trust import TrustRegion
-from rlsync.recipes.settings import RecipeConfig
+from rlsync.recipes.settings import SCHEDULE, Config, EvaluationConfig, RecipeConfig
+from rlsync.transport.ring.format import WhenFull
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,3 +93,202 @@ class LossSettings(VTraceSettings):
     reduction: str = one_of("mean", "sum")
     entropy_on: str = one_of("all", "online")
     trust_region: TrustRegion | None = None
+
+
+@dataclass
+class ModelConfig:
+    """The network: a torso, an LSTM if it has units, policy and value; see ``ImpalaNet``.
+
+    The torso ``auto`` is ``mlp`` for vectors and ``shallow`` for pixels. ``hidden`` gives the widths of its
+    dense layers; null takes the usual ones of that torso. ``torso_threads`` is the number of threads that
+    share the learner's passes of the torso; more than one helps where the workers leave cores idle.
+    """
+
+    #: mlp for vectors; shallow (as in DQN) or deep (residual) for pixels. auto chooses mlp or shallow.
+    torso: str = one_of("auto", "mlp", "shallow", "deep")
+    #: Widths of the torso's dense layers. null: [64, 64] for mlp, [512] for shallow, [256] for deep.
+    hidden: list[int] | None = field(default=None, metadata=WIDTHS)
+    #: Units of the LSTM; 0: no LSTM.
+    lstm: int = not_below_zero(0)
+    #: Whether the last action and the last reward are inputs of the network.
+    last_action: bool = False
+    last_reward: bool = False
+    #: Memory format of the convolutions, and whether the torso computes in bfloat16.
+    channels_last: bool = True
+    bfloat16: bool = False
+    #: Threads that share the learner's passes of the torso. More than one helps where workers leave cores
+    #: idle.
+    torso_threads: int = above_zero(1)
+
+
+@dataclass
+class UnrollReplayConfig:
+    """Replayed unrolls; with a ``ratio`` of zero there is no replay and the other keys have no effect.
+
+    ``path`` is a folder in which the replay is kept on disk instead of in memory. ``threshold``,
+    ``reference`` and ``gate_delta`` are those of :class:`TrustRegion`; a ``threshold`` of null is no trust
+    region.
+    """
+
+    #: Replayed unrolls for each new one. 0: no replay, and the other keys of this section have no effect.
+    ratio: float = not_below_zero(0.0)
+    #: Capacity, in steps.
+    capacity_steps: int = above_zero(100_000)
+    #: Nothing is replayed before the replay holds this many steps.
+    min_steps: int = above_zero(1_000)
+    #: A folder to keep the replay in, on disk; null: in memory.
+    path: str | None = None
+    #: Whether checkpoints contain the replay. A resumed run can then replay at once, but each checkpoint is
+    #: as large as the replay.
+    checkpointed: bool = False
+    #: Trust region: steps where KL(policy || reference) is not below this many nats are not learned from.
+    #: null: no trust region.
+    threshold: float | None = same_as(TrustRegion, "threshold", default=None)
+    #: The reference: mu, the behaviour policy, or implied, the policy that V-trace evaluates, which is
+    #: min(rho_bar * mu, policy), normalised.
+    reference: str = same_as(TrustRegion, "reference")
+    #: Whether a rejected step also loses its temporal difference.
+    gate_delta: bool = same_as(TrustRegion, "gate_delta")
+    #: Entropy bonus on all unrolls, or on online (new) ones only.
+    entropy_on: str = same_as(LossSettings, "entropy_on")
+
+    def loss_options(self) -> dict[str, Any]:
+        """The options of :class:`LossSettings` that depend on the replay."""
+        if not self.ratio:
+            return {}
+        region = None
+        if self.threshold is not None:
+            region = TrustRegion(self.threshold, self.reference, self.gate_delta)
+        return {"trust_region": region, "entropy_on": self.entropy_on}
+
+
+@dataclass
+class ImpalaConfig(RecipeConfig):
+    """The asynchronous actor-learner (IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583).
+
+    One optimizer step uses ``batch_size`` new unrolls of ``unroll_length`` steps each, plus those that a
+    replay adds. ``slots`` is the number of rollout slots, which bounds the lag; null takes one for each
+    worker plus those of two batches. ``when_full`` says what happens when none is free. ``overlap`` steps one
+    half of a worker's environments while the network computes the actions of the other half; it helps where
+    there are more cores than workers.
+    """
+
+    #: The recipe. recipe=... on the command line sets it together with its keys.
+    name: str = "impala"
+    #: The run ends after this many frames at the latest. anneal_lr lowers the learning rate over them.
+    total_frames: int = above_zero(400_000)
+    #: Learning rate at the start.
+    lr: float = learning_rate(2e-3)
+    #: Whether the learning rate falls linearly to a twentieth over total_frames.
+    anneal_lr: bool = kept(False, SCHEDULE)
+    #: New unrolls in one optimizer step; replayed ones come on top. Must be a multiple of env.num_envs.
+    batch_size: int = above_zero(8)
+    #: Largest norm of the gradient. The paper has 40.
+    clip_norm: float = above_zero(40.0)
+    #: Steps in one unroll. The paper has 20.
+    unroll_length: int = above_zero(20)
+    #: Number of rollout slots. Fewer slots bound the age of unrolls more tightly. null: one for each worker,
+    #: plus those of two batches.
+    slots: int | None = above_zero(None)
+    #: What happens when no slot is free. block: the worker waits, and nothing is lost. drop_oldest: when the
+    #: learner comes for an unroll and all slots are full, it drops the oldest. drop_newest: the worker plays
+    #: on and drops that rollout.
+    when_full: str = one_of(*get_args(WhenFull))
+    #: Step one half of a worker's environments while the network computes the actions of the other half. This
+    #: helps where there are more cores than workers.
+    overlap: bool = False
+    #: How many times within ten minutes a worker that died is started again before the run fails.
+    max_restarts: int = not_below_zero(5)
+    #: adam or rmsprop. The paper has rmsprop; adam needs no tuning on CartPole.
+    optimizer: str = kept(one_of("adam", "rmsprop"), "the checkpoint has the state of that optimizer")
+    #: RMSProp's alpha: the decay of its running mean of squared gradients.
+    rms_alpha: float = in_optimizer(fraction(0.99), "alpha", optimizer="RMSprop")
+    #: RMSProp's epsilon, added to the denominator.
+    rms_eps: float = in_optimizer(above_zero(0.01), "eps", optimizer="RMSprop")
+    #: Adam's epsilon. Larger values shrink the steps of weights with small gradients.
+    adam_eps: float = in_optimizer(above_zero(1e-8), "eps", optimizer="Adam")
+    #: Weight of the entropy bonus.
+    entropy_coeff: float = same_as(LossSettings, "entropy_coeff")
+    #: Weight of the baseline's loss. The paper has 0.5; with CartPole's returns in the hundreds the
+    #: baseline's gradient would then be many times the policy's.
+    baseline_coeff: float = same_as(LossSettings, "baseline_coeff")
+    #: V-trace: bound of the probability ratio in the temporal difference. It decides which policy is
+    #: evaluated. The paper has 1.
+    rho_bar: float = same_as(LossSettings, "rho_bar")
+    #: V-trace: bound of the ratio in the trace. It decides how far back a temporal difference reaches. The
+    #: paper has 1.
+    c_bar: float = same_as(LossSettings, "c_bar")
+    #: V-trace: bound of the ratio in the advantage of the policy gradient. The paper has 1.
+    pg_rho_bar: float = same_as(LossSettings, "pg_rho_bar")
+    #: V-trace: lambda, as in GAE. 1 is plain V-trace; smaller values bootstrap earlier.
+    vtrace_lambda: float = same_as(LossSettings, "lam")
+    #: none, or clip: rewards are clipped to [-1, 1] for learning. Logged returns are not clipped.
+    reward_clipping: str = same_as(LossSettings, "reward_clipping")
+    #: mean or sum over the steps of a batch. With mean, the learning rate does not depend on the size of the
+    #: batch.
+    reduction: str = same_as(LossSettings, "reduction")
+    model: ModelConfig = field(default_factory=ModelConfig)
+    #: Replay of unrolls, as in recipe=laser. IMPALA has none.
+    replay: UnrollReplayConfig = field(default_factory=UnrollReplayConfig)
+    #: A separate process that plays episodes with one version after the other and writes evaluations.csv.
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def variant(self) -> str:
+        """With a replay it is LASER: its checkpoints have the replay's state."""
+        return "laser" if self.replay.ratio else self.name
+
+    def evaluations(self) -> EvaluationConfig:
+        """See :meth:`RecipeConfig.evaluations`."""
+        return self.evaluation
+
+    def updates_after(self, config: Config, frames: int, updates: int) -> int:
+        """See :meth:`RecipeConfig.updates_after`: one for each batch."""
+        return 1
+
+    def acts_on_clusters(self) -> bool:
+        """See :meth:`RecipeConfig.acts_on_clusters`."""
+        return True
+
+    def loss_settings(self) -> LossSettings:
+        """The settings of the loss. Without a replay those under ``replay`` have no effect.
+
+        Raises:
+            ConfigError: a value is out of its range.
+        """
+        options = values_for(LossSettings, self) | {"lam": self.vtrace_lambda} | self.replay.loss_options()
+        return LossSettings(**options)
+
+    def errors(self, config: Config) -> Iterator[RlsyncError]:
+        """See :meth:`RecipeConfig.errors`."""
+        if config.collector.kind != "async":
+            yield ConfigError(
+                f"the workers of {self.name} never wait for the learner: its collector cannot be sync",
+                "collector.kind",
+                "give collector.kind=async",
+            )
+        wanted = self.batch_size * self.unroll_length
+        if config.collector.frames_per_batch != wanted:
+            yield ConfigError(
+                f"a batch of {config.collector.frames_per_batch} frames is not {self.batch_size} unrolls of "
+                f"{self.unroll_length}",
+                "collector.frames_per_batch",
+                f"give recipe.batch_size x recipe.unroll_length = {wanted}",
+            )
+        if self.when_full != "block" and not config.cluster.here:
+            yield ConfigError(
+                "the nodes of a cluster drop no unroll: their workers wait for a free slot",
+                "recipe.when_full",
+                "give recipe.when_full=block, or cluster=none",
+            )
+        if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:
+            yield ConfigError(
+                f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}",
+                "recipe.batch_size",
+                f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout",
+            )
+        if self.replay.ratio and self.replay.min_steps > self.replay.capacity_steps:
+            yield ConfigError(
+                f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}",
+                "recipe.replay.min_steps",
+                f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}",
+            )
