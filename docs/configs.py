@@ -21,9 +21,9 @@ from typing import Any
 
 import yaml
 
+from rlsync.cli.compose.own_hydra import KEY, PARTS
 from rlsync.cli.compose.shipped import config_dir
 from rlsync.recipes import registry, settings
-from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 
 #: Keys of which a file says something else than the dataclass.
 COMMENTS_BY_HAND: dict[str, set[str]] = {
@@ -87,19 +87,8 @@ VALUES_BY_HAND: dict[str, set[str]] = {
     "sync/value_greedy.yaml": {"map", "when.every", "when.unit"},
 }
 
-_SCHEMAS = {
-    "config": settings.Config,
-    "env": EnvConfig,
-    "atari": AtariConfig,
-    "rendered": RenderedConfig,
-    "collector": settings.CollectorConfig,
-    "cluster": settings.ClusterConfig,
-    "sync": settings.SyncConfig,
-    "logger": settings.LoggerConfig,
-}
 _WIDTH = 120
 _KEY = re.compile(r"(?P<indent> *)(?P<key>\w+):(?P<value>.*)$")
-_NAMED_BY_A_FILE = "_recipe_"  # where a recipe of a user's lies
 
 
 class NotInStep(Exception):
@@ -137,7 +126,7 @@ def comments_of(cls: type) -> dict[str, str]:
 def settings_of(section: Any, prefix: str) -> Iterator[tuple[str, Setting]]:
     """Every key of a section of settings."""
     for spec in fields(section):
-        if spec.name == _NAMED_BY_A_FILE:
+        if spec.name == KEY:  # where a recipe of a user's lies
             continue
         comments = (comments_of(cls).get(spec.name) for cls in type(section).__mro__ if is_dataclass(cls))
         comment = next((text for text in comments if text), "")
@@ -155,7 +144,7 @@ def known_in(file: Path) -> dict[str, Setting]:
             if name.startswith("recipe/"):
                 made: Any = registry.recipe_named(name.removeprefix("recipe/")).settings()
             else:
-                made = _SCHEMAS[name]()
+                made = settings.Config() if name == "config" else PARTS[name]()
             known = dict(settings_of(made, "" if package in ("", "_here_") else f"{package}."))
             in_groups = tuple(f"{group.name}." for group in config_dir().iterdir() if group.is_dir())
             if name == "config":  # the sections of groups stand in files of their own

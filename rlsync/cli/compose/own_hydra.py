@@ -29,6 +29,17 @@ CONFIG_NAME = "train"
 #: Config group in which the types are kept; not a choice for users.
 SCHEMA = "schema"
 
+#: The types of a run's parts besides the recipe, by the names of their schemas.
+PARTS = {
+    "env": settings.EnvConfig,
+    "atari": settings.AtariConfig,
+    "rendered": settings.RenderedConfig,
+    "collector": settings.CollectorConfig,
+    "cluster": settings.ClusterConfig,
+    "sync": settings.SyncConfig,
+    "logger": settings.LoggerConfig,
+}
+
 #: The key that says where a recipe lies, as ``module:OBJECT``; beside ``name``, in the recipe's YAML.
 KEY = "_recipe_"
 
@@ -52,16 +63,7 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     # The base class of the recipes, so that any of them may take its place.
     whole = settings.Config(recipe=settings.RecipeConfig())
     store(SCHEMA, "config", whole, package="_global_")
-    parts = {
-        "env": settings.EnvConfig,
-        "atari": settings.AtariConfig,
-        "rendered": settings.RenderedConfig,
-        "collector": settings.CollectorConfig,
-        "cluster": settings.ClusterConfig,
-        "sync": settings.SyncConfig,
-        "logger": settings.LoggerConfig,
-    }
-    for name, node in parts.items():
+    for name, node in PARTS.items():
         store(SCHEMA, name, node)
     wanted: dict[str, tuple[str, str | None]] = {name: (name, None) for name in registry.names()}
     if own is not None:
