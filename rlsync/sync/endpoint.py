@@ -48,16 +48,11 @@ class Endpoint(Protocol):
     def connect(self, publish_default: Callable[[], object]) -> None:
         """Begin: from now on workers adopt what is published here.
 
-        Args:
-            publish_default: what ``collector.update_policy_weights_()`` without weights publishes.
+        ``collector.update_policy_weights_()`` without weights calls ``publish_default``.
         """
 
     def locate(self, path: Path, where: str) -> Key:
-        """The destination of this collector that ``path`` is in, and the leaf prefix below it.
-
-        Raises:
-            DestinationNotFound: there is none.
-        """
+        """The destination that ``path`` is in, and the leaf prefix below it; else DestinationNotFound."""
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
         """The leaves of a destination; ``None`` when this collector does not show them."""
@@ -66,16 +61,10 @@ class Endpoint(Protocol):
         """The live tensors of a destination, by name, where this process holds them."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all workers act with the newest version.
-
-        Raises:
-            WorkerLost: a worker is dead.
-            AdoptionTimeout: the deadline passed.
-        """
+        """Wait until all workers act with the newest version; WorkerLost, AdoptionTimeout."""
 
     def verification(self) -> Verification:
         """What compares the weights that act with those that were published.
 
-        Raises:
-            ConfigError: the workers of this collector cannot be asked, or somebody asks them already.
+        ConfigError: the workers of this collector cannot be asked, or somebody asks them already.
         """

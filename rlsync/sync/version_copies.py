@@ -13,12 +13,7 @@ from rlsync.transport.rules import Key, keyed
 
 @dataclass(frozen=True, slots=True)
 class VersionCopy:
-    """The leaves that a map brings, as one version has them. Nobody writes to them.
-
-    Args:
-        version: its number.
-        leaves: by destination and name.
-    """
+    """The leaves that a map brings, by destination and name, of one version. Nobody writes to them."""
 
     version: int
     leaves: Mapping[Key, Tensor]
@@ -33,9 +28,6 @@ class VersionCopies:
 
     A board keeps the newest version, from which it is copied when it is asked for. Other transports keep
     none: there, every publish makes a copy more.
-
-    Args:
-        bound_map: the map.
     """
 
     def __init__(self, bound_map: BoundMap) -> None:

@@ -55,12 +55,7 @@ class BoardCollector(WorkerProcesses, Protocol):
 
 
 class WorkersPublisher(Publisher):
-    """Publishes to the workers of one collector, which tell by notes which leaves they have.
-
-    Args:
-        transport: what the workers read.
-        ledger: gives the numbers; by default a new one.
-    """
+    """Publishes to the workers of one collector, which tell by notes which leaves they have."""
 
     def __init__(self, transport: Transport, ledger: Ledger | None = None) -> None:
         super().__init__(transport, ledger)
@@ -87,13 +82,9 @@ class WorkersPublisher(Publisher):
         return collector
 
     def serve(self, collector: WorkerProcesses, destination: str) -> bool:
-        """Take ``destination`` of ``collector``.
+        """Take ``destination`` of ``collector``; returns whether it is the collector's first one here.
 
-        Returns:
-            Whether this is the collector's first destination here.
-
-        Raises:
-            PublishError: another collector is served already.
+        PublishError: another collector is served already.
         """
         if self._collector is not None and self._collector() is not collector:
             raise PublishError(
@@ -109,8 +100,7 @@ class WorkersPublisher(Publisher):
     def specs(self, destination: str) -> list[LeafSpec] | None:
         """The leaves of ``destination`` in the workers, or ``None`` while nobody can tell.
 
-        Raises:
-            LayoutMismatch: the workers do not agree.
+        LayoutMismatch: the workers do not agree.
         """
         if destination not in self._specs:
             self._read_notes()
@@ -140,11 +130,7 @@ class WorkersPublisher(Publisher):
     def one_publish(self, destinations: Iterable[str] = ()) -> Iterator[None]:
         """All sends inside are published as one version at the end, or not at all if one fails.
 
-        Args:
-            destinations: those that will be sent.
-
-        Raises:
-            DestinationNotFound: this board does not serve one of them.
+        ``destinations`` are those that will be sent; DestinationNotFound if this board does not serve one.
         """
         for wanted in destinations:
             if wanted not in self.destinations:
@@ -181,14 +167,8 @@ class WorkersPublisher(Publisher):
     def send(self, destination: str, weights: object) -> None:
         """Publish ``weights``, checked, for one destination; ``None`` means the learner's own.
 
-        Args:
-            destination: to whom.
-            weights: a module, tensordict or mapping; with ``None``, what ``publish_default`` publishes, or
-                the learner's module for the destination.
-
-        Raises:
-            LayoutMismatch: the weights do not fit the leaves in the workers.
-            PublishError: ``weights`` is ``None``, and the learner has no such module.
+        These are what ``publish_default`` publishes, or else the collector's module for the destination; a
+        PublishError, if there is none. LayoutMismatch: the weights do not fit the leaves in the workers.
         """
         with self.one_publish():
             assert self._staged is not None
@@ -203,14 +183,9 @@ class WorkersPublisher(Publisher):
             self._staged.update(self.fitted(self._fit(destination), destination, weights))
 
     def send_over(self, destination: str, weights: Mapping[str, Tensor]) -> None:
-        """Publish ``weights`` by name for one destination; its other leaves keep their newest value.
+        """Publish a state dict by name for one destination; its other leaves keep their newest value.
 
-        Args:
-            destination: to whom.
-            weights: a state dict. Names that the workers do not have are left out.
-
-        Raises:
-            LayoutMismatch: the weights do not fit the leaves in the workers.
+        Names that the workers do not have are left out. LayoutMismatch: the weights do not fit.
         """
         specs = self.specs(destination) or ()
         newest = self.transport.newest_leaves()

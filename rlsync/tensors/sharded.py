@@ -54,34 +54,19 @@ def own_part(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How a leaf is sharded; equal on all ranks that hold a part of it.
-
-    Args:
-        shape: of the whole leaf.
-        dtype: its name, without ``torch.``.
-        mesh_shape: of the device mesh.
-        mesh_ranks: the ranks of the mesh, in row-major order.
-        cuts: for each dimension of the mesh, the dimension of the leaf that it shards and, for parts that are
-            not contiguous, the number of stretches; -1 where every rank holds all of it.
-    """
+    """How a leaf is sharded; equal on all ranks that hold a part of it."""
 
     shape: tuple[int, ...]
     dtype: str
     mesh_shape: tuple[int, ...]
-    mesh_ranks: tuple[int, ...]
+    mesh_ranks: tuple[int, ...]  #: in row-major order
+    #: For each dimension of the mesh, the dimension of the leaf that it shards and, for parts that are not
+    #: contiguous, the number of stretches; -1 where every rank holds all of it.
     cuts: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, tensor: Any, name: str, where: str) -> Sharding:
-        """How a DTensor is sharded.
-
-        Args:
-            tensor: the DTensor.
-            name, where: its leaf and the place in error messages.
-
-        Raises:
-            LayoutMismatch: a placement is neither a shard nor a replica.
-        """
+        """How a DTensor is sharded; LayoutMismatch if a placement is neither a shard nor a replica."""
         mesh = tensor.device_mesh
         cuts = tuple(_cut(placement, name, where) for placement in tensor.placements)
         return cls(
@@ -116,10 +101,6 @@ class Sharding:
 
         Of replicas, those of the owner's own row and column of the mesh bring theirs, as ``full_tensor()`` on
         the owner takes them.
-
-        Args:
-            rank: whose blocks.
-            owner: the rank for which the leaf is put together.
 
         Example:
             >>> sharding = Sharding((5, 2), "float32", (2,), (0, 1), ((0, 1),))
@@ -163,13 +144,7 @@ def block_of(part: Tensor, block: Block) -> Tensor:
 
 @torch.no_grad()
 def write_blocks(view: Tensor, tensor: Tensor, blocks: Sequence[Block]) -> None:
-    """Copy a rank's own part of a leaf to its place in the whole leaf, cast to its dtype.
-
-    Args:
-        view: the whole leaf.
-        tensor: the DTensor.
-        blocks: which blocks this rank brings.
-    """
+    """Copy blocks of a rank's own part of a leaf to their places in the whole one, cast to its dtype."""
     part = own_part(tensor)
     for block in blocks:
         part_of(view, block).copy_(block_of(part, block))

@@ -173,9 +173,7 @@ class RayBoardScheme(WorkerScheme):
 def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -> NodeReceiver:
     """In an actor: let a board have the learner's versions, and wait for the newest.
 
-    Raises:
-        BoardClosed: the learner has closed the transport or died.
-        AdoptionTimeout: the version does not come in time.
+    BoardClosed: the learner has closed the transport or died. AdoptionTimeout: it does not come in time.
     """
     from rlsync.transport.ray.handle import RayHandle  # these load ray
     from rlsync.transport.ray.receiver import NodeReceiver
@@ -190,11 +188,7 @@ def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -
 
 
 class ServedActors:
-    """A RayCollector.
-
-    Args:
-        collector: under construction; :func:`check_actors` has looked at it.
-    """
+    """A RayCollector under construction; :func:`check_actors` has looked at it."""
 
     def __init__(self, collector: RayCollector) -> None:
         self._collector = collector
@@ -223,17 +217,10 @@ def check_actors(
     kind: type[object],
     inner: type[object],
 ) -> None:
-    """Refuse a collector whose actors boards cannot supply with exact stamps.
+    """Refuse a collector whose actors boards cannot supply with exact stamps (ConfigError).
 
-    Args:
-        collector: under construction.
-        destination: of the scheme that asks, for errors.
-        schemes: all schemes of the collector.
-        kind: what all of them must be.
-        inner: what the schemes of the actors' own collectors must be, if these start worker processes.
-
-    Raises:
-        ConfigError: it is no RayCollector, or one whose frames would not say which weights acted.
+    Every scheme must be of ``kind``. Those of the actors' own collectors must be ``inner``, if these start
+    worker processes.
     """
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
     if not isinstance(collector, RayCollector):

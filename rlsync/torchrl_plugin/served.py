@@ -47,20 +47,13 @@ class ServedHere(Served, Protocol):
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
         """Wait until the workers stand; ``told(worker)`` is whether one has left its note on the board.
 
-        Raises:
-            WorkerLost: a worker ended before it stood.
-            AdoptionTimeout: a worker does not stand in time.
+        WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedMaker:
-    """What makes a worker's environments, and logs what the worker prints meanwhile.
-
-    Args:
-        make: makes them.
-        log: of that worker.
-    """
+    """What makes a worker's environments, and logs what the worker prints meanwhile."""
 
     make: Callable[..., Any]
     log: StartLog
@@ -137,15 +130,7 @@ class ServedNodes:
 
 
 def served(collector: object, destination: str) -> ServedHere:
-    """How a board serves ``collector``.
-
-    Args:
-        collector: under construction.
-        destination: of the scheme that asks, for errors.
-
-    Raises:
-        ConfigError: a board does not reach its workers.
-    """
+    """How a board serves a collector under construction; ConfigError if it does not reach its workers."""
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
     match collector:
         case collectors.MultiCollector():
@@ -178,15 +163,10 @@ def served(collector: object, destination: str) -> ServedHere:
 def check_interface(
     context: object, placed: Mapping[str, object], model: Mapping[str, object], *, of: str
 ) -> None:
-    """Refuse the uses of ``init_on_sender`` that a board does not serve.
+    """Refuse the uses of ``init_on_sender`` that a board does not serve (ConfigError).
 
-    Args:
-        context: the collector.
-        placed: arguments that place weights in each worker, by name.
-        model: an argument that may stand beside a collector, by name.
-
-    Raises:
-        ConfigError: there is no collector, or weights would be placed in workers one by one.
+    There must be a collector. ``placed`` are arguments that place weights in workers one by one; ``model`` is
+    one that may stand beside a collector.
     """
     refused = placed if context is not None else {**placed, **model}
     given = [f"{name}=..." for name, value in refused.items() if value is not None]
@@ -202,25 +182,14 @@ def check_interface(
 def check_choice(
     what: str, name: str, chosen: str, offered: tuple[str, ...], *, of: str = "BoardScheme"
 ) -> None:
-    """Refuse an argument of a scheme that is none of those offered.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse an argument of a scheme that is none of those offered (ConfigError)."""
     if chosen not in offered:
         where, cure = f"{of}({name}={chosen!r})", f"choose one of: {', '.join(offered)}"
         raise ConfigError(f"no {what} {chosen!r}", where, cure)
 
 
 def refuse_different_moments(moments: Mapping[str, str]) -> None:
-    """Refuse destinations of one collector that would be adopted at different times.
-
-    Args:
-        moments: ``adopt_at`` of each destination.
-
-    Raises:
-        ConfigError: they differ.
-    """
+    """Refuse destinations of one collector whose ``adopt_at`` differ (ConfigError)."""
     if len(set(moments.values())) > 1:
         raise ConfigError(
             "the destinations of this collector are adopted at different times",
@@ -230,15 +199,9 @@ def refuse_different_moments(moments: Mapping[str, str]) -> None:
 
 
 def refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:
-    """Refuse weights that are not for all workers alike.
+    """Refuse weights that are not for all workers alike (PublishError).
 
-    Args:
-        worker_ids: who is to get them; ``None`` for all.
-        weights: what is sent; TorchRL takes a mapping by worker number, too.
-        num_workers: how many there are.
-
-    Raises:
-        PublishError: they would differ between workers.
+    TorchRL takes ``worker_ids``, and weights that are a mapping by worker number.
     """
     if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
         named = sorted(key for key in weights if isinstance(key, int))
@@ -284,10 +247,6 @@ def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -
 
     What acts was published. So a worker takes its weights from the board again at its next rollout, and
     weights that were only loaded would be lost. Versions go on counting from that of the state dict.
-
-    Args:
-        publisher: of the collector's workers.
-        state_dict: what was loaded.
     """
     loaded = state_dict.get("worker0", {}).get("policy_state_dict")
     if loaded is None or publisher.publish_default is not None or POLICY not in publisher.destinations:

@@ -24,12 +24,8 @@ from rlsync.transport.contract import Handle
 class ServedServer:
     """What a publisher asks of the collector whose workers it serves, asked of an inference server.
 
-    Args:
-        holder: the server, or the AsyncBatchedCollector that has it.
-        scheme: what it must have been given as ``weight_sync``.
-
-    Raises:
-        ConfigError: it was given another scheme, or is an actor of Ray.
+    ConfigError: ``holder``, the server or the collector that has it, was not given ``scheme`` as
+    ``weight_sync``, or is an actor of Ray.
     """
 
     num_workers = 1
@@ -63,12 +59,7 @@ class ServedServer:
     def connect(self, scheme: WeightSyncScheme, publisher: WorkersPublisher) -> str:
         """Let the collector's own method publish, and its frames carry versions at both ends of a step.
 
-        Args:
-            scheme: sends.
-            publisher: makes one version of what one call sends.
-
-        Returns:
-            The name of the server's policy.
+        Returns the name of the server's policy.
         """
         holder = self._holder()
         if isinstance(holder, AsyncBatchedCollector):
@@ -90,11 +81,7 @@ class ServedServer:
         return self._server() is None
 
     def get_model(self, model_id: str) -> nn.Module:
-        """The learner's module for a destination.
-
-        Raises:
-            ValueError: the learner holds none.
-        """
+        """The learner's module for a destination; ValueError if it holds none."""
         holder = self._holder()
         if isinstance(holder, AsyncBatchedCollector) and isinstance(holder.policy, nn.Module):
             return holder.policy
@@ -111,10 +98,8 @@ class ServedServer:
     def expected(self, destination: str) -> list[LeafSpec] | None:
         """The leaves of the policy, told by the learner's side before the server has started.
 
-        The policy of a server in a process is made once by its factory, and dropped.
-
-        Raises:
-            DestinationNotFound: the policy is no module.
+        The policy of a server in a process is made once by its factory, and dropped. DestinationNotFound: it
+        is no module.
         """
         if destination != self.destination:
             return None
@@ -130,11 +115,7 @@ class ServedServer:
 
 
 def specs_of(holder: object) -> list[LeafSpec] | None:
-    """The leaves of the policy that an inference server serves; ``None`` if it is no module.
-
-    Args:
-        holder: the server, or the collector that has it.
-    """
+    """The leaves of the policy that a server serves, or a collector's server; ``None`` if it is no module."""
     policy = servers.policy_like_served(holder)
     return Leaves(policy, "the served policy").specs() if isinstance(policy, nn.Module) else None
 
@@ -143,18 +124,10 @@ class ServerSync:
     """Brings the policy of an inference server up to date, between two of its batches.
 
     The server is one reader, number 0. Its own loop calls :meth:`between_batches`, in the thread that
-    computes and under the lock that a forward pass takes.
+    computes and under the lock that a forward pass takes. Beside the learner, in a thread, it gets a policy
+    of its own.
 
-    Args:
-        handle: what the server reads.
-        destination: the name of its policy.
-        adopt: how the policy adopts.
-        server: the server's loop, in this process.
-        beside_learner: whether this is the learner's process. Such a server gets a policy of its own.
-
-    Raises:
-        BoardClosed: the learner has closed the board or died.
-        PublishError: another living server reads this board.
+    BoardClosed: the learner has closed the board or died. PublishError: another living server reads it.
     """
 
     def __init__(

@@ -29,10 +29,6 @@ class WorkerSync:
 
     It adopts before each rollout, before a ``state_dict()`` between two rollouts, and if it is told to,
     before each call of the policy.
-
-    Args:
-        handle: what the worker reads.
-        worker_idx: this worker's number.
     """
 
     def __init__(self, handle: Handle, worker_idx: int) -> None:
@@ -63,8 +59,7 @@ class WorkerSync:
     def attach(self, collector: Collector) -> None:
         """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has.
 
-        Raises:
-            DestinationNotFound: a destination is not on this collector.
+        DestinationNotFound: a destination is not on this collector.
         """
         if self._collector is None:
             self._collector = weakref.ref(collector)
@@ -82,11 +77,7 @@ class WorkerSync:
         self._adopter.tell()
 
     def leave(self, destination: str | None) -> bool:
-        """Take no more weights for ``destination``.
-
-        Returns:
-            Whether it was the last one, and this worker has left the board.
-        """
+        """Take no more weights for ``destination``; whether it was the last one, and the board was left."""
         self._adopt_by.pop(str(destination), None)
         self._places.pop(str(destination), None)
         self._adopter.place(self._places)
@@ -140,11 +131,7 @@ class WorkerSync:
         return output
 
     def module(self, destination: str) -> object:
-        """What acts for ``destination`` in this worker now.
-
-        Raises:
-            DestinationNotFound: it is not on this worker's collector.
-        """
+        """What acts for ``destination`` in this worker now, or DestinationNotFound."""
         found = walk(
             self._collector and self._collector(),
             self._paths[destination],

@@ -73,9 +73,8 @@ class Link:
     def serve(self, holder: object, scheme: object) -> ServedServer:
         """Let the publisher serve an inference server: ``holder``, or the one that this collector has.
 
-        Raises:
-            ConfigError: the server was given another scheme, or a board cannot serve it.
-            PublishError: the publisher serves another one already.
+        ConfigError: the server was given another scheme, or a board cannot serve it. PublishError: the
+        publisher serves another one already.
         """
         if self.served is not None and self.served.serves(holder):
             return self.served
@@ -93,13 +92,7 @@ T = TypeVar("T")
 class WorkerScheme(WeightSyncScheme):
     """A scheme whose workers adopt by themselves, in the thread that acts.
 
-    Args:
-        adopt: ``"alias"`` or ``"copy"``.
-        adopt_at: ``"rollout"`` or ``"policy_call"``.
-        link: what the schemes of one collector share; ``None`` until there is a collector.
-
-    Raises:
-        ConfigError: ``adopt`` or ``adopt_at`` is neither.
+    Its link is what the schemes of one collector share; on Ray there is none before there is a collector.
     """
 
     _link: Link | None
@@ -113,20 +106,12 @@ class WorkerScheme(WeightSyncScheme):
 
     @classmethod
     def _check(cls, adopt: str, adopt_at: str) -> None:
-        """Refuse what is none of the choices.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """Refuse what is none of the choices (ConfigError)."""
         check_choice("adoption mode", "adopt", adopt, get_args(Adopt), of=cls.__name__)
         check_choice("moment of adoption", "adopt_at", adopt_at, get_args(AdoptAt), of=cls.__name__)
 
     def _serve(self, collector: Any, model_id: str) -> Served:
-        """How this scheme serves a collector; makes the link where there is none yet.
-
-        Raises:
-            ConfigError: it does not reach the collector's workers.
-        """
+        """How this scheme serves a collector; ConfigError if it cannot. Makes the link."""
         raise NotImplementedError
 
     def _prepare(self) -> None:
@@ -165,29 +150,15 @@ class WorkerScheme(WeightSyncScheme):
 
     @property
     def publisher(self) -> WorkersPublisher:
-        """The learner's side.
-
-        Raises:
-            PublishError: in a worker, or before there is a collector.
-        """
+        """The learner's side; PublishError in a worker, or before there is a collector."""
         return on_the_learner(None if self._link is None else self._link.publisher, self)
 
     def create_transport(self, **_: Any) -> WorkersPublisher:
-        """The learner's end, which is the transport of all workers.
-
-        Raises:
-            PublishError: in a worker.
-        """
+        """The learner's end, the transport of all workers; PublishError in a worker."""
         return self.publisher
 
     def begin_in_worker(self, model_id: str, worker_idx: int, model: nn.Module | None) -> WorkerSync:
-        """Begin in a worker.
-
-        Args:
-            model_id: the destination.
-            worker_idx: this worker's number.
-            model: a policy that came without its memory; it gets the newest weights.
-        """
+        """Begin in a worker; a model that came without its memory gets the newest weights."""
         assert self._link is not None
         stamps.make_room_for_the_stamp()
         self.worker_idx = worker_idx
@@ -245,11 +216,7 @@ class WorkerScheme(WeightSyncScheme):
 
 
 def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
-    """What a scheme has on the learner's side.
-
-    Raises:
-        PublishError: in a worker.
-    """
+    """What a scheme has on the learner's side; PublishError in a worker."""
     if held is None:
         where = type(scheme).__name__
         raise PublishError("a worker does not publish", where, "publish from the learner")

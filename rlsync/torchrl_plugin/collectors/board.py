@@ -22,13 +22,7 @@ from rlsync.transport.waiting import worker_lost
 
 
 class BoardEndpoint:
-    """Workers that read one board.
-
-    Args:
-        publisher: publishes to them.
-        adopt: by destination, how workers adopt; those not named adopt by alias.
-        adopt_at: when they adopt.
-    """
+    """Workers that read one board. Destinations that ``adopt`` does not name adopt by alias."""
 
     needs_every_leaf = False
 
@@ -117,13 +111,7 @@ class BoardEndpoint:
 def lost_workers(
     publisher: WorkersPublisher, workers: Iterable[ReaderStatus], where: str
 ) -> WorkerLost | None:
-    """The error for the workers that are dead now, with how they ended; ``None`` while all live.
-
-    Args:
-        publisher: the learner's side.
-        workers: what the board says of them.
-        where: what they are needed for.
-    """
+    """The error for the workers that are dead now, with how they ended; ``None`` while all live."""
     known = {status.reader: status for status in workers}
     unlocked = {worker for worker, status in known.items() if not status.alive}
     ends = worker_ends(publisher.collector, unlocked)

@@ -28,9 +28,8 @@ from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
 def endpoint_of(collector: object) -> Endpoint:
     """The endpoint for a collector.
 
-    Raises:
-        ConfigError: some of a collector's schemes are boards and some are not, or on different boards; or its
-            rollouts act before they begin.
+    ConfigError: some of its schemes are boards and some are not, or on different boards; or its rollouts act
+    before they begin.
     """
     if isinstance(collector, BoardCollector):
         publisher = collector.publisher
@@ -77,12 +76,7 @@ def endpoint_of(collector: object) -> Endpoint:
 
 
 def warn_without_board(endpoint: Endpoint, who: str) -> None:
-    """Warn if the destinations are in worker processes, and which weights acted there cannot be known.
-
-    Args:
-        endpoint: where the destinations are.
-        who: who publishes to them, for the warning.
-    """
+    """Warn if destinations are in worker processes, and nobody can know which weights acted there."""
     if not isinstance(endpoint, ForeignEndpoint):
         return
     processes = isinstance(endpoint.collector, collectors.MultiCollector)

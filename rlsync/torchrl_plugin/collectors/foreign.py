@@ -50,12 +50,7 @@ class ShowsModels(Protocol):
 
 
 class ForeignEndpoint:
-    """Any other collector: its own ``update_policy_weights_`` carries weights that were checked.
-
-    Args:
-        collector: the collector.
-        destinations: those of its schemes; empty when it has none.
-    """
+    """Any other collector: its own ``update_policy_weights_`` carries weights that were checked."""
 
     num_workers = 0
     needs_every_leaf = False
@@ -141,10 +136,6 @@ class CallTransport:
 
     It has the methods of :class:`rlsync.transport.contract.Transport`, so that a publisher can use it.
     TorchRL carries the bytes, so only law 2 (the stamp) holds.
-
-    Args:
-        collector: takes the weights.
-        schemed: whether the collector has a scheme for each destination.
     """
 
     background = False

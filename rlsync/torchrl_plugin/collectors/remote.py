@@ -26,10 +26,6 @@ class RemoteEndpoint(ForeignEndpoint):
     collects one after the other, and stamps by itself; with ``sync=True``, nodes wait for the learner while
     weights travel, and the learner stamps what they collect. Every update that goes through the collector is
     a version then, also one that the user makes.
-
-    Args:
-        collector: the collector.
-        destinations: those of its schemes; empty when it has none.
     """
 
     collector: Remote

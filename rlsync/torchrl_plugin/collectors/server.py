@@ -17,12 +17,7 @@ WITH_A_BOARD_SERVER = "weight_sync=rlsync.BoardScheme()"
 
 
 class ServerEndpoint(BoardEndpoint):
-    """A server that reads a board: one reader, which adopts between two batches.
-
-    Args:
-        scheme: what the server was given as ``weight_sync``.
-        holder: the server, or the collector that has it.
-    """
+    """A server that reads a board: one reader, which adopts between two batches."""
 
     def __init__(self, scheme: BoardScheme, holder: object) -> None:
         self._scheme = scheme

@@ -25,13 +25,7 @@ from rlsync.torchrl_plugin.resolve import training_of
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one send moved, as far as this hook can tell.
-
-    Args:
-        leaves: how many leaves.
-        payload_bytes: their bytes.
-        coalesced: whether the transport had no room, and nothing was written.
-    """
+    """What one send moved, as far as this hook can tell."""
 
     leaves: int = 0
     payload_bytes: int = 0
