@@ -23,7 +23,7 @@ from rlsync.evaluation.evaluator import Evaluator
 from rlsync.evaluation.process import READER
 from rlsync.recipes.checks import errors
 from rlsync.recipes.hooks import Bottleneck, Load, MixReplayed, StalenessHistogram, UnrollReturns
-from rlsync.recipes.impala.recipe import build, make_network, probe
+from rlsync.recipes.impala.recipe import RECIPE, make_network, probe
 from rlsync.recipes.impala.settings import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
@@ -55,7 +55,7 @@ def part(trainer: Trainer, kind: type) -> Any:
 
 
 def trained(config: Config) -> Trainer:
-    trainer = build(config)
+    trainer = RECIPE.build(config)
     try:
         trainer.train()
     finally:
@@ -105,7 +105,7 @@ def test_cartpole_reaches_450(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_laser_adds_replayed_unrolls_at_the_ratio_and_knows_the_online_ones() -> None:
-    trainer = build(small(replay=LASER))
+    trainer = RECIPE.build(small(replay=LASER))
     seen = []
     trainer.register_op("process_optim_batch", lambda batch: seen.append(batch) or batch)
     try:
@@ -142,7 +142,7 @@ def test_a_resumed_run_goes_on_with_versions_counters_optimizer_and_replay(
 ) -> None:
     replay = UnrollReplayConfig(**{**vars(LASER), "checkpointed": kept})
     first = trained(small(run_dir=tmp_path / "first", replay=replay))
-    again = build(small(60 * FRAMES_PER_BATCH, tmp_path / "again", replay=replay))
+    again = RECIPE.build(small(60 * FRAMES_PER_BATCH, tmp_path / "again", replay=replay))
     try:
         again.load_from_file(tmp_path / "first" / CHECKPOINT)
         before, now = part(first, MixReplayed).mix, part(again, MixReplayed).mix
@@ -166,7 +166,7 @@ def test_a_resumed_run_goes_on_with_versions_counters_optimizer_and_replay(
 
 @pytest.mark.processes
 def test_a_killed_worker_is_started_again_and_the_run_goes_on() -> None:
-    trainer = build(small(400 * FRAMES_PER_BATCH))
+    trainer = RECIPE.build(small(400 * FRAMES_PER_BATCH))
     pids = [process.pid for process in trainer.collector.procs]
     after: list[int] = []
     now: list[int] = []
@@ -193,7 +193,7 @@ def test_a_separate_process_evaluates_pinned_versions_and_disturbs_neither_lag_n
     tmp_path: Path,
 ) -> None:
     evaluation = EvaluationConfig(every_frames=FRAMES_PER_BATCH, episodes=4)
-    trainer = build(small(10**9, tmp_path, evaluation=evaluation))
+    trainer = RECIPE.build(small(10**9, tmp_path, evaluation=evaluation))
     ops = [getattr(op, "__wrapped__", op) for op, _ in trainer._post_steps_log_ops]
     (evaluator,) = (op for op in ops if isinstance(op, Evaluator))
     sync, board, acting = part(trainer, SyncWeights), trainer.collector.board, []
@@ -234,7 +234,7 @@ def test_a_separate_process_evaluates_pinned_versions_and_disturbs_neither_lag_n
 )
 def test_numbers_that_do_not_go_together_are_refused_before_a_worker_starts(config: Config, key: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        build(config)
+        RECIPE.build(config)
     assert refused.value.where == key
     assert refused.value.cure
 
@@ -243,7 +243,7 @@ def test_rollouts_of_all_environments_of_a_worker_must_fill_a_batch() -> None:
     config = small()
     config.env.num_envs = 3
     with pytest.raises(ConfigError, match="4 unrolls are not a whole number of rollouts of 3"):
-        build(config)
+        RECIPE.build(config)
 
 
 def test_an_environment_that_gymnasium_does_not_know_is_refused_by_a_look() -> None:
@@ -253,7 +253,7 @@ def test_an_environment_that_gymnasium_does_not_know_is_refused_by_a_look() -> N
 
 @pytest.mark.processes
 def test_a_watch_over_workers_that_are_watched_already_is_refused() -> None:
-    trainer = build(small())
+    trainer = RECIPE.build(small())
     try:
         with pytest.raises(ConfigError, match="watches its workers by itself"):
             WatchWorkers().register(trainer)

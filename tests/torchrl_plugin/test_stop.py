@@ -22,7 +22,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, Stop, SyncWeights, WatchWorkers, WorkerLost
 from rlsync.recipes.checks import check
-from rlsync.recipes.impala.recipe import build
+from rlsync.recipes.impala.recipe import RECIPE
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
@@ -231,7 +231,7 @@ def test_the_actor_learner_ends_although_no_worker_answers(fault: str, tmp_path:
         collector=CollectorConfig("async", frames_per_batch=20),
         recipe=ImpalaConfig(total_frames=FOR_EVER, target_return=None, unroll_length=5, batch_size=4),
     )
-    trainer = build(config)
+    trainer = RECIPE.build(config)
     pids = {process.pid for process in trainer.collector.procs}
     ended = stopped_run(trainer, AT_ONCE_S, fault, flag, lambda: pids)
     assert isinstance(ended.stop.lost, WorkerLost)
@@ -248,7 +248,7 @@ def test_the_actor_learner_ends_although_its_workers_die_again_and_again(tmp_pat
         collector=CollectorConfig("async", frames_per_batch=20),
         recipe=ImpalaConfig(total_frames=FOR_EVER, target_return=None, unroll_length=5, batch_size=4),
     )
-    trainer = build(config)
+    trainer = RECIPE.build(config)
     collector, killing = trainer.collector, threading.Event()
 
     def kill_all() -> None:

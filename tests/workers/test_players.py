@@ -21,7 +21,7 @@ from rlsync.evaluation.evaluator import Evaluator
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import EvaluationJob, best_in
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
-from rlsync.recipes.impala.recipe import build
+from rlsync.recipes.impala.recipe import RECIPE
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
@@ -445,7 +445,7 @@ def config(kind: str, adopt: str) -> Config:
 @pytest.mark.processes
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 def test_workers_of_the_recipe_adopt_as_the_config_says(adopt: str) -> None:
-    trainer = build(config("async", adopt))
+    trainer = RECIPE.build(config("async", adopt))
     try:
         assert trainer.collector.adopt == adopt
     finally:
@@ -478,7 +478,7 @@ def test_weights_are_pointed_at_the_board_by_alias_and_stay_where_they_are_by_co
 
 def test_a_collector_that_waits_for_the_learner_is_refused_by_the_recipe() -> None:
     with pytest.raises(ConfigError) as refused:
-        build(config("sync", "alias"))
+        RECIPE.build(config("sync", "alias"))
     assert refused.value.where == "collector.kind"
     assert refused.value.cure == "give collector.kind=async"
 
