@@ -47,7 +47,7 @@ PROCESS_STARTERS = {
     "fresh_python",
 }
 
-#: Read by mypy, not run; and run by test_ray_collectors.py, where Ray is installed.
+#: Read by mypy, not run; and run by tests/laws/test_on_ray.py, where Ray is installed.
 collect_ignore = ["project/typing_cases", "tools/ray_cases.py"]
 
 

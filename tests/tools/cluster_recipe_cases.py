@@ -190,6 +190,7 @@ def test_sac_waits_for_the_learner_and_each_batch_is_of_the_newest_version() -> 
     assert stamps == [[2], *([2 + updates * batch] for batch in range(7))]
 
 
+@pytest.mark.thorough
 def test_ppo_learns_from_whole_batches_of_the_newest_version() -> None:
     recipe = PPOConfig(total_frames=4 * FRAMES, lr=1e-2, hidden=[16], num_epochs=2, batch_size=32)
     settings = config(recipe, "CartPole-v1", "sync", SyncConfig(), num_envs=2)
@@ -198,6 +199,7 @@ def test_ppo_learns_from_whole_batches_of_the_newest_version() -> None:
     assert stamps == [[2], [3], [4], [5]], "one version a batch, and the newest one"
 
 
+@pytest.mark.thorough
 def test_td3_ends_by_an_evaluation_on_the_learners_machine_and_is_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def test_agents_that_do_other_work_are_replaced_and_those_that_nobody_takes_over
     assert wait_until(lambda: agents() == [], WAIT_S, 0.1)
 
 
+@pytest.mark.thorough
 def test_a_run_is_killed_and_resumed_with_its_agents_and_then_without(
     cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""RayCollector with a RayBoardScheme. test_ray_collectors.py runs these tests, with a Ray of their own."""
+"""RayCollector with a RayBoardScheme. tests/laws/test_on_ray.py runs these tests, with a Ray of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RayCollector: stamped by its actors, checked, or refused. test_ray_collectors.py runs these tests.
+"""RayCollector: stamped by its actors, checked, or refused. tests/laws/test_on_ray.py runs these tests.
 
 They share one Ray, in a network of its own: Ray opens ports, and more than one for each worker.
 """
@@ -130,6 +130,7 @@ def test_frames_of_actors_that_run_on_carry_the_version_that_acted() -> None:
         assert "RayBoardScheme" in refused.value.cure
 
 
+@pytest.mark.thorough
 def test_a_stock_trainer_runs_actors_and_each_frame_names_what_made_it() -> None:
     with ended(make_actors(make_policy(), STAMPED, sync=True, total_frames=60)) as collector:
         trainer = make_ppo_trainer(collector, total_frames=60, weight_update_map=ACTOR)

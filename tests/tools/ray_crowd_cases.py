@@ -1,4 +1,4 @@
-"""RayCollector whose actors hold collectors with worker processes; run by test_ray_collectors.py."""
+"""RayCollector whose actors hold collectors with worker processes; run by tests/laws/test_on_ray.py."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def _one_ray() -> Iterator[None]:
         yield
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
-    ("kind", "actors", "options"), [("sync", 2, {}), ("async", 1, {"policy_factory": make_canary})]
+    ("kind", "actors", "options"), [("async", 1, {"policy_factory": make_canary}), ("sync", 2, {})]
 )
 def test_worker_processes_of_actors_never_act_with_a_torn_or_a_misnamed_version(
     kind: str, actors: int, options: dict[str, Any]
@@ -45,6 +46,7 @@ def test_worker_processes_of_actors_never_act_with_a_torn_or_a_misnamed_version(
     assert sorted(worker.reader for worker in workers) == list(range(actors * WORKERS))
 
 
+@pytest.mark.thorough
 def test_worker_processes_of_actors_that_wait_act_with_what_was_published_last() -> None:
     with ended(make_crowds(make_policy(), "sync", sync=True, total_frames=120)) as collector:
         trainer = make_ppo_trainer(collector, total_frames=120, weight_update_map=ACTOR)

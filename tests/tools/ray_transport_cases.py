@@ -1,4 +1,4 @@
-"""Versions on a Ray cluster of three nodes; test_ray_transport.py runs this in a network of its own.
+"""Versions on a Ray cluster of three nodes; tests/laws/test_on_ray.py runs this in a network of its own.
 
 Nothing here expects that something has happened at once in another process: it is waited for.
 """

@@ -81,13 +81,13 @@ def is_ours(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("recipe", "fault", "whom"),
     [
-        ("impala", "stopped", "workers"),
-        ("impala", "stopped", "agent"),
-        ("impala", "stopped", "agent and workers"),
         ("impala", "killed", "agent, its workers stopped"),
-        ("impala", "hanging", "environments"),
-        ("dqn", "stopped", "agent and workers"),
         ("dqn", "hanging", "environments"),
+        pytest.param("impala", "stopped", "workers", marks=pytest.mark.thorough),
+        pytest.param("impala", "stopped", "agent", marks=pytest.mark.thorough),
+        pytest.param("impala", "stopped", "agent and workers", marks=pytest.mark.thorough),
+        pytest.param("impala", "hanging", "environments", marks=pytest.mark.thorough),
+        pytest.param("dqn", "stopped", "agent and workers", marks=pytest.mark.thorough),
     ],
 )
 def test_a_run_ends_with_a_checkpoint_and_leaves_no_process(

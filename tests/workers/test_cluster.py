@@ -269,48 +269,6 @@ def test_the_end_of_an_agent_that_dies_already_is_waited_for() -> None:
     pytest.fail("no process was seen while it died")
 
 
-def cases_pass(file: str, count: int) -> None:
-    """Run a file of cases in a session of its own: so many pass, and no process is left."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", file]
-    ran, left = in_a_session(command, alone=True, timeout_s=570, grace_s=90)
-    said = ran.stdout + ran.stderr
-    assert ran.returncode == 0, said
-    assert f"{count} passed" in said
-    assert left == set(), said
-
-
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-def test_nodes_send_exact_frames_fail_join_and_are_lost_and_leave_no_process() -> None:
-    cases_pass("tests/tools/cluster_cases.py", 11)
-
-
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-def test_agents_outlive_a_killed_learner_by_choice_and_leave_no_process() -> None:
-    cases_pass("tests/tools/crew_cases.py", 3)
-
-
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-def test_recipes_with_torchrls_losses_learn_from_a_node_with_exact_stamps_and_leave_no_process() -> None:
-    cases_pass("tests/tools/cluster_recipe_cases.py", 4)
-
-
-@needs_ray
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-def test_a_stop_ends_runs_on_a_cluster_whatever_state_their_agents_are_in() -> None:
-    cases_pass("tests/tools/stop_cluster_cases.py", 7)
-
-
 # -------------------------------------------------------------------------- whole runs
 
 TRAIN = ["-m", "rlsync", "train", "recipe=impala", "env=cartpole", "cluster=ray", "logger=none"]
@@ -389,6 +347,7 @@ def runs() -> Iterator[list[ClusterRun]]:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_a_run_is_interrupted_killed_and_resumed_and_leaves_no_process(
     tmp_path: Path, runs: list[ClusterRun], capsys: pytest.CaptureFixture[str]
 ) -> None:
