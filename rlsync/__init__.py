@@ -58,7 +58,7 @@ __all__ = [name for names in _NAMES.values() for name in names] + ["__version__"
 
 if TYPE_CHECKING:
     # A type checker cannot read the table. `as` tells it that a name is public.
-    # tests/core/test_public_api.py compares the two.
+    # tests/project/test_public_api.py compares the two.
     from rlsync.core.errors import (
         AdoptionTimeout as AdoptionTimeout,
         AmbiguousSource as AmbiguousSource,

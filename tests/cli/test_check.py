@@ -81,6 +81,7 @@ def test_every_error_of_a_composition_is_listed_each_in_three_lines(
     assert child_pids() == before
 
 
+@pytest.mark.seconds
 def test_train_says_it_all_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["train", "recipe.gamma=1.5", "recipe.lrr=1", "sync.map.0.source=a..b"]) == 2
     said = capsys.readouterr()
@@ -91,6 +92,7 @@ def test_train_says_it_all_too(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.seconds
 def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str]) -> None:
     (error,) = checked(capsys, "sync.map.0.destination='policy['")
     assert error == {
@@ -101,6 +103,7 @@ def test_json_has_the_kind_and_the_three_lines(capsys: pytest.CaptureFixture[str
     }
 
 
+@pytest.mark.seconds
 def test_what_is_shipped_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
     assert capsys.readouterr().out.splitlines() == [

@@ -211,6 +211,14 @@ def test_every_link_within_the_repository_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in slugs(target), f"{name_of(page)} links to {link}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+    for file, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+        if "NAME" not in file:
+            assert (ROOT / file).exists(), f"{name_of(page)} names {file}"
+            assert f"def {test}" in (ROOT / file).read_text(), f"{name_of(page)} names {file}::{test}"
+
+
 def test_the_map_for_machines_lists_every_page() -> None:
     listed = set(LINK.findall((DOCS / "llms.txt").read_text()))
     pages = {str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)}

@@ -124,19 +124,12 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.slow
-def test_the_server_has_one_thread_so_that_forking_it_is_safe(
-    sleeping: tuple[subprocess.Popen[str], list[int]],
-) -> None:
-    _, pids = sleeping
-    assert len(list(Path(f"/proc/{pids[-1]}/task").iterdir())) == 1
-
-
-@pytest.mark.slow
-def test_a_killed_learner_leaves_neither_workers_nor_server(
+def test_a_killed_learner_leaves_neither_workers_nor_server_which_has_one_thread(
     sleeping: tuple[subprocess.Popen[str], list[int]],
 ) -> None:
     started, pids = sleeping
     assert len(pids) == 3
+    assert len(list(Path(f"/proc/{pids[-1]}/task").iterdir())) == 1, "so that forking it is safe"
     assert started.pid not in pids, "workers are children of the server"
     started.kill()
     assert wait_until(lambda: not any(map(is_alive, pids)), 30)

@@ -160,6 +160,7 @@ def test_two_hundred_boards_leave_descriptors_and_mappings_as_they_were(
     assert len(Path("/proc/self/maps").read_text().splitlines()) < maps + 50
 
 
+@pytest.mark.seconds
 def test_a_board_that_is_only_dropped_is_closed_too(no_leaks: LeakCheck) -> None:
     board = CountedBoard()
     board.lay_out(LAYOUT)
@@ -1009,6 +1010,7 @@ def test_laying_out_the_same_again_changes_nothing(board: CountedBoard) -> None:
     assert low_high(board.newest_views()) == (1.0, 1.0)
 
 
+@pytest.mark.seconds
 def test_texts_of_earlier_layouts_are_given_back() -> None:
     board = CountedBoard()
     layouts = [plain_layout(1, 8, *(f"extra{i}" for i in range(300 + n))) for n in range(40)]
