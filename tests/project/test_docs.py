@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -155,13 +156,14 @@ def test_every_rlsync_command_of_the_documentation_is_understood(
         there = [a for a in arguments if a != "--json" and not a.startswith("resume=")]
         configs_of(*there)
         return
-    understand = argparse.ArgumentParser.parse_args
+    for name in ("parse_args", "parse_intermixed_args"):
+        understand = getattr(argparse.ArgumentParser, name)
 
-    def parse_only(self: argparse.ArgumentParser, *given: object) -> None:
-        understand(self, *given)
-        raise Parsed
+        def parse_only(self: argparse.ArgumentParser, *given: object, then: Any = understand) -> None:
+            then(self, *given)
+            raise Parsed
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        monkeypatch.setattr(argparse.ArgumentParser, name, parse_only)
     with pytest.raises(Parsed):
         importlib.import_module(f"rlsync.cli.{verb}").main(arguments)
 
