@@ -9,7 +9,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import forkserver
 from pathlib import Path
-from types import TracebackType
 
 from packaging.version import Version
 
@@ -90,12 +89,7 @@ class Forkserver:
             multiprocessing.set_start_method("forkserver", force=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         multiprocessing.set_start_method(self._before.pop(), force=True)
 
     def _start(self) -> bool:

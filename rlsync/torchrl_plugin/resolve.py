@@ -44,11 +44,7 @@ def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
 
 
 def training_of(trainer: object) -> Training:
-    """The optimizers and the loss of a trainer; none of an object that is no Trainer.
-
-    Args:
-        trainer: the root of a map's sources.
-    """
+    """The optimizers and the loss of a trainer; none of an object that is no Trainer."""
     if not isinstance(trainer, Trainer):
         return Training()
 

@@ -205,10 +205,8 @@ def around_env_makers(
 def why_not_ready(message: object) -> tuple[str, str] | None:
     """The error of a worker that says that its collector could not be made, in one line, and its traceback.
 
-    None if the worker is ready, and for errors of rlsync, which TorchRL raises again with their class.
-
-    Args:
-        message: the first one of a worker. Written against torchrl 0.14.1.
+    ``message`` is the worker's first. None if the worker is ready, and for errors of rlsync, which TorchRL
+    raises again with their class. Written against torchrl 0.14.1.
     """
     if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
         return None

@@ -78,14 +78,10 @@ def shut_down_within(
     timeout_s: float,
     around: Callable[[float], AbstractContextManager[object]],
 ) -> None:
-    """Let ``collector.shutdown()`` wait so long at most, inside ``around(timeout_s)``.
+    """Let ``collector.shutdown()`` wait ``timeout_s`` at most where its caller says nothing.
 
-    TorchRL joins threads that may hang in an environment without a limit. Remove this when it has one.
-
-    Args:
-        collector: it.
-        timeout_s: where the caller gives no timeout, seconds.
-        around: kills processes that take longer.
+    ``around(seconds)`` kills processes that take longer. TorchRL joins threads that may hang in an
+    environment without a limit. Remove this when it has one.
     """
     weak = ref(collector)
 

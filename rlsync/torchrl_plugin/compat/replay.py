@@ -67,9 +67,8 @@ class OwnTransform(Transform):
     def at_reset(self, first: TensorDictBase, begins: Tensor | None) -> TensorDictBase:
         """Some environments begin an episode.
 
-        Args:
-            first: what they begin with; of the others, what they are at.
-            begins: which ones, ``[*batch, 1]`` bool; None: all.
+        ``begins`` says which ones, ``[*batch, 1]`` bool; None: all. ``first`` is what they begin with; of
+        the others, what they are at.
         """
 
     @abstractmethod

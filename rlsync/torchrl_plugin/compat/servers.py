@@ -62,8 +62,7 @@ def destination_of_server(server: Server) -> Any:
 def policy_like_served(holder: object) -> object:
     """A policy like the one that is served: the learner's, or one that the factory makes now.
 
-    Args:
-        holder: a server, or the collector that has one.
+    ``holder`` is a server, or the collector that has one.
     """
     if isinstance(holder, AsyncBatchedCollector):
         return holder._policy_factory() if holder._policy is None else holder._policy

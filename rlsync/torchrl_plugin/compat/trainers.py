@@ -25,12 +25,7 @@ _COMPONENT = "trainer_module."
 
 @dataclass(frozen=True, slots=True)
 class StockHook:
-    """TorchRL's UpdateWeights hook of a trainer, at one stage.
-
-    Args:
-        hook: the hook.
-        stage: where it is registered.
-    """
+    """TorchRL's UpdateWeights hook of a trainer, and the stage where it is registered."""
 
     hook: StockUpdateWeights
     stage: str
@@ -238,8 +233,9 @@ class _Loading:
 def bridge_for_trainer(collector: object) -> None:
     """Give ``collector`` what ``Trainer.train`` asks for and its class lacks; a second call changes nothing.
 
-    Args:
-        collector: the collector of a trainer. One that lacks nothing is left as it is.
+    Written against torchrl 0.14.1 (2026-11). ``Trainer.train`` reads ``init_random_frames`` from every
+    collector. With ``async_collection`` it calls ``getattr_rb``. Remove an entry of the table when its
+    class has the name itself.
     """
     for kind, bridges in _BRIDGES.items():
         if isinstance(collector, kind):

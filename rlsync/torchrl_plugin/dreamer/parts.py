@@ -31,14 +31,9 @@ _UNIT = (RSSMRollout, RSSMRolloutV3, RSSMStateEstimatorV3)
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A module that is not taken apart any further.
+    """A TensorDictModule, a rollout or DreamerV3's state estimator, which is not taken apart any further."""
 
-    Args:
-        path: from the module that was taken apart, joined by dots.
-        module: a TensorDictModule, a rollout, or the state estimator of DreamerV3.
-    """
-
-    path: str
+    path: str  #: from the module that was taken apart, joined by dots
     module: Any
 
     @property
@@ -54,21 +49,13 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class PlayerParts:
-    """The parts of a player.
+    """The parts of a player."""
 
-    Args:
-        version: 1 or 3.
-        encoders: what is called before the posterior, in order.
-        posterior: the unit with the posterior, or the state estimator of DreamerV3.
-        actors: what has weights and is none of the others, in order.
-        prior: the unit with the prior; the posterior's own unit if that is the state estimator.
-    """
-
-    version: int
-    encoders: tuple[Unit, ...]
-    posterior: Unit
-    actors: tuple[Unit, ...]
-    prior: Unit
+    version: int  #: 1 or 3
+    encoders: tuple[Unit, ...]  #: what is called before the posterior, in order
+    posterior: Unit  #: of DreamerV3 perhaps the state estimator
+    actors: tuple[Unit, ...]  #: what has weights and is none of the others, in order
+    prior: Unit  #: the posterior's own unit if that is the state estimator
 
     @property
     def estimates(self) -> bool:
@@ -81,28 +68,16 @@ class PlayerParts:
 
 @dataclass(frozen=True, slots=True)
 class LossParts:
-    """The parts of a loss, or of several, that a player acts with.
+    """The parts of a loss, or of several, that a player acts with."""
 
-    Args:
-        version: 1 or 3.
-        encoders: what is called before the recurrent model, in order; only what has weights.
-        rollout: the recurrent model.
-        actors: the units of the actor that have weights.
-    """
-
-    version: int
-    encoders: tuple[Unit, ...]
-    rollout: Unit
-    actors: tuple[Unit, ...]
+    version: int  #: 1 or 3
+    encoders: tuple[Unit, ...]  #: what has weights and is called before the recurrent model, in order
+    rollout: Unit  #: the recurrent model
+    actors: tuple[Unit, ...]  #: the units of the actor that have weights
 
 
 def units(module: nn.Module, path: str = "") -> Iterator[Unit]:
-    """The units of a module, in the order of its children.
-
-    Args:
-        module: to be taken apart.
-        path: where it is.
-    """
+    """The units of the module at ``path``, in the order of its children."""
     plain = isinstance(module, TensorDictModule) and not isinstance(module, TensorDictSequential)
     if isinstance(module, _UNIT) or plain:
         yield Unit(path, module)
@@ -112,14 +87,7 @@ def units(module: nn.Module, path: str = "") -> Iterator[Unit]:
 
 
 def parts_of_player(player: nn.Module) -> PlayerParts:
-    """Find the parts of a player.
-
-    Args:
-        player: what acts: the policy of a collector.
-
-    Raises:
-        ConfigError: it is no player of DreamerV1 or DreamerV3.
-    """
+    """Find the parts of what acts; ConfigError if it is no player of DreamerV1 or DreamerV3."""
     found = list(units(player))
     where = f"player, {type(player).__name__}"
     estimators = [unit for unit in found if isinstance(unit.module, RSSMStateEstimatorV3)]
@@ -145,13 +113,10 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
 
 
 def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
-    """Find the parts of losses that a player acts with. Paths begin with the names of the losses.
+    """Find the parts of losses, given by path on the trainer, that a player acts with.
 
-    Args:
-        losses: by their path on the trainer.
-
-    Raises:
-        ConfigError: they are no losses of DreamerV1 or DreamerV3.
+    Paths of the parts begin with those of the losses. ConfigError if they are no losses of one of DreamerV1
+    and DreamerV3.
     """
     where = "losses: " + ", ".join(f"{path} is {type(loss).__name__}" for path, loss in losses.items())
     below = [
@@ -184,11 +149,7 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
 def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
     """The shapes of what a player carries from step to step, by key.
 
-    Args:
-        parts: of a player.
-
-    Raises:
-        ConfigError: the prior does not know the shape of an action.
+    ConfigError if the prior does not know the shape of an action.
     """
     prior: Any = parts.prior.module.prior if parts.estimates else parts.prior.inner
     width = prior.state_dim if parts.version == 1 else prior.num_categoricals * prior.num_classes

@@ -34,10 +34,8 @@ class FramesMadeHere:
     A thread cannot. What can be done for a learner whose own thread hangs in an environment is to say where,
     and to write its checkpoint: while it waits for a batch, nothing changes what is written.
 
-    Args:
-        collector: it.
-        leave_within_s: how long processes and threads may take to leave at a shutdown, seconds.
-        asked: whether a stop was asked for.
+    At a shutdown, processes and threads may take ``leave_within_s`` seconds to leave. ``asked()`` says
+    whether a stop was asked for.
     """
 
     def __init__(
@@ -63,12 +61,8 @@ class FramesMadeHere:
     def fail(self, error: WorkerLost) -> bool:
         """End the learner's wait for frames with an error, and the processes that it waits for.
 
-        Args:
-            error: what is raised there.
-
-        Returns:
-            Whether the wait ends. It does not if the thread that waits is the one that makes the frames, and
-            no process makes them with it.
+        False if the wait does not end: the thread that waits is the one that makes the frames, and no process
+        makes them with it.
         """
         self._failed = error
         endings.fail_frames(self._collector, error)
@@ -78,14 +72,9 @@ class FramesMadeHere:
         return bool(processes) or background or isinstance(self._collector, AsyncBatchedCollector)
 
     def while_waiting(self, thread: int, call: Callable[[], T]) -> T | None:
-        """Call something while a thread waits for a batch; it does not go on before that has returned.
+        """What ``call`` returns, called while this thread waits for a batch; None if it does not wait.
 
-        Args:
-            thread: its identifier.
-            call: what is called.
-
-        Returns:
-            What the call returned; None if the thread does not wait.
+        The thread does not go on before the call has returned.
         """
         with self._lock:
             return call() if self._thread == thread else None

@@ -26,8 +26,7 @@ _DO_NOT_WAIT = frozenset({"close", "reset", "run_free", "pause", "restart"})
 class KeptRollouts:
     """Which workers owe a rollout, and the rollouts that came before the learner asked for them.
 
-    Args:
-        collector: with its pipes and its queue. Nothing here keeps it alive.
+    Nothing here keeps the collector alive.
     """
 
     def __init__(self, collector: MultiAsyncCollector) -> None:
@@ -77,9 +76,6 @@ def keep_rollouts(collector: MultiAsyncCollector) -> None:
 
     Call it once, when the pipes and the queue exist. What wraps the queue or the pipes later must call what
     is there, as :mod:`rlsync.torchrl_plugin.ending.waits` does.
-
-    Args:
-        collector: the collector.
     """
     kept = KeptRollouts(collector)
     queue_ref = weakref.ref(collector.queue_out)

@@ -23,11 +23,7 @@ ANSWER_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LastCheckpoint:
-    """What became of the last checkpoint.
-
-    Args:
-        path: where it is; None if none was written.
-        why_not: why none was written.
+    """Where the last checkpoint is, or why none was written.
 
     Example:
         >>> print(LastCheckpoint(None, "the weights are not finite"))
@@ -46,12 +42,6 @@ def save_before_the_end(trainer: Trainer) -> LastCheckpoint:
 
     The one before stays if this one cannot be written. Dead, stopped or busy workers cannot hold it up: their
     state is left out. Weights that are not finite are not written.
-
-    Args:
-        trainer: whose checkpoint has a place to go.
-
-    Returns:
-        Where it is, or why there is none.
     """
     if trainer.save_trainer_file is None:
         return LastCheckpoint(None, "the run has no folder")
@@ -88,9 +78,6 @@ class CollectorState:
     Workers keep the state of their environments' transforms, such as running means. It is left out if the
     collector is closed, or if workers have not answered within a deadline. It is not loaded into another
     number of workers than wrote it. Weights and versions do not depend on it.
-
-    Args:
-        collector: the trainer's collector.
     """
 
     def __init__(self, collector: BaseCollector) -> None:

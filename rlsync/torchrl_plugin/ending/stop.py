@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 
 from torchrl.collectors import BaseCollector
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
@@ -147,12 +146,7 @@ class Stop:
         self._made_here = FramesMadeHere.of(self._trainer.collector, LEAVE_WITHIN_S, lambda: self.asked)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         ends_well = error is not None and self.covers(error)
         try:
             if ends_well:

@@ -15,7 +15,7 @@ from torchrl.collectors import AsyncBatchedCollector
 from rlsync.sync.processes import await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkerProcesses
-from rlsync.torchrl_plugin.compat import collectors, servers
+from rlsync.torchrl_plugin.compat import collectors, present, servers
 
 _log = logging.getLogger(__name__)
 
@@ -31,10 +31,7 @@ def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[
     """How each worker process ended, by its number; ``None`` while it lives.
 
     Workers that TorchRL has ended by itself, because another one had died, are left out: it closes those.
-
-    Args:
-        collector: the collector.
-        dead: workers known to be dead; their exit may not have been collected yet.
+    ``dead`` are known to be dead, although their exit may not have been collected yet.
     """
     found: dict[int, str | None] = {}
     for worker, process in enumerate(collector.procs):
@@ -51,17 +48,11 @@ def await_start(collector: collectors.MultiCollector, timeout_s: float | None, l
     """Wait until every worker process has said that it is ready, or why it is not.
 
     TorchRL 0.14 waits for each of them 20 s, does not look whether that helped, and reads for ever. Its
-    error names no worker. What it reads afterwards is what was read here.
+    error names no worker. What it reads afterwards is what was read here. ``logs`` has what workers print
+    while they make their environments; for ``timeout_s`` see :func:`await_ready`.
 
-    Args:
-        collector: a collector under construction, its processes started.
-        timeout_s: see :func:`await_ready`.
-        logs: what workers print while they make their environments.
-
-    Raises:
-        WorkerLost: a worker ended, or said that it will, with an error that is not one of rlsync's: those
-            TorchRL raises.
-        AdoptionTimeout: a worker says nothing.
+    Raises WorkerLost if a worker ended, or said that it will, and AdoptionTimeout if one says nothing. An
+    error of rlsync's own is not raised here: TorchRL raises it.
     """
 
     def ready(worker: int, seconds: float) -> bool:
@@ -102,7 +93,7 @@ def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
     ref = weakref.ref(collector)
 
     def iterator() -> Iterator[TensorDictBase]:
-        self = _present(ref)
+        self = present(ref)
         with enter():
             yield from type(self).iterator(self)
 
@@ -126,16 +117,12 @@ def _talk_in(enter: Enter, pipe: Any) -> None:
 
 
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
-    """Use ``wait`` wherever the learner waits for the workers of ``collector``.
+    """Use ``wait`` wherever the learner waits for the started workers of ``collector``.
 
     The learner waits for batches, for answers, for the lock of a shared replay buffer, and for frames in a
-    buffer that free-running workers fill. For these frames, Trainer reads ``getattr_rb("write_count")`` again
-    and again. In TorchRL 0.14 each of these waits lasts for ever if a worker is stopped.
-
-    Args:
-        collector: the collector, with its workers started.
-        wait: see :data:`Wait`; its errors pass through TorchRL.
-        came: called with the number of a worker when its batch arrives.
+    buffer that free-running workers fill. For these frames, Trainer reads ``getattr_rb("write_count")``
+    again and again. In TorchRL 0.14 each of these waits lasts for ever if a worker is stopped. Errors of
+    ``wait`` pass through TorchRL. ``came(worker)`` is called when its batch arrives.
     """
     ref, inner = weakref.ref(collector), _present_method(collector.queue_out, "get")
 
@@ -156,7 +143,7 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
         return taken[0]
 
     def getattr_rb(attr: str) -> Any:
-        self = _present(ref)
+        self = present(ref)
         if collectors.runs_free(self):
             wait(lambda _: False, 0.0)
         return type(self).getattr_rb(self, attr)
@@ -173,13 +160,8 @@ def around_server(
 ) -> None:
     """Use ``wait`` wherever the learner waits for frames, and iterate over batches inside ``enter()``.
 
-    TorchRL 0.14 looks by itself whether the server lives. It waits for ever if the server is stopped.
-
-    Args:
-        collector: the collector; its server and its environments need not be started.
-        wait: see :data:`Wait`; its errors pass through TorchRL.
-        came: called with the number of the server when frames arrive.
-        enter: see :data:`Enter`.
+    TorchRL 0.14 looks by itself whether the server lives. It waits for ever if the server is stopped. The
+    server and its environments need not be started. ``came(0)`` is called when frames arrive.
     """
     servers.around_results(collector, lambda queue: _watched_get(queue, wait, came))
     servers.around_iterations(collector, enter)
@@ -248,11 +230,3 @@ def _present_method(owner: Any, name: str) -> Callable[..., Any]:
         return getattr(type(there), name)(there, *args)
 
     return call
-
-
-def _present(ref: weakref.ref[collectors.MultiCollector]) -> collectors.MultiCollector:
-    """The collector behind a weak reference. A wrapped method must not keep it alive."""
-    collector = ref()
-    if collector is None:
-        raise ReferenceError("the collector is gone")
-    return collector

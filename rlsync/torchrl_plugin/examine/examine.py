@@ -39,14 +39,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One destination in one worker.
-
-    Args:
-        worker: its number and pid.
-        destination: the path on the worker's collector.
-        outcome: what happened to the changed weights.
-        detail: more, in words.
-    """
+    """What happened to one destination in one worker, which is named by its number and pid."""
 
     worker: str
     destination: str
@@ -56,54 +49,34 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What :func:`examine` found.
-
-    Args:
-        trainer: the trainer's type.
-        collector: the trainer's collector, in words.
-        processes: whether the collector has worker processes.
-        sync: the hook that publishes, in words; empty when there is none.
-        by_rlsync: whether this hook is one of rlsync's.
-        routes: ``(destination, source)`` for each part that the hook sends.
-        coverage: what is sent and not trained, and what is trained and not sent.
-        crossings: which devices the weights are on, and what a publish moves between them.
-        problems: errors of the publish, and of the rollout after it.
-        arrivals: one for each destination in each worker.
-    """
+    """What :func:`examine` found."""
 
     trainer: str
     collector: str
-    processes: bool
-    sync: str
-    by_rlsync: bool
-    routes: tuple[tuple[str, str], ...]
+    processes: bool  #: whether the collector has worker processes
+    sync: str  #: the hook that publishes, in words; empty when there is none
+    by_rlsync: bool  #: whether this hook is one of rlsync's
+    routes: tuple[tuple[str, str], ...]  #: destination and source of each part that the hook sends
     coverage: Coverage
-    crossings: tuple[Crossing, ...]
-    problems: tuple[str, ...]
-    arrivals: tuple[Arrival, ...]
+    crossings: tuple[Crossing, ...]  #: what a publish moves between which devices
+    problems: tuple[str, ...]  #: errors of the publish, and of the rollout after it
+    arrivals: tuple[Arrival, ...]  #: one for each destination in each worker
 
 
 def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     """Change the learner's weights, publish once through the trainer's own hook, and look in every worker.
 
     The workers' weights are read through TorchRL's ``state_dict`` of collectors, which does not use any
-    transport of weights. They are read before the publish, and after the rollout that follows it. Every step
-    has a deadline. Afterwards the learner has its old weights again, bit by bit. The workers keep the changed
-    ones until the next publish, and one batch of frames has been used.
+    transport of weights. They are read before the publish, and after the rollout that follows it. Each step,
+    the publish, the rollout and the answers of the workers, may take ``timeout_s`` seconds. Afterwards the
+    learner has its old weights again, bit by bit. The workers keep the changed ones until the next publish,
+    and one batch of frames has been used. The trainer must not be training meanwhile.
 
-    Args:
-        trainer: a trainer with its collector, not training now.
-        timeout_s: how many seconds each step may take: the publish, the rollout, the answers of the workers.
-
-    Returns:
-        The findings. Weights that do not arrive raise no error.
-
-    Raises:
-        SourceNotFound: the trainer's map names a source that does not exist.
+    Weights that do not arrive raise no error; a source that does not exist raises SourceNotFound.
 
     Example:
-        >>> found = examine(trainer, timeout_s=30)  # doctest: +SKIP
-        >>> [arrival.outcome for arrival in found.arrivals]  # doctest: +SKIP
+        >>> examination = examine(trainer, timeout_s=30)  # doctest: +SKIP
+        >>> [arrival.outcome for arrival in examination.arrivals]  # doctest: +SKIP
         [<Outcome.LOST: 'lost'>]
     """
     sync, workers = sync_of(trainer), workers_of(trainer.collector)

@@ -31,21 +31,13 @@ _USUAL_SOURCES = ("loss_module.actor_network", "loss_module.value_network", "los
 
 @dataclass(frozen=True, slots=True)
 class FoundSource:
-    """Where the weights for one destination come from.
-
-    Args:
-        destination: the path on the collector.
-        description: the path of the source, or a description in words if it has no path.
-        weights: returns the live module, tensordict or mapping to send.
-        exclude: glob patterns of leaves that are not sent.
-        has_path: whether ``description`` is a path on the trainer.
-    """
+    """Where the weights for one destination come from."""
 
     destination: str
-    description: str
-    weights: Callable[[], object]
-    exclude: tuple[str, ...] = ()
-    has_path: bool = False
+    description: str  #: the path of the source, or words if it has no path
+    weights: Callable[[], object]  #: returns the live module, tensordict or mapping to send
+    exclude: tuple[str, ...] = ()  #: glob patterns of leaves that are not sent
+    has_path: bool = False  #: whether ``description`` is a path on the trainer
 
     def leaves(self) -> Leaves:
         """The leaves of the source."""
@@ -67,28 +59,19 @@ class FoundSource:
 
 @dataclass(frozen=True, slots=True)
 class FoundSync:
-    """The hook that publishes.
+    """The hook that publishes."""
 
-    Args:
-        description: the hook in words; empty when there is none.
-        by_rlsync: whether it is one of rlsync's hooks.
-        sources: what it sends.
-        publish: publishes once, without asking the hook's interval or trigger.
-        plan: its plan, if it is a SyncWeights.
-    """
-
-    description: str
+    description: str  #: the hook in words; empty when there is none
     by_rlsync: bool
     sources: tuple[FoundSource, ...]
-    publish: Callable[[], object]
-    plan: SyncPlan | None = None
+    publish: Callable[[], object]  #: publishes once, without asking the hook's interval or trigger
+    plan: SyncPlan | None = None  #: of a SyncWeights
 
 
 def sync_of(trainer: Trainer) -> FoundSync:
     """How ``trainer`` publishes to its collector: by rlsync's hooks, by TorchRL's, or not at all.
 
-    Raises:
-        SourceNotFound: its map names a source that does not exist.
+    A map that names a source that does not exist raises SourceNotFound.
     """
     for hook in trainers.registered_modules(trainer):
         if isinstance(hook, PublishHook) and _may_reach(hook.feeds, trainer.collector):
@@ -171,17 +154,11 @@ def _at_path(trainer: Trainer, destination: str, path: str, exclude: tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What is sent and not trained, and what is trained and not sent.
+    """What is sent and not trained, and what is trained and not sent."""
 
-    Args:
-        untrained: sources with parameters, none of which an optimizer of the trainer holds.
-        frozen: single parameters, of the other sources, that no optimizer holds.
-        unsent: parameters that an optimizer holds, of the networks of the sources, that are not sent.
-    """
-
-    untrained: tuple[str, ...]
-    frozen: tuple[str, ...]
-    unsent: tuple[str, ...]
+    untrained: tuple[str, ...]  #: sources with parameters, none of which an optimizer holds
+    frozen: tuple[str, ...]  #: single parameters, of the other sources, that no optimizer holds
+    unsent: tuple[str, ...]  #: parameters of the sources' networks that an optimizer holds and nobody sends
 
 
 def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:

@@ -21,12 +21,7 @@ _ASKED = "state_dict"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The weights of one worker.
-
-    Args:
-        policy: the state dict of its policy.
-        transform: the state dict of its environment's transforms.
-    """
+    """The weights of one worker: the state dicts of its policy and of its environment's transforms."""
 
     policy: dict[str, Tensor]
     transform: dict[str, Tensor]
@@ -50,12 +45,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """A worker did not answer.
-
-    Args:
-        why: the reason, in words.
-        dead: whether its process has ended.
-    """
+    """Why a worker did not answer, in words, and whether its process has ended."""
 
     why: str
     dead: bool = False

@@ -17,13 +17,12 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """The age of frames, one entry a frame.
+    """The age of frames, one int64 entry a frame.
 
-    Args:
-        versions: the learner's version minus the stamped one; -1 for frames that name no version of this
-            learner: recorded ones, for example.
-        optim_steps: optimizer steps done since the stamped version was published; -1 for those frames, and
-            for versions that the ledger does not know, because they are too old or nobody counted steps.
+    ``versions`` is the learner's version minus the stamped one; -1 for frames that name no version of this
+    learner: recorded ones, for example. ``optim_steps`` counts optimizer steps since the stamped version was
+    published; -1 for those frames too, and for versions that the ledger does not know, because they are too
+    old or nobody counted steps.
     """
 
     versions: Tensor
@@ -35,10 +34,6 @@ def stamps_of(batch: TensorDictBase, newest: int) -> Tensor:
 
     A negative stamp names none: it marks recorded frames that stand in one batch with collected ones. A stamp
     above the newest version is of another learner.
-
-    Args:
-        batch: frames.
-        newest: the newest version.
     """
     stamps = batch.get(STAMP, None)
     if stamps is None:
@@ -47,14 +42,7 @@ def stamps_of(batch: TensorDictBase, newest: int) -> Tensor:
 
 
 def staleness_of(batch: TensorDictBase, ledger: Ledger, newest: int, optim_steps: int) -> Staleness:
-    """How old frames are.
-
-    Args:
-        batch: frames, of any shape.
-        ledger: remembers the versions.
-        newest: the newest version.
-        optim_steps: optimizer steps done now.
-    """
+    """How old the frames of a batch of any shape are, if ``optim_steps`` steps are done now."""
     stamps = stamps_of(batch, newest).flatten()
     versions, place = stamps.unique(return_inverse=True)
     ages = [ledger.optim_steps_since(version, optim_steps) for version in versions.tolist()]

@@ -20,11 +20,7 @@ def no_trainer(hook: object, or_else: str = "") -> ConfigError:
     """The error of a hook that was called before it met its trainer.
 
     TorchRL calls an operation without telling it for which trainer, so a hook cannot bind itself at its first
-    call.
-
-    Args:
-        hook: the hook.
-        or_else: another cure than ``register``, if the hook has one; ends in ", or ".
+    call. ``or_else`` is another cure than ``register``, if the hook has one; it ends in ", or ".
     """
     name = type(hook).__name__
     return ConfigError(
@@ -35,11 +31,7 @@ def no_trainer(hook: object, or_else: str = "") -> ConfigError:
 
 
 def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
-    """Refuse the arguments of a stage at which the hook has no place.
-
-    Raises:
-        ConfigError: there are arguments.
-    """
+    """Refuse the arguments of a stage at which the hook has no place."""
     if given:
         name = type(hook).__name__
         raise ConfigError(
@@ -53,8 +45,7 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
 def refuse_background(trainer: Trainer, endpoint: Endpoint) -> None:
     """Refuse to publish in the background where that cannot be.
 
-    Raises:
-        ConfigError: the transport copies nothing in the background, or no optimizer's step could join it.
+    The transport copies nothing in the background, or no optimizer's step could join the publish.
     """
     if not endpoint.publisher.transport.background:
         raise ConfigError(
@@ -71,11 +62,7 @@ def refuse_background(trainer: Trainer, endpoint: Endpoint) -> None:
 
 
 def refuse_shards_in_background(plan: SyncPlan) -> None:
-    """Refuse to publish sharded leaves in the background: all ranks bring their parts at once.
-
-    Raises:
-        ConfigError: a leaf is sharded.
-    """
+    """Refuse to publish sharded leaves in the background: all ranks bring their parts at once."""
     sharded = plan.count(Verdict.SHARDED)
     if sharded:
         raise ConfigError(
@@ -91,11 +78,7 @@ class Logs(TrainerHookBase):
     prefix: str  #: the beginning of the logged names
 
     def _refuse_same_names(self, trainer: Trainer) -> None:
-        """Refuse a second hook that would log under the same names.
-
-        Raises:
-            ConfigError: the trainer has one.
-        """
+        """Refuse a second hook that would log under the same names."""
         name = type(self).__name__
         for other in trainers.registered_modules(trainer):
             if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
@@ -113,11 +96,7 @@ class RegistersItself(TrainerHookBase):
     """
 
     def __call__(self, *given: object) -> None:
-        """Refuse to be an operation.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse to be an operation."""
         name = type(self).__name__
         raise ConfigError(
             f"{name} is not an operation of one stage",
@@ -141,11 +120,8 @@ class Calls:
     """Notices that the trainer to which a publishing hook is bound does not call it.
 
     The hook may be registered at no stage, or only at one that runs once, or with another trainer than the
-    one that it counts for. Each is told once.
-
-    Args:
-        hook: the hook's name.
-        units: the counters that its trigger reads; seconds go on without a trainer.
+    one that it counts for. Each is told once. ``units`` are the counters that its trigger reads; seconds go
+    on without a trainer.
     """
 
     def __init__(self, hook: str, units: frozenset[str]) -> None:
@@ -157,11 +133,7 @@ class Calls:
         self._progress = 0.0
 
     def batch_done(self, optim_steps: int) -> None:
-        """A batch of the hook's trainer is done.
-
-        Args:
-            optim_steps: how many steps the trainer has made.
-        """
+        """A batch of the hook's trainer is done, which has made so many optimizer steps."""
         if optim_steps == self._steps:
             return  # nothing was learned from it: a warm-up
         self._steps = optim_steps
@@ -180,11 +152,7 @@ class Calls:
         self._batches = 0
 
     def called(self, now: Counters) -> None:
-        """The hook was called.
-
-        Args:
-            now: the counters of the hook's trainer.
-        """
+        """The hook was called, with these counters of its trainer."""
         self._batches = 0
         progress = now.batches + now.frames + now.optim_steps  # none of them ever falls
         if progress != self._progress or self._has_clock:

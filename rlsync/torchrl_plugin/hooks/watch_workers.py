@@ -137,12 +137,7 @@ class _Watch:
         self._had_its_turn: set[int] = set()
 
     def wait(self, step: Callable[[float], bool], timeout_s: float | None) -> bool:
-        """See :data:`rlsync.torchrl_plugin.ending.waits.Wait`.
-
-        Raises:
-            WorkerLost: a worker is dead.
-            AdoptionTimeout: a worker is silent for too long.
-        """
+        """See :data:`rlsync.torchrl_plugin.ending.waits.Wait`; raises for a worker that is dead or silent."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not step(max(0.0, min(LOOK_EVERY_S, deadline - time.monotonic()))):
             self._look()
@@ -162,11 +157,7 @@ class _Watch:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Name the dead workers when TorchRL raises because of them.
-
-        Raises:
-            WorkerLost: instead of TorchRL's error, which becomes its cause.
-        """
+        """Raise WorkerLost with the names of the dead workers in place of TorchRL's error, its cause."""
         try:
             yield
         except RlsyncError:
