@@ -98,8 +98,8 @@ class Forkserver:
         if why is None:
             why = _ensure_running(self._preload)
         if why is not None:
-            told = f"workers are started by TorchRL's own start method, which takes longer: {why}"
-            warnings.warn(told, RuntimeWarning, stacklevel=3)
+            message = f"workers are started by TorchRL's own start method, which takes longer: {why}"
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
         return why is None
 
 
@@ -121,10 +121,10 @@ def _ensure_running(preload: list[str]) -> str | None:
 def _check_found(name: str) -> None:
     # Python's server ignores a module that it cannot import.
     try:
-        found = find_spec(name) is not None
+        exists = find_spec(name) is not None
     except ModuleNotFoundError:
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise ConfigError(
             f"there is no module {name!r}",
             "Forkserver(preload=...)",

@@ -121,6 +121,7 @@ def around_policy_calls(
         before(self)
         return after(policy(tensordict))
 
+    # Around the policy that was compiled, not inside it, so that compiled code is not traced anew.
     collector._wrapped_policy_maybe_compiled = call
 
 

@@ -25,10 +25,10 @@ def processes_behind(collector: LocalCollector) -> list[BaseProcess]:
     """The processes that were started for a collector: of its environments, and of its inference server."""
     if isinstance(collector, Collector):
         return _of_env(getattr(collector, "env", None))
-    found = [worker for worker in collector._workers if isinstance(worker, BaseProcess)]
-    found += _of_env(collector._env_pool)
+    processes = [worker for worker in collector._workers if isinstance(worker, BaseProcess)]
+    processes += _of_env(collector._env_pool)
     server = process_of(server_of(collector))
-    return found if server is None else [*found, server]
+    return processes if server is None else [*processes, server]
 
 
 def _of_env(env: object) -> list[BaseProcess]:

@@ -96,7 +96,10 @@ _stock_tracking = Collector._setup_policy_version_tracking
 def make_room_for_the_stamp() -> None:
     """Let a collector of this process carry stamps with any policy and any environment.
 
-    Call this in a worker, before its collector has wrapped its policy.
+    Call this in a worker, before its collector has wrapped its policy. It changes TorchRL itself, because
+    both changes are needed while the collector is built, when there is no object of ours to wrap. It does
+    so once, and in this process alone, which belongs to TorchRL: nobody else's code is affected, and the
+    learner's process is left alone.
     """
     if Collector._setup_policy_version_tracking is _stock_tracking:
         _call_policies_without_the_stamp()

@@ -170,11 +170,11 @@ def registered_modules(trainer: Trainer) -> list[object]:
 
 def free_name(trainer: Trainer, name: str) -> str:
     """``name``, or the first of ``name_2``, ``name_3``, ... that no module of the trainer has."""
-    found, number = name, 1
-    while found in trainer._modules:
+    free, number = name, 1
+    while free in trainer._modules:
         number += 1
-        found = f"{name}_{number}"
-    return found
+        free = f"{name}_{number}"
+    return free
 
 
 def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:

@@ -88,21 +88,21 @@ def units(module: nn.Module, path: str = "") -> Iterator[Unit]:
 
 def parts_of_player(player: nn.Module) -> PlayerParts:
     """Find the parts of what acts; ConfigError if it is no player of DreamerV1 or DreamerV3."""
-    found = list(units(player))
+    inside = list(units(player))
     where = f"player, {type(player).__name__}"
-    estimators = [unit for unit in found if isinstance(unit.module, RSSMStateEstimatorV3)]
+    estimators = [unit for unit in inside if isinstance(unit.module, RSSMStateEstimatorV3)]
     if estimators:
         posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
         version = 3
     else:
-        posteriors = [u for u in found if isinstance(u.inner, (RSSMPosterior, RSSMPosteriorV3))]
-        priors = [u for u in found if isinstance(u.inner, (RSSMPrior, RSSMPriorV3))]
+        posteriors = [u for u in inside if isinstance(u.inner, (RSSMPosterior, RSSMPosteriorV3))]
+        priors = [u for u in inside if isinstance(u.inner, (RSSMPrior, RSSMPriorV3))]
         posterior = _one(posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where)
         prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
         version = 3 if isinstance(prior.inner, RSSMPriorV3) else 1
-    at = found.index(posterior)
-    encoders = tuple(found[:at])
-    actors = tuple(unit for unit in found[at + 1 :] if unit.learns and unit is not prior)
+    at = inside.index(posterior)
+    encoders = tuple(inside[:at])
+    actors = tuple(unit for unit in inside[at + 1 :] if unit.learns and unit is not prior)
     if not encoders or not actors:
         raise ConfigError(
             f"the player has no {'actor after' if encoders else 'encoder before'} its posterior",

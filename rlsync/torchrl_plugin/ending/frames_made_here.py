@@ -115,10 +115,10 @@ class FramesMadeHere:
             if dead or time.monotonic() >= until:
                 break
             time.sleep(0.01)
-        told = (
+        ended = (
             "; ".join(f"{p.name} (pid {p.pid}, {ending(p.exitcode or 0)})" for p in dead) if processes else ""
         )
-        return WorkerLost(told, "waiting for frames", "resume the run") if told else None
+        return WorkerLost(ended, "waiting for frames", "resume the run") if ended else None
 
     @contextmanager
     def _leaving(self, timeout_s: float) -> Iterator[None]:

@@ -177,12 +177,12 @@ class Stop:
         assert self._made_here is not None, "it waits there"
         self.hangs = self._made_here.stacks(self._learner)
         self.saved = save_before_the_end(self._trainer)
-        told = WorkerLost(
+        error = WorkerLost(
             "an environment of the learner's own process has not come back",
             f"{when}; checkpoint: {self.saved}",
             f"a thread cannot be ended: end the program (kill -9 {os.getpid()}), then resume the run",
         )
-        _log.error("%s\n%s", told, self.hangs)
+        _log.error("%s\n%s", error, self.hangs)
 
 
 def _lost_workers(error: BaseException) -> bool:

@@ -1,4 +1,8 @@
-"""Where a learner waits for worker processes in TorchRL, and how these ended."""
+"""Where a learner waits for worker processes in TorchRL, and how these ended.
+
+TorchRL's queues and pipes are polled in short pieces, by thin wrappers on the instances. So the learner's own
+thread looks at the workers and raises, and neither a signal nor a thread is needed.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +37,15 @@ def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[
     Workers that TorchRL has ended by itself, because another one had died, are left out: it closes those.
     ``dead`` are known to be dead, although their exit may not have been collected yet.
     """
-    found: dict[int, str | None] = {}
+    ends: dict[int, str | None] = {}
     for worker, process in enumerate(collector.procs):
         try:
             if worker in dead:
                 process.join(_REAPED_WITHIN_S)
-            found[worker] = None if process.exitcode is None else ending(process.exitcode)
+            ends[worker] = None if process.exitcode is None else ending(process.exitcode)
         except ValueError:  # closed
             continue
-    return found
+    return ends
 
 
 def await_start(collector: collectors.MultiCollector, timeout_s: float | None, logs: StartLogs) -> None:
@@ -127,20 +131,20 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
     ref, inner = weakref.ref(collector), _present_method(collector.queue_out, "get")
 
     def get(block: bool = True, timeout: float | None = None) -> Any:
-        taken: list[Any] = []
+        received: list[Any] = []
 
         def step(seconds: float) -> bool:
             try:
-                taken.append(inner(True, seconds))
+                received.append(inner(True, seconds))
             except Empty:
                 return False
             return True
 
         if not wait(step, timeout if block else 0.0):
             raise Empty
-        data = taken[0][0]  # the worker's number, or (batch, number)
+        data = received[0][0]  # the worker's number, or (batch, number)
         came(data if isinstance(data, int) else data[1])
-        return taken[0]
+        return received[0]
 
     def getattr_rb(attr: str) -> Any:
         self = present(ref)
@@ -174,11 +178,11 @@ def _watched_get(queue: Any, wait: Wait, came: Callable[[int], None]) -> None:
         there: Any = ref()
         if not block:
             return type(there).get(there, False)
-        taken: list[Any] = []
+        received: list[Any] = []
 
         def step(seconds: float) -> bool:
             try:
-                taken.append(type(there).get(there, True, seconds))
+                received.append(type(there).get(there, True, seconds))
             except Empty:
                 return False
             return True
@@ -186,7 +190,7 @@ def _watched_get(queue: Any, wait: Wait, came: Callable[[int], None]) -> None:
         if not wait(step, timeout):
             raise Empty
         came(0)
-        return taken[0]
+        return received[0]
 
     queue.get = get
 

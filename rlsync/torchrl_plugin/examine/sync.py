@@ -79,10 +79,10 @@ def sync_of(trainer: Trainer) -> FoundSync:
             said = f"rlsync.{type(hook).__name__}, {hook.when}"
             plan = hook.plan if isinstance(hook, SyncWeights) else None
             return FoundSync(said, True, tuple(sources), hook.publish, plan)
-    for found in trainers.stock_update_weights(trainer):
-        if not _may_reach(found.feeds, trainer.collector):
+    for registered in trainers.stock_update_weights(trainer):
+        if not _may_reach(registered.feeds, trainer.collector):
             continue
-        stock = found.hook
+        stock = registered.hook
         sources = _sources_of(trainer, stock.weight_update_map, stock.policy_weights_getter)
         return FoundSync(
             f"TorchRL's {type(stock).__name__}", False, tuple(sources), partial(_publish_once, stock)
@@ -134,7 +134,7 @@ def _usual_source(trainer: Trainer) -> Iterator[FoundSource]:
 
 
 def _at_path(trainer: Trainer, destination: str, path: str, exclude: tuple[str, ...] = ()) -> FoundSource:
-    found = FoundSource(
+    source = FoundSource(
         destination,
         path,
         partial(
@@ -148,8 +148,8 @@ def _at_path(trainer: Trainer, destination: str, path: str, exclude: tuple[str, 
         exclude,
         has_path=True,
     )
-    found.weights()
-    return found
+    source.weights()
+    return source
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,10 +64,10 @@ class LogReceipts(RegistersItself, Logs):
         if not self.sync.receipts:
             return None
         newest = self.sync.receipts[-1]
-        told = {
+        metrics = {
             "version": self.sync.version,
             "lag_versions": self.lag_versions,
             "publish_ms": newest.duration_s * 1e3,
             "copied_bytes": newest.copied_bytes,
         }
-        return {f"{self.prefix}/{name}": value for name, value in told.items()}
+        return {f"{self.prefix}/{name}": value for name, value in metrics.items()}

@@ -84,20 +84,20 @@ class LogPolicyLag(RegistersItself, Logs):
         return batch
 
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
-        told: dict[str, Any] = {"lag_versions": self._lag_versions}
+        metrics: dict[str, Any] = {"lag_versions": self._lag_versions}
         if self._versions:
             versions, steps = torch.cat(self._versions), torch.cat(self._optim_steps)
             unknown = int((steps == UNKNOWN).sum())
-            told["consumed_frames"] = steps.numel()
-            told["consumed_versions"] = len(self._acted)
-            told["frames_of_unknown_age"] = unknown
-            told["share_of_unknown_age"] = unknown / max(1, steps.numel())
+            metrics["consumed_frames"] = steps.numel()
+            metrics["consumed_versions"] = len(self._acted)
+            metrics["frames_of_unknown_age"] = unknown
+            metrics["share_of_unknown_age"] = unknown / max(1, steps.numel())
             for unit, ages in (("versions", versions), ("optim_steps", steps)):
                 known = ages[ages != UNKNOWN]
                 if known.numel():
-                    told |= {f"staleness_{unit}_{what}": value for what, value in _spread(known).items()}
+                    metrics |= {f"staleness_{unit}_{what}": value for what, value in _spread(known).items()}
             self._versions, self._optim_steps, self._acted = [], [], set()
-        return {f"{self.prefix}/{name}": value for name, value in told.items()}
+        return {f"{self.prefix}/{name}": value for name, value in metrics.items()}
 
 
 def _spread(age: Tensor) -> dict[str, float]:

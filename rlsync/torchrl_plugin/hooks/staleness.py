@@ -167,6 +167,8 @@ class BoundStaleness(RegistersItself, Logs):
 
     def _may_publish(self) -> bool:
         """Whether every frame that is not consumed yet would be within the bound after the next publish."""
+        # A publish is put off and not waited for: an asynchronous worker begins its next rollout, and adopts,
+        # only when the learner takes its batch, so a learner that waited here would wait for ever.
         oldest = [] if self._in_hand is None else [self._in_hand]
         if self.sync.in_flight:
             oldest += self.sync.acting_versions()

@@ -167,10 +167,10 @@ class VerifySync(Logs):
         _log.error("%s", error)
 
     def _report(self, batch: object = None) -> dict[str, Any]:
-        told: dict[str, Any] = {"checks": self.checks, "deviations": len(self.deviations)}
+        metrics: dict[str, Any] = {"checks": self.checks, "deviations": len(self.deviations)}
         if self._found is not None:
-            told |= {"answered": self._found.answered, "whole": self._found.whole}
-        return {f"{self.prefix}/{name}": value for name, value in told.items()}
+            metrics |= {"answered": self._found.answered, "whole": self._found.whole}
+        return {f"{self.prefix}/{name}": value for name, value in metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Phase and count, for the trainer's checkpoint. A resumed run starts an unfinished check again."""
