@@ -213,9 +213,6 @@ def refuse_unsaid_protocol(env: EnvConfig) -> None:
 def settings_with(keys: Collection[str]) -> EnvConfig:
     """The defaults of the settings that have these keys, as a run's config has written them.
 
-    Args:
-        keys: of the section ``env``.
-
     Example:
         >>> type(settings_with(["id", "frameskip"])).__name__
         'AtariConfig'

@@ -144,12 +144,7 @@ class Cluster:
 
 
 class TellNodes(TrainerHookBase):
-    """Writes what is known of the nodes of a cluster into a file, every few seconds.
-
-    Args:
-        status: asks the collector.
-        file: where it is written.
-    """
+    """Writes what is known of the nodes of a cluster into a file, every few seconds."""
 
     def __init__(self, status: Callable[[], ClusterStatus], file: Path) -> None:
         self._status = status

@@ -222,9 +222,6 @@ class RecipeConfig:
     def of(cls, config: Config) -> Self:
         """The recipe's settings in a config.
 
-        Args:
-            config: of a run.
-
         Raises:
             ConfigError: they are those of another recipe.
 

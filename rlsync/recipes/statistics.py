@@ -58,11 +58,7 @@ class RunStatistics:
     )
 
     def write(self, run: Path) -> None:
-        """Leave this in a run's folder. Nobody reads a half one.
-
-        Args:
-            run: the folder.
-        """
+        """Leave this in a run's folder. Nobody reads a half one."""
         text = json.dumps(asdict(self), indent=2) + "\n"
         write_whole(run / STATISTICS, lambda beside: beside.write_text(text))
 

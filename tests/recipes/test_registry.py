@@ -186,7 +186,7 @@ def test_the_name_of_a_shipped_recipe_cannot_be_taken_over(
     (about / "entry_points.txt").write_text(f"[{registry.GROUP}]\nppo = thief:RECIPE\nown = thief:RECIPE\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(registry.installed()) == ["own"]
-    assert recipe_named("ppo").build.__module__ == "rlsync.recipes.ppo"
+    assert recipe_named("ppo").trainer.__module__ == "rlsync.recipes.ppo"
 
 
 def test_a_recipe_of_ones_own_may_not_have_the_name_of_a_shipped_one() -> None:

@@ -72,12 +72,7 @@ class SequenceMemory:
 
 
 def make_player_env(primer: TensorDictPrimer, config: EnvConfig) -> EnvBase:
-    """An environment, or a batch of them, that carries the state of a player and numbers its rows.
-
-    Args:
-        primer: of the player.
-        config: the environment.
-    """
+    """An environment, or a batch of them, that carries the state of a player and numbers its rows."""
     env = make_env(config)
     for transform in (InitTracker(), primer.clone(), NumberRows()):
         env.append_transform(transform)

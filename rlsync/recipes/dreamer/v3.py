@@ -83,13 +83,7 @@ class SymlogMLP(DreamerV3MLP):
 
 
 def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV3Loss:
-    """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them.
-
-    Args:
-        recipe: sizes and weights.
-        spaces: of the environment.
-        device: of the networks.
-    """
+    """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
     width = recipe.categoricals * recipe.classes
     features = width + recipe.belief
     sizes = {

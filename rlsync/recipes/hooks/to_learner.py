@@ -12,9 +12,6 @@ class ToLearner:
 
     It is the one place where frames leave host memory. Batches that are there already are not copied.
 
-    Args:
-        device: the learner's.
-
     Example:
         >>> from tensordict import TensorDict
         >>> ToLearner(torch.device("cpu"))(TensorDict({"reward": torch.ones(2)}, [2]))["reward"].device

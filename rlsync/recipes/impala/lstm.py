@@ -14,10 +14,6 @@ class EpisodicLSTM(nn.Module):
     nn.LSTM run in segments between resets takes 1.4 times as long with two resets, and five times as long
     with a reset at every step.
 
-    Args:
-        inputs: width of the features.
-        units: width of the output.
-
     Example:
         >>> lstm = EpisodicLSTM(3, 2)
         >>> begins = torch.tensor([[True], [False]])
