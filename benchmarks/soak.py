@@ -36,6 +36,7 @@ from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardHandle, BoardReader, BoardWriter
 from rlsync.transport.board import format as fmt
+from rlsync.transport.shared_file import whole_pages
 
 #: One line of 64-bit counters a worker, after one word that tells all workers to leave.
 COUNTERS = ("adoptions", "looks", "torn", "wrong", "fell", "lost", "last")
@@ -250,7 +251,7 @@ class Learner:
         self.board.lay_out(layout)
         self._tensors = [torch.empty(leaf.shape, dtype=leaf.dtype) for leaf in leaves]
         self.payload_bytes = layout.image_bytes
-        self.text_bytes = fmt.whole_pages(len(layout.to_json()))
+        self.text_bytes = whole_pages(len(layout.to_json()))
         self.counts["layouts"] += 1
         self.publish()
 
@@ -368,7 +369,7 @@ def soak(workers: int, seconds: float, seed: int) -> dict[str, object]:
 
 def _unaccounted_bytes(learner: Learner) -> int:
     """The memory of the board without its control pages, its slots and the text of its present layout."""
-    slots = learner.board.slot_count * fmt.whole_pages(learner.payload_bytes)
+    slots = learner.board.slot_count * whole_pages(learner.payload_bytes)
     return max(0, learner.file_bytes() - slots - learner.text_bytes - fmt.CONTROL_BYTES)
 
 

@@ -37,7 +37,7 @@ from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors, trainers
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 
 
 def main(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from rlsync.evaluation.process import Evaluated, EvaluationJob, read_evaluations
 from rlsync.sync.processes import ending
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.workers.player import without_memory
 from rlsync.workers.rollout_collector import RolloutCollector
 

@@ -21,7 +21,7 @@ from rlsync.evaluation.films import EvaluationFilms, Filming
 from rlsync.evaluation.play import Episode, Score, at_once, play
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.format import MAX_READERS
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.player import Player, check_fits

@@ -42,23 +42,14 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A destination of the present layout, and what adopts there.
-
-    Args:
-        destination: its name.
-        target: the module that acts.
-        names: the leaves that arrive.
-        views: which of a version's views they are.
-        alias: whether the parameters are pointed at each version.
-        excluded: whether the worker takes them at its first adoption only, and keeps its own after that.
-    """
+    """A destination of the present layout, and what adopts there."""
 
     destination: str
     target: Target
-    names: tuple[str, ...]
-    views: tuple[int, ...]
-    alias: bool
-    excluded: bool
+    names: tuple[str, ...]  #: the leaves that arrive
+    views: tuple[int, ...]  #: which of a version's views they are
+    alias: bool  #: whether the parameters are pointed at each version
+    excluded: bool  #: whether the worker takes them at its first adoption only, and keeps its own after that
 
 
 class Adopter:
@@ -110,7 +101,7 @@ class Adopter:
 
     def tell(self) -> None:
         """Tell the learner which leaves each destination has here, so that it can check its map."""
-        leaves = {name: Leaves(place.find(), name).specs() for name, place in self._destinations.items()}
+        leaves = {name: Leaves(each.find(), name).specs() for name, each in self._destinations.items()}
         self._reader.leave_note(specs_to_json(leaves), Note.LEAVES)
 
     def adopt(self) -> int:
@@ -194,9 +185,9 @@ class Adopter:
 
     def _binding(self, layout: Layout, destination: str, views: Sequence[int], *, excluded: bool) -> Binding:
         leaves = [layout.entries[i].leaf for i in views]
-        place = self._destinations[destination]
-        target = Target(place.find(), f"{destination} of worker {self._worker}", leaves)
-        alias = place.adopt == "alias" and not excluded and target.may_alias()
+        module = self._destinations[destination].find()
+        target = Target(module, f"{destination} of worker {self._worker}", leaves)
+        alias = self._destinations[destination].adopt == "alias" and not excluded and target.may_alias()
         if isinstance(target.module, nn.Module) and target.module not in self._guarded:
             self._guard(target.module)
         names = tuple(leaf.name for leaf in leaves)
@@ -215,8 +206,8 @@ class Adopter:
         self._guarded.add(module)
 
     def _current(self, binding: Binding) -> bool:
-        found = self._destinations[binding.destination].find()
-        return binding.target.module is found and binding.target.current()
+        acts = self._destinations[binding.destination].find()
+        return binding.target.module is acts and binding.target.current()
 
     def _let_go(self) -> None:
         """Take what acts off the board, until the next adoption puts it there again."""

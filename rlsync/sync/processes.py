@@ -1,11 +1,11 @@
-"""Worker processes as the learner sees them: are they ready, and how did one end?"""
+"""Worker processes as the learner sees them: are they ready, do they give signs of life, how did one end?"""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Protocol, runtime_checkable
 
@@ -27,10 +27,7 @@ class StopsWaiting(Protocol):
 
 
 def ending(exit_code: int) -> str:
-    """An exit code of :mod:`multiprocessing`, in words.
-
-    Args:
-        exit_code: of a process that has ended; a negative one is the number of the signal that killed it.
+    """An exit code of :mod:`multiprocessing`, in words; a negative one is the number of a signal.
 
     Example:
         >>> ending(-9), ending(-40), ending(1)
@@ -51,18 +48,10 @@ def await_ready(
 ) -> None:
     """Wait until every worker process has said that it is ready.
 
-    If one ends, that is told at once, whatever the others do.
-
-    Args:
-        processes: the started processes, in the order of their worker numbers.
-        ready: ``ready(worker, seconds)`` waits at most that long, and returns whether the worker is ready.
-        timeout_s: seconds for all of them together; ``None`` waits without a limit for those that live.
-        last_words: returns why a worker has ended, in its own words; empty if it left none.
-        doing: returns what a worker does that is not ready in time; empty if that is not known.
-
-    Raises:
-        WorkerLost: a worker ended before it was ready.
-        AdoptionTimeout: a worker is not ready in time.
+    ``ready(worker, seconds)`` waits at most that long, and returns whether the worker, by its place in
+    ``processes``, is ready. WorkerLost at once if one ends, whatever the others do; ``last_words`` says why,
+    if it left any. AdoptionTimeout if one is not ready in time, ``timeout_s`` for all of them together;
+    ``doing`` says what it does instead, if that is known. ``None`` waits without a limit for those that live.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     waiting = dict(enumerate(processes))
@@ -75,11 +64,11 @@ def await_ready(
                 raise ended_before_ready(worker, process, ending(process.exitcode), last_words(worker))
         if waiting and time.monotonic() >= deadline:
             worker, process = next(iter(waiting.items()))
-            what, told = doing(worker), ", ".join(map(str, waiting))
+            what, others = doing(worker), ", ".join(map(str, waiting))
             raise AdoptionTimeout(
                 f"worker {worker} (pid {process.pid}) is not ready after {timeout_s:g} s"
                 + (f": {what}" if what else "")
-                + (f"; not ready are the workers {told}" if len(waiting) > 1 else ""),
+                + (f"; not ready are the workers {others}" if len(waiting) > 1 else ""),
                 STARTING,
                 "look where its environment or its policy hangs while it is made (py-spy dump --pid "
                 f"{process.pid}), or give a longer start_timeout_s",
@@ -87,17 +76,52 @@ def await_ready(
 
 
 def ended_before_ready(worker: int, process: BaseProcess, how: str, words: str) -> WorkerLost:
-    """The error to raise when a worker ends before it is ready.
-
-    Args:
-        worker: its number.
-        process: its process.
-        how: how it ended, or will end.
-        words: why, in its own words; empty if it left none.
-    """
+    """The error to raise when a worker ends before it is ready: how it ended, and why in its own words."""
     return WorkerLost(
         f"worker {worker} (pid {process.pid}, {how}) ended before it was ready"
         + (f": {words}" if words else ""),
         STARTING,
         "look for the worker's own error above: its environment or its policy ended the process",
     )
+
+
+#: Silence counts for at most this part of the timeout between two looks: a learner that was suspended
+#: together with its workers, and then looks at them once, has not seen them silent all that time.
+_COUNTED_BETWEEN_LOOKS = 0.25
+
+
+class Silence:
+    """Counts for how long workers were seen to give no sign of life.
+
+    Example:
+        >>> silence = Silence(timeout_s=60.0)
+        >>> silence.look({0: 0.1, 1: 3600.0})  # seen for the first time
+        []
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._looked_at: float | None = None
+        self._silent_s: dict[int, float] = {}
+
+    def look(self, ages_s: Mapping[int, float]) -> list[int]:
+        """The workers that were silent for longer than the timeout.
+
+        ``ages_s`` has by worker the seconds since its last sign of life. What was counted for workers that
+        are not in it is forgotten.
+        """
+        now = time.monotonic()
+        since_s = 0.0 if self._looked_at is None else now - self._looked_at
+        counted_s = min(since_s, self.timeout_s * _COUNTED_BETWEEN_LOOKS)
+        self._looked_at = now
+        before = self._silent_s
+        self._silent_s = {
+            worker: min(before[worker] + counted_s if worker in before else 0.0, age_s)
+            for worker, age_s in ages_s.items()
+        }
+        return [worker for worker, silent_s in self._silent_s.items() if silent_s > self.timeout_s]
+
+    def clear(self) -> None:
+        """Forget all that was counted."""
+        self._looked_at = None
+        self._silent_s = {}

@@ -55,10 +55,8 @@ def end_with_program(collector: WorkerProcesses) -> None:
     """End the workers of ``collector`` when this process exits, unless they have ended by then.
 
     It changes nothing before: the collector is deleted or shut down as ever, and an error that the program
-    handles, or that leaves an interactive interpreter running, ends no worker. A second call does nothing.
-
-    Args:
-        collector: may be under construction; its workers need not be started yet.
+    handles, or that leaves an interactive interpreter running, ends no worker. ``collector`` may be under
+    construction, before its workers are started. A second call does nothing.
     """
     _of_this_process().collectors.add(collector)
 
@@ -68,9 +66,6 @@ def close_with_program(closable: Closable) -> None:
 
     TorchRL's schemes do so only when they are deleted. If that is after Python's last thread, their queue
     waits for ever for a thread that cannot start.
-
-    Args:
-        closable: of a collector whose workers end with the program.
     """
     _of_this_process().closables.add(closable)
 

@@ -31,32 +31,19 @@ SyncMap = Mapping[str, str | Source]
 
 @dataclass
 class BoundRoute:
-    """A route tied to live objects.
-
-    Args:
-        route: the entry of the map.
-        path: its source path, parsed.
-        destination, prefix: where it leads on the endpoint.
-        leaves: the source's leaves.
-        comparisons: the verdicts; empty names are never among them.
-        picked: source leaves that are sent, in the order of ``keys``.
-        keys: destination leaves that they go to.
-        specs: the destination's leaves.
-        verdicts: what happens to each leaf that is sent.
-        ties: pairs of source leaves that go to one piece of memory, and must be one themselves.
-    """
+    """A route tied to live objects."""
 
     route: Route
-    path: Path
-    destination: str
+    path: Path  #: the source path, parsed
+    destination: str  #: with ``prefix``, where the route leads on the endpoint
     prefix: str
-    leaves: Leaves
+    leaves: Leaves  #: of the source
     comparisons: list[Comparison]
-    picked: list[Leaf]
-    keys: list[Key]
-    specs: list[LeafSpec]
-    verdicts: list[Verdict]
-    ties: list[tuple[Leaf, Leaf]]
+    picked: list[Leaf]  #: source leaves that are sent, in the order of ``keys``
+    keys: list[Key]  #: destination leaves that they go to
+    specs: list[LeafSpec]  #: of these destination leaves
+    verdicts: list[Verdict]  #: what happens to each leaf that is sent
+    ties: list[tuple[Leaf, Leaf]]  #: source leaves that go to one piece of memory, and must be one themselves
 
     def current(self, root: object) -> bool:
         """Whether the source still is the object, of the same make and ties, that was resolved."""
@@ -76,11 +63,7 @@ class BoundRoute:
 
 
 def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[BoundRoute]:
-    """Resolve every entry of the map.
-
-    Raises:
-        SyncMapError: a path is wrong, leads to untrained weights, or two entries meet.
-    """
+    """Resolve every entry; refuse a path that is wrong, untrained weights, and two entries that meet."""
     if not isinstance(sync_map, Mapping):
         raise ConfigError(
             f"a sync map is a mapping, got {type(sync_map).__name__}",
@@ -90,20 +73,20 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
     if not sync_map:
         raise NothingToSync("the sync map is empty", "sync map", "name at least one destination")
     bound: list[BoundRoute] = []
-    taken: dict[str, str] = {}
+    source_of: dict[str, str] = {}
     for number, (destination, source) in enumerate(sync_map.items(), start=1):
         where = f"sync map, entry {number}"
         route = bind_route(destination, source, root, endpoint, where)
         stem = parse(route.route.destination).leaf_prefix()
         for comparison in route.comparisons:
             leaf = f"{stem}.{comparison.name}"
-            if leaf in taken:
+            if leaf in source_of:
                 raise AmbiguousSource(
                     f"{leaf} has two sources",
-                    f"{where}: {route.route.source}, and {taken[leaf]}",
+                    f"{where}: {route.route.source}, and {source_of[leaf]}",
                     "let each leaf come from one place",
                 )
-            taken[leaf] = route.route.source
+            source_of[leaf] = route.route.source
         bound.append(route)
     _refuse_shared_places(bound, endpoint)
     return bound
@@ -240,10 +223,8 @@ def check_trained(root: object, path: Path, where: str) -> None:
     """Refuse a module of a loss whose trained weights are elsewhere.
 
     A TorchRL loss keeps what it trains in ``<name>_params``. ``SACLoss.qvalue_network`` is the user's
-    module, untouched; in a deep-copied loss even ``actor_network`` is stale.
-
-    Raises:
-        AmbiguousSource: names the ``_params`` path.
+    module, untouched; in a deep-copied loss even ``actor_network`` is stale. The AmbiguousSource names the
+    ``_params`` path.
     """
     for depth, segment in enumerate(path.segments):
         if not isinstance(segment, Attr):

@@ -25,19 +25,12 @@ _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+
 
 @dataclass(frozen=True, slots=True)
 class StartLog:
-    """The place where one worker leaves what it prints while it starts; small and picklable.
-
-    Args:
-        worker: its number.
-        address: of the learner's file.
-        name: of that file. When the learner has closed it, its address may lead to another one.
-        until_s: of ``time.monotonic()``, when the learner waits no longer; infinity if it always waits.
-    """
+    """The place where one worker leaves what it prints while it starts; small and picklable."""
 
     worker: int
-    address: FileAddress
-    name: str
-    until_s: float
+    address: FileAddress  #: of the learner's file
+    name: str  #: of that file; when the learner has closed it, its address may lead to another one
+    until_s: float  #: of ``time.monotonic()``, when the learner waits no longer; infinity if it always waits
 
     @contextmanager
     def making(self) -> Iterator[None]:
@@ -85,11 +78,7 @@ class StartLog:
 
 
 class StartLogs:
-    """The learner's end: one log for each worker that starts.
-
-    Args:
-        workers: how many there are.
-        timeout_s: how long they may take, seconds; ``None`` waits for ever.
+    """The learner's end: one log for each worker that starts; without ``timeout_s`` it waits for ever.
 
     Example:
         >>> logs = StartLogs(2, timeout_s=60.0)

@@ -16,14 +16,11 @@ from rlsync.tensors.wrappers import uncompiled
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What trains the sources of a map.
+    """What trains the sources of a map."""
 
-    Args:
-        optimizers: returns the optimizers that write to the sources, as they are now.
-        losses: returns the modules that compute losses, by path. They hold networks, and are none themselves.
-    """
-
+    #: Returns the optimizers that write to the sources, as they are now.
     optimizers: Callable[[], Iterable[torch.optim.Optimizer]] = tuple
+    #: Returns the modules that compute losses, by path. They hold networks, and are none themselves.
     losses: Callable[[], Mapping[str, nn.Module]] = dict
 
     def parameters(self) -> list[Tensor]:
@@ -36,12 +33,7 @@ class Training:
         return {f"{path}.{name}": p for path, loss in losses for name, p in loss.named_parameters()}
 
     def network_of(self, root: object, path: Path) -> tuple[str, nn.Module] | None:
-        """The outermost network on a path, with its own path; ``None`` if there is no module.
-
-        Args:
-            root: where the path begins.
-            path: leads to a source.
-        """
+        """The outermost network on a source's path, with its own path; ``None`` if there is no module."""
         losses = self.losses().values()
         for depth in range(1, len(path.segments) + 1):
             part = Path(path.segments[:depth])
@@ -53,23 +45,12 @@ class Training:
 
 
 def frozen(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]:
-    """The names of those parameters that no optimizer holds; none if no optimizer is known.
-
-    Args:
-        sent: parameters that are sent, by the name of their destination.
-        held: what the optimizers hold.
-    """
+    """The names of those sent parameters that no optimizer holds; none if no optimizer is known."""
     return tuple(name for name, tensor in sent if tensor not in held) if held else ()
 
 
 def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Covered) -> tuple[str, ...]:
-    """The parameters of some networks that an optimizer holds and that are not sent, each once.
-
-    Args:
-        networks: by path.
-        sent: what is sent.
-        held: what the optimizers hold.
-    """
+    """The parameters of some networks that an optimizer holds and that are not sent, each once."""
     covered = Covered(sent)
     names: dict[int, str] = {}  # networks may share parameters: the first one's name stands
     for path, network in networks.items():

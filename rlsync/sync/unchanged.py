@@ -20,11 +20,7 @@ _LEAST = 2
 
 
 def check_limit(publishes: int | None) -> None:
-    """Refuse a limit of unchanged publishes that is none.
-
-    Raises:
-        ConfigError: it is neither ``None`` nor a whole number of at least 2.
-    """
+    """Refuse a limit of unchanged publishes that is neither ``None`` nor a whole number of at least 2."""
     whole = isinstance(publishes, int) and not isinstance(publishes, bool)
     if publishes is not None and (not whole or publishes < _LEAST):
         raise ConfigError(
@@ -36,15 +32,10 @@ def check_limit(publishes: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Digests of tensors at one moment.
+    """Digests of tensors at one moment."""
 
-    Args:
-        sources: one of all sources that are watched.
-        held: one of each parameter of the optimizers.
-    """
-
-    sources: int
-    held: list[int]
+    sources: int  #: one of all sources that are watched
+    held: list[int]  #: one of each parameter of the optimizers
 
 
 class Unchanged:
@@ -58,11 +49,8 @@ class Unchanged:
     :func:`writes`. So before there is a warning, the values themselves are compared.
 
     Sources that an optimizer holds and does not move, while it moves others, are taken to be frozen on
-    purpose, as an actor is while only its critic learns.
-
-    Args:
-        after: how many publishes in a row; ``None`` never warns.
-        training: what trains the sources.
+    purpose, as an actor is while only its critic learns. It warns after ``after`` publishes in a row;
+    ``None`` never warns.
     """
 
     def __init__(self, after: int | None, training: Training) -> None:
@@ -72,11 +60,7 @@ class Unchanged:
         self.restart([])
 
     def restart(self, leaves: Sequence[Leaf]) -> None:
-        """Watch these sources from now on; it counts as a change.
-
-        Args:
-            leaves: what is sent.
-        """
+        """Watch these sources from now on; it counts as a change."""
         self._leaves = [leaf for leaf in leaves if leaf.kind == "parameter"]
         self._steps = -1
         self._marks: dict[int, tuple[int, int]] = {}
@@ -87,25 +71,21 @@ class Unchanged:
         self._still = 0
         self._patience = self._after
         self._suspect: Values | None = None
-        self._told = False
+        self._warned = False
 
     def look(self, routes: Sequence[Route], optim_steps: int) -> None:
-        """Look at the sources before a publish.
-
-        Args:
-            routes: the map, for the warning.
-            optim_steps: how many steps the optimizers have made.
-        """
+        """Look at the sources before a publish; the warning names ``routes``."""
         if self._after is None or optim_steps == self._steps or not self._leaves:
             return
         self._steps = optim_steps
         if self._has_moved():
             self._moved()
-        elif self._marks and not self._told:
+        elif self._marks and not self._warned:
             self._count(routes)
 
     def _has_moved(self) -> bool:
         """Whether autograd saw a write to a source, or a source is other memory, since the last look."""
+        # One tensor is read at each publish, at no cost; the others only if it stands still.
         before = self._marks.get(self._witness)
         if before is not None and (now := _mark(self._leaves[self._witness].read())) != before:
             self._marks[self._witness] = now
@@ -132,7 +112,7 @@ class Unchanged:
                 None if now.sources != self._suspect.sources else self._judge(routes, self._suspect, now)
             )
             if warning is not None:
-                self._told = True
+                self._warned = True
                 warn(warning)
             else:  # the counters are blind, or it is meant so: look again later, and half as often
                 self._still, self._suspect, self._patience = 0, None, 2 * self._patience
@@ -149,12 +129,12 @@ class Unchanged:
         lost = [p for p in names.values() if p.grad is not None and p not in held]
         if moving and not lost and any(tensor in held for tensor in self._watched().values()):
             return None
-        told = f"the optimizers move {_listed(moving, names)}"
+        who_moves = f"the optimizers move {_listed(moving, names)}"
         if lost:
-            told += f"; no optimizer holds {_listed(lost, names)}, which gets gradients"
+            who_moves += f"; no optimizer holds {_listed(lost, names)}, which gets gradients"
         return NothingChanged(
             f"{self._still} publishes in a row sent the same weights, although optimizer steps were made",
-            f"sync map {', '.join(map(str, routes))}; {told}",
+            f"sync map {', '.join(map(str, routes))}; {who_moves}",
             "one of them is a copy: name the module that is trained as the source, or give the parameters of "
             "this one to the optimizer; max_unchanged_publishes=None never warns",
         )
@@ -166,7 +146,7 @@ def _mark(tensor: Tensor) -> tuple[int, int]:
 
 def _listed(parameters: Sequence[Tensor], named: dict[str, Tensor]) -> str:
     names = {id(parameter): name for name, parameter in named.items()}
-    told = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in parameters]
-    if not told:
+    labels = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in parameters]
+    if not labels:
         return "nothing"
-    return told[0] if len(told) == 1 else f"{told[0]} and {len(told) - 1} more"
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"

@@ -27,14 +27,7 @@ Digests = Callable[[bool], dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What one worker says: digests by destination.
-
-    Args:
-        asked: the number of the question.
-        version: what it acted with.
-        kept: digests of the parameters, taken after the rollout.
-        arrived: digests of buffers and extra state, taken before the rollout; empty when the worker did not
-            adopt for it.
+    """What one worker answers: digests by destination.
 
     Example:
         >>> answer = WorkerAnswer(1, 7, {"policy": 3}, {"policy": 0})
@@ -42,9 +35,10 @@ class WorkerAnswer:
         True
     """
 
-    asked: int
-    version: int
-    kept: dict[str, int]
+    asked: int  #: the number of the question
+    version: int  #: what it acted with
+    kept: dict[str, int]  #: digests of the parameters, taken after the rollout
+    #: Digests of buffers and extra state, taken before the rollout; empty if the worker did not adopt for it.
     arrived: dict[str, int]
 
     def to_json(self) -> bytes:
@@ -59,44 +53,26 @@ class WorkerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """A worker that does not act with what was published.
+    """A worker that does not act with what was published."""
 
-    Args:
-        what: what is wrong, with the version.
-        where: the worker, its pid and the destination.
-    """
-
-    what: str
-    where: str
+    what: str  #: what is wrong, with the version
+    where: str  #: the worker, its pid and the destination
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a question has brought to light so far.
+    """What a question has brought to light so far."""
 
-    Args:
-        done: whether there is nothing left to wait for.
-        answered: workers that have answered.
-        whole: those among them whose answers covered buffers and extra state.
-        waiting: living workers that have not answered yet, in words.
-        deviations: what is wrong.
-    """
-
-    done: bool
-    answered: int = 0
-    whole: int = 0
-    waiting: tuple[str, ...] = ()
+    done: bool  #: whether there is nothing left to wait for
+    answered: int = 0  #: workers that have answered
+    whole: int = 0  #: those among them whose answers covered buffers and extra state
+    waiting: tuple[str, ...] = ()  #: living workers that have not answered yet, in words
     deviations: tuple[Deviation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Prints:
-    """Digests of a destination.
-
-    Args:
-        parameters: of its parameters.
-        others: of its buffers and extra state.
-    """
+    """Digests of a destination: of its parameters, and of its buffers and extra state."""
 
     parameters: int
     others: int
@@ -104,10 +80,10 @@ class Prints:
     @classmethod
     def of(cls, leaves: Iterable[tuple[Kind, Tensor]]) -> Prints:
         """Of leaves, in order."""
-        sorted_out: tuple[list[Tensor], list[Tensor]] = [], []
+        parameters_and_others: tuple[list[Tensor], list[Tensor]] = [], []
         for kind, tensor in leaves:
-            sorted_out[kind != "parameter"].append(tensor)
-        return cls(*map(digest, sorted_out))
+            parameters_and_others[kind != "parameter"].append(tensor)
+        return cls(*map(digest, parameters_and_others))
 
 
 def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str) -> list[Deviation]:
@@ -129,15 +105,10 @@ class Verification:
     """Asks the workers that read a publisher's transport what they act with.
 
     While answers are out, every version that is published is digested, so that a worker may answer with any
-    of them. At other times a publish costs no more than without a verification.
-
-    Args:
-        publisher: what publishes to the workers.
-        num_workers: how many workers are asked, now.
-        called: how a finding calls a worker, by its number.
-
-    Raises:
-        ConfigError: this publisher's workers are being asked by another verification.
+    of them. At other times a publish costs no more than without a verification. ``num_workers`` says how many
+    workers are asked, now, and ``called`` how a finding calls one, by its number. ConfigError if this
+    publisher's workers are being asked by another verification: two would share one question and accuse
+    falsely.
     """
 
     def __init__(
@@ -193,10 +164,10 @@ class Verification:
 
     def _answer(self, worker: int) -> WorkerAnswer | None:
         note = self._publisher.transport.note(worker, Note.ANSWER)
-        said = None if note is None else WorkerAnswer.from_json(note)
-        if said is None or said.asked != self._question or said.version not in self._published:
+        answer = None if note is None else WorkerAnswer.from_json(note)
+        if answer is None or answer.asked != self._question or answer.version not in self._published:
             return None
-        return said
+        return answer
 
     def _remember(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
         """Digest the newest version: the transport's copy, or what was given where it keeps none."""
@@ -224,17 +195,9 @@ def answering(
     """Around one rollout: answer the learner's question about the version that acts in it, if there is one.
 
     Buffers are as published until forward() changes them, so they are digested before the rollout, and only
-    if it is the first one with this version. Parameters must still be as published after it.
-
-    Args:
-        subscriber: tells the question, and takes the answer.
-        version: what acts in the rollout.
-        answered: the number of the question that was answered last.
-        fresh: whether this is the first rollout with the version.
-        digests: the digests of what acts now, by destination: of the parameters, or of all else.
-
-    Yields:
-        The number of the question that is answered when the rollout has ended.
+    if it is the first one with this version (``fresh``). Parameters must still be as published after it.
+    ``answered`` is the number of the question that was answered last; the number of the one that is answered
+    when the rollout has ended is yielded.
     """
     asked = subscriber.asked
     if asked in (0, answered):

@@ -24,7 +24,7 @@ from rlsync.torchrl_plugin.served_server import ServedServer
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.torchrl_plugin.worker_scheme import Link, WorkerScheme, on_the_learner
 from rlsync.transport.board.format import MAX_SLOTS
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import ReaderStatus
 

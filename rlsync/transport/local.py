@@ -7,16 +7,63 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.core.ledger import NOTHING, Stamp
-from rlsync.tensors.layout import Layout
+from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
+from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.contract import Apply, Note, ReaderStatus
-from rlsync.transport.rules import check_newer
-from rlsync.transport.staged import Staged
+from rlsync.transport.rules import check_newer, keyed
 from rlsync.transport.waiting import await_adoption
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one publish brings; if it waits for the running rollout to end, its tensors are copies."""
+
+    stamp: Stamp
+    layout: Layout
+    tensors: list[Tensor]
+    there: Moment = NOTHING_QUEUED  #: when the tensors hold the version, on the accelerators that they are on
+
+    @classmethod
+    def of(cls, layout: Layout, tensors: Sequence[Tensor | None], stamp: Stamp) -> Staged:
+        """What a publish brings, without the entries that it leaves as they are (``None``)."""
+        layout.check_count(tensors)
+        given = [tensor for tensor in tensors if tensor is not None]
+        if len(given) < len(tensors):
+            chosen: dict[str, list[LeafSpec]] = {}
+            for entry in layout.entries:
+                if tensors[entry.owner] is not None:
+                    chosen.setdefault(entry.destination, []).append(entry.leaf)
+            layout = Layout.build(chosen)
+        layout.check(given)
+        return cls(stamp, layout, given)
+
+    def copied(self) -> Staged:
+        """The same with tensors of its own."""
+        tensors = [tensor.detach().clone() for tensor in self.tensors]
+        return replace(self, tensors=tensors, there=Moment.now(queued_devices(tensors)))
+
+    def over(self, older: Staged | None) -> Staged:
+        """This version, with what only an older one brings that was never taken."""
+        if older is None:
+            return self
+        mine, left = keyed(self.layout, self.tensors), keyed(older.layout, older.tensors)
+        if left.keys() <= mine.keys():
+            return self
+        entries = [e for e in older.layout.entries if (e.destination, e.leaf.name) not in mine]
+        chosen: dict[str, list[LeafSpec]] = {}
+        for entry in (*entries, *self.layout.entries):
+            chosen.setdefault(entry.destination, []).append(replace(entry.leaf, tie=""))
+        layout = Layout.build(chosen)
+        both = left | mine
+        tensors = [both[e.destination, e.leaf.name] for e in layout.owned]
+        older.there.order()
+        return Staged(self.stamp, layout, tensors, Moment.now(queued_devices(tensors)))
 
 
 class LocalTransport:
@@ -153,11 +200,7 @@ class LocalTransport:
         )
 
     def ask(self, lowest: int) -> int:
-        """Ask the reader; see :meth:`rlsync.transport.contract.Transport.ask`.
-
-        Args:
-            lowest: the lowest version that an answer may be about.
-        """
+        """Ask the reader; see :meth:`rlsync.transport.contract.Transport.ask`."""
         self._question, self._lowest = self._question + 1, lowest
         return self._question
 

@@ -1,4 +1,4 @@
-"""One anonymous shared file: mappings and byte-range locks on a single descriptor.
+"""One anonymous shared file: mappings and byte-range locks on a single descriptor, and a mark to know it by.
 
 The file is a memfd. Each process opens it for itself through the owner's ``/proc`` entry, so each has its own
 open file description. The locks (F_OFD_SETLK) belong to that description, and the kernel drops them when the
@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import secrets
 import struct
 import sys
 import weakref
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -34,26 +35,15 @@ _FLOCK = "hhqqi4x"
 
 @dataclass(frozen=True, slots=True)
 class FileAddress:
-    """Where another process finds the file; small and picklable.
+    """Where another process finds the file; small and picklable."""
 
-    Args:
-        pid: the owner's.
-        path: the file, among the owner's descriptors.
-        host: where this path means this file; empty if the address does not say.
-    """
-
-    pid: int
-    path: str
-    host: str = ""
+    pid: int  #: the owner's
+    path: str  #: the file, among the owner's descriptors
+    host: str = ""  #: where this path means this file; empty if the address does not say
 
 
 class SharedFile:
-    """A shared file with one descriptor, however many mappings.
-
-    Args:
-        fd: the descriptor; this object closes it.
-        address: how other processes find the file.
-    """
+    """A shared file with one descriptor, which this object closes, however many mappings."""
 
     def __init__(self, fd: int, address: FileAddress) -> None:
         self.fd = fd
@@ -62,29 +52,19 @@ class SharedFile:
 
     @classmethod
     def create(cls, name: str) -> SharedFile:
-        """A new, empty file.
-
-        Args:
-            name: what tools show beside the descriptor; names need not differ.
-
-        Raises:
-            ConfigError: this platform lacks the locks.
-        """
+        """A new, empty file; ``name`` is what tools show beside the descriptor, and need not differ."""
         _require_locks()
         pid = os.getpid()
         fd = os.memfd_create(name)
+        # Others open this path instead of inheriting the descriptor: the address is small, and works under
+        # fork, spawn and a fork server, and for workers that join late.
         return cls(fd, FileAddress(pid, f"/proc/{pid}/fd/{fd}", this_host()))
 
     @classmethod
     def open(cls, address: FileAddress) -> SharedFile:
         """Open another process's file; the locks of this process are its own.
 
-        Args:
-            address: from :attr:`address` of the owner.
-
-        Raises:
-            BoardClosed: the owner has closed it or died, or is on another host or in another container.
-            ConfigError: this platform lacks the locks.
+        BoardClosed if the owner has closed it or died, or is on another host or in another container.
         """
         _require_locks()
         if address.host not in ("", this_host()):
@@ -130,7 +110,8 @@ class SharedFile:
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | (_MAP_POPULATE if populate else 0)
-        # Map through another open file: a mapping keeps its open file alive after close() and in forked
+        # By mmap(2) itself: before Python 3.13 its mmap keeps a duplicate of the descriptor for each mapping.
+        # And through another open file: a mapping keeps its open file alive after close() and in forked
         # children, and with it all locks.
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR if writable else os.O_RDONLY)
         try:
@@ -177,6 +158,44 @@ class SharedFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class Mark(NamedTuple):
+    """The first words of a shared file: they tell it from any other that comes to stand at its address."""
+
+    magic: int  #: what it is
+    format: int  #: how its bytes are laid out
+    number: int  #: which one it is
+
+    @classmethod
+    def write(cls, words: memoryview, magic: int, format_: int) -> Mark:
+        """Mark a new file; never changed afterwards."""
+        mark = cls(magic, format_, secrets.randbits(64))
+        for i, word in enumerate(mark):
+            words[i] = word
+        return mark
+
+    def open(self, address: FileAddress, control_bytes: int, what: str) -> tuple[SharedFile, memoryview]:
+        """Open the file with this mark, with a descriptor and locks of one's own, and map its control words.
+
+        ``what`` names it in the BoardClosed that is raised if its owner has closed it or died.
+        """
+        file = SharedFile.open(address)
+        if file.size_bytes() >= control_bytes:  # reading past the end would be SIGBUS
+            words = file.words(control_bytes, 0)
+            if tuple(words[: len(self)]) == self:
+                return file, words
+        file.close()
+        raise BoardClosed(
+            f"the {what} of process {address.pid} is gone",
+            f"another file is at {address.path}",
+            "the learner must live while workers attach",
+        )
+
+
+def whole_pages(size_bytes: int) -> int:
+    """``size_bytes`` rounded up to whole pages, at least one."""
+    return max(1, -(-size_bytes // PAGE_BYTES)) * PAGE_BYTES
 
 
 @cache

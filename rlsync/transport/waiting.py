@@ -9,6 +9,7 @@ from dataclasses import replace
 from rlsync.core.errors import AdoptionTimeout, WorkerLost
 from rlsync.transport.contract import ReaderStatus
 
+# Waits poll: they must look at the workers' locks anyway, and nothing on the data path waits.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
 
 
@@ -60,24 +61,20 @@ def _missing(
 
 
 def worker_lost(dead: Mapping[ReaderStatus, str], where: str) -> WorkerLost:
-    """The error for dead workers.
-
-    Args:
-        dead: what is known of each, and how it ended, in words.
-        where: what the learner needed them for.
+    """The error for dead workers: how each ended, in words, and what the learner needed them for.
 
     Example:
         >>> status = ReaderStatus(1, 4242, False, "dead", 7, 2, 0.4)
         >>> print(worker_lost({status: "killed by SIGKILL"}, "waiting for frames").what)
         worker 1 (pid 4242, killed by SIGKILL, acted with version 7, 2 behind, last seen 0.4 s ago)
     """
-    told = (
+    workers = (
         f"worker {status.reader} (pid {status.pid}, {how}, acted with version {status.adopted_version}, "
         f"{status.lag_versions} behind, last seen {status.heartbeat_age_s:.1f} s ago)"
         for status, how in dead.items()
     )
     return WorkerLost(
-        "; ".join(told),
+        "; ".join(workers),
         where,
         "look for the worker's own error above, or in the kernel's log if memory was short; "
         "restart the run or the worker",

@@ -10,7 +10,7 @@ import torch
 from rlsync.core.errors import ConfigError
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.starting import StartLogs
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ring.format import WhenFull
 from rlsync.transport.ring.reader import RingCounters, RolloutRing

@@ -22,7 +22,7 @@ from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.program_end import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import Transport
 from rlsync.transport.ring.reader import RingCounters
 from rlsync.workers.intake import Intake

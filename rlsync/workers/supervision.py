@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.sync.processes import LOOK_EVERY_S, await_ready, ending
-from rlsync.sync.silence import Silence
+from rlsync.sync.processes import LOOK_EVERY_S, Silence, await_ready, ending
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.ring.reader import RolloutRing
 

@@ -15,7 +15,7 @@ import torch
 from rlsync.core.errors import BoardClosed, RlsyncError
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.starting import StartLog, StartLogs
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.ring.format import RingHandle
 from rlsync.transport.ring.reader import RolloutRing
 from rlsync.transport.ring.writer import RingWriter

@@ -53,12 +53,12 @@ def connect(cluster: Cluster) -> None:
 
 def vanish(collector: ClusterCollector) -> None:
     """Lose a learner of this process as if it had been killed: it says nothing, and its actors end."""
-    courier = collector.transport._courier
-    with courier._wake:
-        courier._closed = True
-        courier._wake.notify()
-    courier._thread.join(WAIT_S)
-    assert not courier._thread.is_alive()
+    thread = collector.transport._thread
+    with thread._wake:
+        thread._closed = True
+        thread._wake.notify()
+    thread._thread.join(WAIT_S)
+    assert not thread._thread.is_alive()
     collector._closed = True  # and it does nothing when it is deleted
     ray.shutdown()
 

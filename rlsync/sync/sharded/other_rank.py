@@ -16,7 +16,7 @@ from rlsync.sync.sharded.meeting import RankNote, own_rank
 from rlsync.sync.sharded.wire import Wire, raw
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.sharded import Block, Sharding, part_of
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.watch import process_state
 from rlsync.transport.rules import Key
 from rlsync.transport.shared_file import this_host

@@ -12,6 +12,7 @@ from torch import Tensor
 from rlsync.core.errors import LayoutMismatch, PublishError, RlsyncError
 from rlsync.core.ledger import Stamp
 from rlsync.core.plan import Route, Verdict
+from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.sharded.meeting import TIMEOUT_S, named, next_meeting, own_rank, process_group, read_notes
 from rlsync.sync.sharded.other_rank import Other, Roster, full_name
 from rlsync.sync.sharded.wire import first_ready
@@ -19,12 +20,10 @@ from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaf
 from rlsync.tensors.sharded import Sharding, is_sharded, write_blocks
 from rlsync.transport.board.copying import SlotPlace, copy
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Transport
 from rlsync.transport.rules import Key
-
-_LOOK_EVERY_S = 0.1
 
 
 def require_board(leaves: Sequence[Leaf], transport: Transport, where: str) -> None:
@@ -190,7 +189,7 @@ class Ranks:
         deadline = time.monotonic() + timeout_s
         while missing:
             by_wire = {other.wire: other for other in missing.values() if other.wire is not None}
-            for wire in first_ready(list(by_wire), _LOOK_EVERY_S):
+            for wire in first_ready(list(by_wire), LOOK_EVERY_S):
                 other = by_wire[wire]
                 try:
                     if self._brought(other, roster, views, deadline):

@@ -21,7 +21,7 @@ from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves
 from rlsync.tensors.sharded import Block, Sharding, block_of, is_sharded, own_part, write_blocks
 from rlsync.transport.board import format as fmt
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.shared_file import FileAddress
 
 

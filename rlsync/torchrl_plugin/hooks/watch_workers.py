@@ -13,8 +13,7 @@ from torchrl.collectors import AsyncBatchedCollector, BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
-from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.sync.silence import Silence
+from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint, lost_workers
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of

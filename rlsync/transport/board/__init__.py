@@ -1,7 +1,6 @@
 """The WeightBoard: weights from one learner to the worker processes of one host."""
 
-from rlsync.transport.board.handle import BoardHandle
-from rlsync.transport.board.reader import BoardReader
+from rlsync.transport.board.reader import BoardHandle, BoardReader
 from rlsync.transport.board.watch import BoardWatch
 from rlsync.transport.board.writer import BoardWriter
 

@@ -17,11 +17,13 @@ from __future__ import annotations
 from enum import IntEnum
 
 from rlsync.transport.contract import Note
-from rlsync.transport.shared_file import PAGE_BYTES
+from rlsync.transport.shared_file import PAGE_BYTES, whole_pages
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
 FORMAT = 5
 
+# 2 * readers + 2 slots always suffice: a reader that adopts by alias holds two leases for a moment, one slot
+# has the newest version, and one is written. Most runs use three.
 MAX_SLOTS = 1024
 MAX_READERS = 1022
 LINE_WORDS = 8
@@ -35,12 +37,16 @@ ASKED_FROM = _CONTROL + 4  # the lowest version that an answer may be about
 GENERATION = _CONTROL + 5  # of the newest version; it never falls
 _SLOT_LINES = _CONTROL + LINE_WORDS
 _READER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
-CONTROL_BYTES = -(-(_READER_LINES + MAX_READERS * LINE_WORDS) * 8 // PAGE_BYTES) * PAGE_BYTES
+CONTROL_BYTES = whole_pages((_READER_LINES + MAX_READERS * LINE_WORDS) * 8)
 
+# Readers leave notes because the learner must know their leaves before it publishes. Asking over TorchRL's
+# pipes while a collector starts makes a worker drop its rollout.
 NOTE_BYTES = 1 << 20
 # These are offsets in the file. Pages that nobody writes to take no memory.
 DATA_AT = CONTROL_BYTES + 2 * MAX_READERS * NOTE_BYTES
 
+# A slot's line says where its image and its layout are: a destination may join later, because its source is
+# known only when the map is. The board is then laid out anew, and old slots are retired.
 SLOT_STATE, SLOT_VERSION, SLOT_TIME_NS = range(3)
 SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES, SLOT_GENERATION = range(3, 8)
 READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE = range(4)
@@ -97,8 +103,3 @@ def note_bytes(reader: int, kind: Note) -> int:
 def note_at(reader: int, kind: Note) -> int:
     """Offset of a reader's note in the file."""
     return CONTROL_BYTES + (2 * reader + (kind is Note.ANSWER)) * NOTE_BYTES
-
-
-def whole_pages(size_bytes: int) -> int:
-    """``size_bytes`` rounded up to whole pages, at least one."""
-    return max(1, -(-size_bytes // PAGE_BYTES)) * PAGE_BYTES

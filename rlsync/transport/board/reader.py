@@ -1,4 +1,4 @@
-"""The worker's end of a WeightBoard."""
+"""The worker's end of a WeightBoard, and how another process finds and opens one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,48 @@ from dataclasses import dataclass
 
 import torch
 
-from rlsync.core.errors import ConfigError, PublishError
+from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.format import SlotState
-from rlsync.transport.board.handle import BoardHandle
 from rlsync.transport.contract import Apply, Note
+from rlsync.transport.shared_file import FileAddress, Mark, SharedFile, whole_pages
+
+
+@dataclass(frozen=True, slots=True)
+class BoardHandle:
+    """How a worker finds a board: small, picklable, valid while the learner lives.
+
+    Args:
+        address: where the file is.
+        board_id: which board it must be.
+        generation: the learner's generation when this handle was made; an older board is refused.
+    """
+
+    address: FileAddress
+    board_id: int
+    generation: int = 0
+
+    def open(self) -> tuple[SharedFile, memoryview]:
+        """Open the board with a descriptor and locks of this process's own, and map its control words.
+
+        BoardClosed if the learner has closed the board or died, or the board is of an older generation.
+        """
+        mark = Mark(fmt.MAGIC, fmt.FORMAT, self.board_id)
+        file, words = mark.open(self.address, fmt.CONTROL_BYTES, "board")
+        if words[fmt.GENERATION] < self.generation:
+            file.close()
+            raise BoardClosed(
+                f"the board is of generation {words[fmt.GENERATION]}, older than {self.generation}",
+                f"opening {self.address.path}",
+                "attach to the board of the learner that runs now",
+            )
+        return file, words
+
+    def subscribe(self, apply: Apply, reader: int | None = None) -> BoardReader:
+        """Attach as a reader; see :meth:`rlsync.transport.contract.Handle.subscribe`."""
+        return BoardReader(self, apply, reader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +234,7 @@ class BoardReader:
         at = self._words[line + fmt.SLOT_IMAGE_AT]
         if slot not in self._images or not self._images[slot].still_at(at):
             size = self._words[line + fmt.SLOT_IMAGE_BYTES]
-            image = self._file.map(fmt.whole_pages(size), at, writable=False, populate=True)
+            image = self._file.map(whole_pages(size), at, writable=False, populate=True)
             self._images[slot] = SlotImage(at, image.data_ptr(), image, layout.views(image))
         return layout, self._images[slot].views
 

@@ -10,7 +10,7 @@ from rlsync.core.errors import PublishError
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.format import SlotState
-from rlsync.transport.shared_file import SharedFile
+from rlsync.transport.shared_file import SharedFile, whole_pages
 
 FIRST_SLOTS = 3
 
@@ -114,7 +114,7 @@ class BoardSlots:
                     del old.views[slot]
                     self._free_lines.append(slot)
             if not old.views:  # who reads the text holds a lease on one of its slots
-                self._file.discard(old.at, fmt.whole_pages(old.text_bytes))
+                self._file.discard(old.at, whole_pages(old.text_bytes))
                 self._retiring.remove(old)
 
     def forget(self) -> None:
@@ -131,7 +131,7 @@ class BoardSlots:
             slot = self._words[fmt.SLOT_COUNT]
             self._words[fmt.SLOT_COUNT] = slot + 1
         layout = laid_out.layout
-        size = fmt.whole_pages(max(1, layout.image_bytes))  # leaves without bytes have a page, too
+        size = whole_pages(max(1, layout.image_bytes))  # leaves without bytes have a page, too
         at = self._reserve(size)
         line = fmt.slot_line(slot)
         self._words[line + fmt.SLOT_STATE] = SlotState.EMPTY
@@ -145,6 +145,6 @@ class BoardSlots:
 
     def _reserve(self, size_bytes: int) -> int:
         at = self._end
-        self._end += fmt.whole_pages(size_bytes)
+        self._end += whole_pages(size_bytes)
         self._file.resize(self._end)
         return at

@@ -31,13 +31,12 @@ from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.copying import Fill, Filling, SlotCopy, SlotPlace, Staging
 from rlsync.transport.board.format import SlotState
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.slots import FIRST_SLOTS, BoardSlots
 from rlsync.transport.board.watch import BoardWatch
 from rlsync.transport.contract import Note, ReaderStatus
-from rlsync.transport.mark import Mark
 from rlsync.transport.rules import check_newer, completed, keyed
-from rlsync.transport.shared_file import SharedFile
+from rlsync.transport.shared_file import Mark, SharedFile
 from rlsync.transport.untouched import Untouched
 
 

@@ -22,8 +22,7 @@ from typing import Literal
 from torch import Tensor
 
 from rlsync.tensors.layout import Layout
-from rlsync.transport.mark import Mark
-from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, SharedFile
+from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFile, whole_pages
 
 MAGIC = 0x474E_4952_4C52  # "RLRING"
 FORMAT = 1
@@ -42,7 +41,7 @@ TAKEN = _CONTROL + 5
 DROPPED = _CONTROL + 6  # completed rollouts that the learner dropped
 _SLOT_LINES = _CONTROL + LINE_WORDS
 _WRITER_LINES = _SLOT_LINES + MAX_SLOTS * LINE_WORDS
-CONTROL_BYTES = -(-(_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8 // PAGE_BYTES) * PAGE_BYTES
+CONTROL_BYTES = whole_pages((_WRITER_LINES + MAX_WRITERS * LINE_WORDS) * 8)
 
 LAST_WORDS_BYTES = 1 << 16
 # File offsets, not memory: untouched pages cost nothing.
@@ -57,6 +56,7 @@ SLOT_LOCK = 1 << 44
 WRITER_LOCK = 1 << 45
 LEARNER_LOCK = 1 << 46
 
+# Waits poll: they must look at the locks of the other side anyway, and nothing on the data path waits.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
 
 
@@ -94,45 +94,27 @@ def last_words_at(writer: int) -> int:
 
 def image_stride(layout: Layout) -> int:
     """Bytes from one slot image to the next: whole pages."""
-    return max(1, -(-layout.image_bytes // PAGE_BYTES)) * PAGE_BYTES
+    return whole_pages(layout.image_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class RingHandle:
-    """How a worker, or a watcher, finds a ring: small, picklable, valid while the learner lives.
-
-    Args:
-        address: where the file is.
-        ring_id: which ring it must be.
-        layout: of one slot, as JSON.
-        slots: how many there are.
-        writers: how many writers there may be.
-        when_full: what happens when no slot is free.
-    """
+    """How a worker, or a watcher, finds a ring: small, picklable, valid while the learner lives."""
 
     address: FileAddress
     ring_id: int
-    layout: bytes
+    layout: bytes  #: of one slot, as JSON
     slots: int
-    writers: int
+    writers: int  #: how many there may be
     when_full: WhenFull = "block"
 
     def open(self) -> tuple[SharedFile, memoryview]:
-        """Open the ring, with a descriptor and locks of one's own, and map its control words.
-
-        Raises:
-            BoardClosed: the learner has closed the ring or died.
-        """
+        """Open the ring, with a descriptor and locks of one's own, and map its control words."""
         return Mark(MAGIC, FORMAT, self.ring_id).open(self.address, CONTROL_BYTES, "rollout ring")
 
 
 class RolloutImages:
-    """The slots of a ring as this process sees them, mapped as they are needed.
-
-    Args:
-        file: the ring's.
-        layout: of one slot.
-    """
+    """The slots of a ring as this process sees them, mapped as they are needed."""
 
     def __init__(self, file: SharedFile, layout: Layout) -> None:
         self._file = file

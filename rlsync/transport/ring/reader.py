@@ -29,47 +29,32 @@ from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.tensors.layout import Layout
-from rlsync.transport.mark import Mark
 from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.format import RingHandle, RolloutImages, RolloutState, WhenFull
 from rlsync.transport.ring.watch import RingCounters, RingWatch, WriterStatus
 from rlsync.transport.ring.writer import RingWriter
-from rlsync.transport.shared_file import SharedFile
+from rlsync.transport.shared_file import Mark, SharedFile
 
 __all__ = ["RingCounters", "RingHandle", "RingWriter", "RolloutRing", "TakenRollout", "WriterStatus"]
 
 
 @dataclass(frozen=True, slots=True)
 class TakenRollout:
-    """A full slot in the learner's hands, until it gives it back.
-
-    Args:
-        slot: which.
-        writer: who filled it.
-        number: which of that writer's rollouts it is, from 0.
-        views: its arrays by name; the ring's own memory: read them, and not after :meth:`give_back`.
-        image: the same memory as one flat ``uint8`` tensor, for those who send it on.
-    """
+    """A full slot in the learner's hands, until it gives it back."""
 
     slot: int
-    writer: int
-    number: int
+    writer: int  #: who filled it
+    number: int  #: which of that writer's rollouts it is, from 0
+    #: Its arrays by name; the ring's own memory: read them, and not after :meth:`RolloutRing.give_back`.
     views: dict[str, Tensor]
-    image: Tensor
+    image: Tensor  #: the same memory as one flat ``uint8`` tensor, for those who send it on
 
 
 class RolloutRing:
-    """The learner's end of a ring of rollout slots.
+    """The learner's end of a ring of rollout slots, being written, full, and being read.
 
-    Args:
-        layout: the arrays of one slot. Pages that nobody writes to cost nothing: put what is large and
-            mostly empty last.
-        slots: how many rollouts there may be at once: being written, full, and being read.
-        writers: how many workers there may be.
-        when_full: what happens when no slot is free: ``"block"``, ``"drop_oldest"`` or ``"drop_newest"``.
-
-    Raises:
-        ConfigError: a number is out of range, or ``when_full`` is none of these.
+    ``layout`` has the arrays of one slot. Pages that nobody writes to cost nothing: put what is large and
+    mostly empty last. ConfigError if a number is out of range, or ``when_full`` is none of the above.
 
     Example:
         >>> import torch
@@ -146,16 +131,9 @@ class RolloutRing:
         self._words[fmt.SEEDED] += 1
 
     def take(self, timeout_s: float) -> TakenRollout | None:
-        """The rollout that was completed first; several may be held at once.
+        """The rollout that was completed first, or ``None`` when there was none in time.
 
-        Args:
-            timeout_s: how long to wait for one.
-
-        Returns:
-            It, or ``None`` when there was none in time.
-
-        Raises:
-            BoardClosed: the ring was closed.
+        Several may be held at once.
         """
         self._check_open()
         if self._when_full == "drop_oldest":
@@ -177,9 +155,6 @@ class RolloutRing:
 
         That also holds if the slot was filled and taken again meanwhile: only the rollout that holds the slot
         now can free it.
-
-        Args:
-            taken: what :meth:`take` returned.
         """
         if self._held.get(taken.slot) is taken and not self.closed:
             if self._when_full == "drop_oldest":

@@ -13,51 +13,31 @@ from rlsync.transport.shared_file import SharedFile
 
 @dataclass(frozen=True, slots=True)
 class RingCounters:
-    """A ring at one moment.
-
-    Args:
-        free, writing, full, reading: slots in each state.
-        written: rollouts that were ever completed.
-        taken: rollouts that the learner ever took.
-        worker_wait_s: seconds that all workers together have waited for a free slot.
-        learner_wait_s: seconds that the learner has waited for a full one.
-        dropped: rollouts that were dropped because no slot was free, or the learner found them too old.
-    """
+    """A ring at one moment: slots in each state, and what was counted since it began."""
 
     free: int
     writing: int
     full: int
     reading: int
-    written: int
-    taken: int
-    worker_wait_s: float
-    learner_wait_s: float
-    dropped: int = 0
+    written: int  #: rollouts that were ever completed
+    taken: int  #: rollouts that the learner ever took
+    worker_wait_s: float  #: of all workers together, for a free slot
+    learner_wait_s: float  #: for a full one
+    dropped: int = 0  #: rollouts dropped because no slot was free, or the learner found them too old
 
 
 @dataclass(frozen=True, slots=True)
 class WriterStatus:
-    """What a ring knows of one writer.
+    """What a ring knows of one writer."""
 
-    Args:
-        writer: its number, a worker's index.
-        pid: its process; 0 before the first attached.
-        alive: whether a process holds its line.
-        ready: whether that process has said that it is ready.
-        written: rollouts that writers of this number ever completed.
-        wait_s: seconds they have waited for a free slot.
-        heartbeat_age_s: seconds since it last gave a sign of life.
-        last_words: why it ended, in its own words; empty while there are none.
-    """
-
-    writer: int
-    pid: int
-    alive: bool
-    ready: bool
-    written: int
-    wait_s: float
-    heartbeat_age_s: float
-    last_words: str
+    writer: int  #: its number, a worker's index
+    pid: int  #: its process; 0 before the first attached
+    alive: bool  #: whether a process holds its line
+    ready: bool  #: whether that process has said that it is ready
+    written: int  #: rollouts that writers of this number ever completed
+    wait_s: float  #: seconds they have waited for a free slot
+    heartbeat_age_s: float  #: seconds since it last gave a sign of life
+    last_words: str  #: why it ended, in its own words; empty while there are none
 
 
 class RingWatch:
@@ -65,12 +45,6 @@ class RingWatch:
 
     Any process of the same user may watch a ring from outside: ``RingWatch(*handle.open(), handle.slots,
     handle.writers)``.
-
-    Args:
-        file: the ring's.
-        words: its control pages.
-        slots: how many slots there are.
-        writers: how many writers there may be.
     """
 
     def __init__(self, file: SharedFile, words: memoryview, slots: int, writers: int) -> None:

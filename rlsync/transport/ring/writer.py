@@ -19,15 +19,8 @@ class RingWriter:
     """Fills slots of a ring, one at a time; blocks while none is free, unless the ring drops the newest.
 
     One open file, one line on the ring, both held for life: when the process dies the kernel frees them.
-
-    Args:
-        handle: from :attr:`RolloutRing.handle`.
-        writer: this worker's number.
-
-    Raises:
-        BoardClosed: the learner has closed the ring or died.
-        ConfigError: the ring has no such number.
-        PublishError: a living process already holds it.
+    BoardClosed if the learner has closed the ring or died, ConfigError if the ring has no line for the number
+    ``writer``, PublishError if a living process holds it.
     """
 
     def __init__(self, handle: RingHandle, writer: int) -> None:
@@ -97,15 +90,11 @@ class RingWriter:
 
         The seconds for which there was none free are counted on the writer's line, as they pass. A ring that
         drops the newest gives memory of this process while it is full: :meth:`commit` then counts the rollout
-        as dropped.
+        as dropped. Without ``timeout_s`` it waits for as long as the learner lives; if ``stop()`` is true
+        while it waits, it gives up.
 
-        Args:
-            timeout_s: give up after this many seconds; ``None`` waits for as long as the learner lives.
-            stop: asked while waiting; true gives up.
-
-        Returns:
-            The arrays of the slot, by name, with what was left in them; ``None`` when the learner is gone,
-            or this gave up.
+        Returns the arrays of the slot, by name, with what was left in them; ``None`` when the learner is
+        gone, or this gave up.
         """
         self.abandon()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -19,7 +19,7 @@ from rlsync.core.ledger import NOTHING, Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
-from rlsync.transport.board.handle import BoardHandle
+from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.learner import RayTransport
 from rlsync.transport.ray.receiver import NodeReceiver

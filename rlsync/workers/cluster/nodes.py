@@ -13,8 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
-from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.sync.silence import Silence
+from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.workers.cluster.node import Machine, Node, living_machines, why
 from rlsync.workers.supervision import Restarts
 

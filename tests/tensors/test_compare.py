@@ -9,7 +9,7 @@ from tensordict.nn import TensorDictParams
 from torch import nn
 
 from rlsync.core.errors import LayoutMismatch
-from rlsync.tensors import compare as fit_module
+from rlsync.tensors import compare
 from rlsync.tensors.compare import Fit
 from rlsync.tensors.leaves import Leaves
 
@@ -32,8 +32,8 @@ FORMS = {
 def matched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each time that names were matched in full."""
     counted: list[int] = []
-    honest = fit_module.fitted
-    monkeypatch.setattr(fit_module, "fitted", lambda *args: counted.append(1) or honest(*args))
+    honest = compare.fitted
+    monkeypatch.setattr(compare, "fitted", lambda *args: counted.append(1) or honest(*args))
     return counted
 
 
