@@ -1117,16 +1117,18 @@ def test_head_packs_any_version_and_slot() -> None:
 def test_what_is_copied_in_the_background_lives_until_it_is_copied(board: CountedBoard) -> None:
     gate = threading.Event()
     board._copier.submit(gate.wait)
-    tensors = filled(LAYOUT, 5.0)
-    alive = [weakref.ref(tensor) for tensor in tensors]
-    board.publish(tensors, later={0})
-    del tensors
-    gc.collect()
-    assert all(ref() is not None for ref in alive), "the memory of a source was given back too early"
-    gate.set()
+    try:
+        tensors = filled(LAYOUT, 5.0)
+        put_off = weakref.ref(tensors[0])
+        board.publish(tensors, later={0})
+        del tensors
+        gc.collect()
+        assert put_off() is not None, "the memory of a source was given back too early"
+    finally:
+        gate.set()
     board.join()
     assert low_high(board.newest_views()) == (5.0, 5.0)
-    assert until(lambda: not any(ref() is not None for ref in alive)), "and no longer"
+    assert until(lambda: put_off() is None), "and no longer"
 
 
 def test_what_an_accelerator_still_reads_lives_until_it_is_copied() -> None:
