@@ -215,7 +215,7 @@ def test_a_separate_process_evaluates_pinned_versions_and_disturbs_neither_lag_n
     assert "eval/return" in trainer._log_dict
     assert wait_until(lambda: not evaluator._process.is_alive(), 60)
     assert READER > 1000
-    assert board.version >= versions[-1]
+    assert sync.version >= versions[-1]
 
 
 @pytest.mark.parametrize(
