@@ -26,12 +26,12 @@ from rlsync.cli.main import main
 from rlsync.cli.train import train
 from rlsync.evaluation.checkpoint import load
 from rlsync.evaluation.play import Episode
-from rlsync.recipes import parts
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.impala import Categorical
 from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.replay.settings import PaceConfig
+from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS
 from rlsync.recipes.settings import AtariConfig, CollectorConfig, Config, PPOConfig, RouteConfig
 from rlsync.recipes.settings import SyncConfig as Sync
 from rlsync.recipes.settings import WhenConfig as When
@@ -98,7 +98,7 @@ class Kept:
 
 def outputs_of(run: Path, between: Callable[[Tensor], Tensor] = torch.tanh) -> Callable[[Tensor], Tensor]:
     """The policy's network by hand, from nothing but the tensors of the checkpoint."""
-    weights = Kept(run / parts.CHECKPOINT, "policy").found
+    weights = Kept(run / CHECKPOINT, "policy").found
     layers = [
         (weights[name], weights[name.removesuffix("weight") + "bias"])
         for name in weights
@@ -174,7 +174,7 @@ def test_a_policy_that_acted_in_half_precision_is_evaluated_in_it(runs: dict[str
     for dtype in (None, "bfloat16"):
         config.sync.map[0].dtype = dtype
         acting = acting_of(config)
-        load(runs["ppo"] / parts.CHECKPOINT, acting)
+        load(runs["ppo"] / CHECKPOINT, acting)
         policies.append(acting.player.modules["policy"])
     full, half = policies
     for wide, narrow in zip(full.parameters(), half.parameters(), strict=True):
@@ -189,7 +189,7 @@ def test_a_policy_that_acted_in_half_precision_is_evaluated_in_it(runs: dict[str
 def test_one_line_says_which_version_returned_what(
     recipe: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    newest = json.loads((runs[recipe] / parts.RECEIPTS).read_text().splitlines()[-1])
+    newest = json.loads((runs[recipe] / RECEIPTS).read_text().splitlines()[-1])
     capsys.readouterr()
     assert main(["eval", str(runs[recipe]), "--episodes", "2", "--no-video"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -203,8 +203,8 @@ def test_one_line_says_which_version_returned_what(
 def test_optimizer_steps_beyond_the_newest_version_are_told(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    newest = json.loads((runs["dqn"] / parts.RECEIPTS).read_text().splitlines()[-1])
-    counters = Kept(runs["dqn"] / parts.CHECKPOINT, "trainer_module.sync_weights").found
+    newest = json.loads((runs["dqn"] / RECEIPTS).read_text().splitlines()[-1])
+    counters = Kept(runs["dqn"] / CHECKPOINT, "trainer_module.sync_weights").found
     found = said(capsys, runs["dqn"], "--episodes=1", "--no-video")
     assert (found["version"], found["frames"]) == (newest["version"], 128)
     assert found["unpublished_steps"] == counters["optim_steps"] - newest["optim_steps"]
@@ -305,18 +305,18 @@ def test_a_checkpoint_that_is_not_the_runs_is_refused(
     text = refused(capsys, runs["ppo"], "--checkpoint", runs["dqn"])
     assert "that checkpoint is of recipe.name 'dqn', the run is of 'ppo'" in text
     assert f"rlsync eval {runs['dqn']}" in text
-    moved = shutil.copytree(runs["dqn"] / parts.CHECKPOINT, tmp_path / "moved")
+    moved = shutil.copytree(runs["dqn"] / CHECKPOINT, tmp_path / "moved")
     text = refused(capsys, runs["ppo"], "--checkpoint", moved)  # whose tensors would fit
     assert "one of them has: exploration, target_updater, trainer_module.epsilon_decay" in text
-    own = shutil.copytree(runs["ppo"], tmp_path / "own", ignore=shutil.ignore_patterns(parts.CHECKPOINT))
-    moved = shutil.copytree(runs["impala"] / parts.CHECKPOINT, tmp_path / "impala")
+    own = shutil.copytree(runs["ppo"], tmp_path / "own", ignore=shutil.ignore_patterns(CHECKPOINT))
+    moved = shutil.copytree(runs["impala"] / CHECKPOINT, tmp_path / "impala")
     assert "does not fit the run's configuration" in refused(capsys, own, "--checkpoint", moved)
 
 
 def test_a_checkpoint_that_was_kept_elsewhere_is_evaluated(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    kept = shutil.copytree(runs["dqn"] / parts.CHECKPOINT, tmp_path / "kept")
+    kept = shutil.copytree(runs["dqn"] / CHECKPOINT, tmp_path / "kept")
     both = [said(capsys, runs["dqn"], *more, "--no-video") for more in ([], ["--checkpoint", kept])]
     assert both[0] == both[1]
 
