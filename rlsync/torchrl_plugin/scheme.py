@@ -105,7 +105,17 @@ class WeightBoard:
         return self.writer.status()
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
-        """Wait until workers have adopted a version; see :meth:`rlsync.transport.contract.Transport.wait`."""
+        """Wait until workers have adopted a version; see :meth:`rlsync.transport.contract.Transport.wait`.
+
+        Args:
+            version: the version to wait for, or a newer one.
+            timeout_s: give up after this many seconds.
+            readers: the worker numbers expected; by default those attached now, of which there must be one.
+
+        Raises:
+            WorkerLost: at once, when one of them is dead.
+            AdoptionTimeout: the deadline passed; names each missing worker, its pid and state.
+        """
         self.writer.wait(version, timeout_s, readers)
 
     def close(self) -> None:

@@ -150,7 +150,11 @@ class WorkerScheme(WeightSyncScheme):
 
     @property
     def publisher(self) -> WorkersPublisher:
-        """The learner's side; PublishError in a worker, or before there is a collector."""
+        """The learner's side.
+
+        Raises:
+            PublishError: in a worker, or before there is a collector.
+        """
         return on_the_learner(None if self._link is None else self._link.publisher, self)
 
     def create_transport(self, **_: Any) -> WorkersPublisher:
@@ -158,7 +162,13 @@ class WorkerScheme(WeightSyncScheme):
         return self.publisher
 
     def begin_in_worker(self, model_id: str, worker_idx: int, model: nn.Module | None) -> WorkerSync:
-        """Begin in a worker; a model that came without its memory gets the newest weights."""
+        """Begin in a worker; a model that came without its memory gets the newest weights.
+
+        Args:
+            model_id: the destination.
+            worker_idx: the worker's number.
+            model: what acts there; ``None`` if it is found later.
+        """
         assert self._link is not None
         stamps.make_room_for_the_stamp()
         self.worker_idx = worker_idx

@@ -194,8 +194,12 @@ class UnrollCollector(RolloutCollector):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
 
-        ``seed`` is that of the first environment of the first worker. Returns the first seed that was not
-        used, or with ``static_seed`` the same one.
+        Args:
+            seed: that of the first environment of the first worker; the others count on from it.
+            static_seed: return the same seed.
+
+        Returns:
+            The first seed that was not used, or with ``static_seed`` the same one.
         """
         self._ring.seed(seed)
         return seed if static_seed else seed + self._envs

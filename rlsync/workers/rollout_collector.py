@@ -111,7 +111,14 @@ class RolloutCollector(BaseCollector):
         """Slots by state, rollouts written and taken, seconds that workers and learner have waited."""
 
     def get_model(self, model_id: str) -> nn.Module:
-        """The learner's module of this destination, of which workers have copies, or a ValueError."""
+        """The learner's module of a destination, of which workers have copies.
+
+        Args:
+            model_id: the destination.
+
+        Raises:
+            ValueError: there is no such destination.
+        """
         if model_id not in self.player.modules:
             known = ", ".join(map(repr, self.player.modules)) or "none"
             raise ValueError(f"this collector has no model {model_id!r}; it has: {known}")
@@ -174,7 +181,11 @@ class RolloutCollector(BaseCollector):
             self._intake.release()
 
     def stop_waiting(self, error: RlsyncError) -> None:
-        """Raise an error where the learner waits for rollouts, now or next; any thread may call it."""
+        """Raise an error where the learner waits for rollouts, now or next; any thread may call it.
+
+        Args:
+            error: the error to raise there.
+        """
         if self._intake is not None:
             self._intake.stop_waiting(error)
 
@@ -188,7 +199,11 @@ class RolloutCollector(BaseCollector):
         return OrderedDict(frames=self._frames, batches=self._batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the counters that :meth:`state_dict` returned."""
+        """Set the counters.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
         self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
 
     def shutdown(
@@ -196,8 +211,10 @@ class RolloutCollector(BaseCollector):
     ) -> None:
         """End the workers. A second call does nothing.
 
-        After ``timeout`` seconds they are killed. The other arguments are TorchRL's and not used:
-        environments end with their workers.
+        Args:
+            timeout: seconds after which they are killed.
+            close_env: not used: environments end with their workers.
+            raise_on_error: not used.
         """
         if not self._closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
             self._closed = True

@@ -51,7 +51,11 @@ class Restarts:
             raise ConfigError("a number is below zero", str(self), "at_most=0 never starts a worker again")
 
     def pause_s(self, already: int) -> float:
-        """Seconds to wait before the next restart, after so many of this worker within the window."""
+        """Seconds to wait before the next restart of a worker.
+
+        Args:
+            already: its restarts within the window.
+        """
         return float(min(self.longest_pause_s, self.first_pause_s * 2.0**already))
 
 
