@@ -113,7 +113,6 @@ def size_of(model: str) -> tuple[int, int]:
 
 
 def table(rows: list[Measured]) -> Table:
-    """The figures as a table."""
     drawn = Table(box=None, padding=(0, 2, 0, 0))
     drawn.add_column("model", no_wrap=True)
     for head in ("tensors", "MB", "publish ms", "memcpy ms", "ratio", "alias us", "copy us"):

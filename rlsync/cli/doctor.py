@@ -41,7 +41,6 @@ _COLOURS: dict[Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     found = argparse.ArgumentParser(
         prog="rlsync doctor",
         description="Check this machine, and whether a trainer's weights reach its workers.",

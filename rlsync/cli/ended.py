@@ -16,28 +16,19 @@ from rlsync.recipes.run_files import BOARD, CHECKPOINT, ENDED, STATISTICS
 class Ended:
     """The end of a run.
 
-    Args:
-        how: ``"total_frames collected"``, ``"target return reached"``, ``"interrupted"`` (Ctrl-C),
-            ``"terminated"`` (SIGTERM) or ``"failed"``.
-        at: local time, ``2026-11-20 18:00:00``.
-        status: the exit status.
-        frames: that were collected; None if training had not begun.
-        version: the newest published version; None if training had not begun.
-        error: what the run failed with, as it was printed; empty if it did not.
-        checkpoint: the last checkpoint; None if there is none.
-
     Example:
         >>> print(Ended("interrupted", "2026-11-20 18:00:00", 130, 4096, 7, checkpoint="runs/a/checkpoint"))
         ended 2026-11-20 18:00:00: interrupted  frames 4,096  version 7
         checkpoint runs/a/checkpoint
     """
 
+    # "total_frames collected", "target return reached", "interrupted" (Ctrl-C), "terminated" or "failed"
     how: str
-    at: str
-    status: int
-    frames: int | None = None
-    version: int | None = None
-    error: str = ""
+    at: str  # local time, 2026-11-20 18:00:00
+    status: int  # the exit status
+    frames: int | None = None  # collected; None if training had not begun
+    version: int | None = None  # the newest published one; None if training had not begun
+    error: str = ""  # what the run failed with, as it was printed
     checkpoint: str | None = None
 
     def __str__(self) -> str:

@@ -58,10 +58,8 @@ class Ending:
 
     @contextmanager
     def saving(self, unless: Callable[[BaseException], bool] = lambda _: False) -> Iterator[None]:
-        """If what is inside raises, the trainer's checkpoint is written once more.
-
-        Args:
-            unless: whether somebody else does so after this error.
+        """If what is inside raises, the trainer's checkpoint is written once more, unless somebody else does
+        so after this error.
         """
         try:
             yield

@@ -48,11 +48,7 @@ line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    """Print the policy's score in one line, and where the video is; or JSON.
-
-    Raises:
-        ConfigError: before anything is played: there is no such policy, or no video where one is asked for.
-    """
+    """Print the policy's score in one line, and where the video is; or JSON."""
     given = _parser().parse_args(arguments)
     prepare_process()
     config = config_of(given.run)
@@ -149,12 +145,10 @@ def _not_below_zero(text: str) -> int:
 
 
 def config_of(run: Path) -> Config:
-    """The configuration that a run wrote. Keys that are newer than the run get their defaults.
+    """The configuration that a run wrote; a ConfigError if the folder is not a run's, or that is unreadable.
 
-    A recipe that lies beside a folder of the user's is imported from there; the run has noted where.
-
-    Raises:
-        ConfigError: the folder is not a run's, its recipe is unknown, or its configuration is unreadable.
+    Keys that are newer than the run get their defaults. A recipe that lies beside a folder of the user's is
+    imported from there; the run has noted where.
     """
     file = RunFolder(run).path / RESOLVED
     config = written(file)
@@ -164,10 +158,8 @@ def config_of(run: Path) -> Config:
 
 
 def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
-    """The checkpoint of a run, or the one asked for in its place: a checkpoint folder, or a run's.
-
-    Raises:
-        ConfigError: there is none, or it is of another recipe or environment.
+    """The checkpoint of a run, or the one asked for in its place: a checkpoint folder, or a run's. A
+    ConfigError if there is none, or it is of another recipe or environment.
     """
     folder = run if asked is None else asked
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"

@@ -29,27 +29,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A checked config with all that the check found out, so that nothing has to be looked up twice.
-
-    Args:
-        config: of the run.
-        recipe: that it names.
-        spaces: what the recipe's probe found the environment to be.
-        checkpoint: to resume from; None starts anew.
-        changes: what the config has changed since the run that is resumed; None if that run's is not known.
-        told: where the settings come from, what is played and when the run ends, in words.
-        words: the overrides of the command line that made it.
-        added: overrides that rlsync adds to them, so that Hydra composes the same config.
-    """
+    """A checked config with all that the check found out, so that nothing has to be looked up twice."""
 
     config: Config
     recipe: Recipe
-    spaces: Any
-    checkpoint: Path | None
+    spaces: Any  # what the recipe's probe found the environment to be
+    checkpoint: Path | None  # to resume from; None starts anew
+    # since the run that is resumed; None if that run's config is not known
     changes: list[Change] | None = None
+    # where the settings come from, what is played and when the run ends, in words
     told: Mapping[str, str] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # the overrides of the command line that made it
+    added: tuple[str, ...] = ()  # what rlsync adds to them, so that Hydra composes the same config
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
@@ -79,9 +70,7 @@ class Job:
 
 def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
     """Check a config without starting a worker: its values, its recipe, its environment, its checkpoint.
-
-    Returns:
-        The job, or None if something is wrong; and all that is wrong.
+    Returns the job, or None if something is wrong; and all that is wrong.
     """
     errors = list(checks.errors(config))
 
@@ -126,7 +115,6 @@ def require_free_folder(job: Job) -> None:
 
 
 def checked(config: Config) -> Job:
-    """The job of a config."""
     job, errors = examined(config)
     refuse(errors)
     assert job is not None
@@ -146,10 +134,8 @@ class ManyErrors(ConfigError):
 
 
 def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
-    """Compose and check the config of every job of a command line, without starting a worker.
-
-    Returns:
-        The jobs that nothing is wrong with, and the errors; one that several jobs share is told once.
+    """Compose and check the config of every job of a command line, without starting a worker. Returns the
+    jobs that nothing is wrong with, and the errors; one that several jobs share is told once.
     """
     jobs: list[Job] = []
     errors: list[RlsyncError] = list(line.errors)

@@ -53,7 +53,6 @@ class LiveLine:
         return time.monotonic() - self._started
 
     def text(self) -> str:
-        """The line."""
         frames, total = self.trainer.collected_frames, self.trainer.total_frames
         publish_ms = self.sync.receipts[-1].duration_s * 1e3 if self.sync.receipts else float("nan")
         per_second = (frames - self._first_frame) / max(self.seconds(), 1e-9)

@@ -59,7 +59,6 @@ _OPEN_TIMEOUT_S = 30.0
 
 
 def machine() -> list[Finding]:
-    """All probes."""
     return [
         Finding("ok", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
         Finding("ok", "accelerators", ", ".join(accelerators()) or "none that torch can use"),

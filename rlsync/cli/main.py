@@ -34,7 +34,6 @@ EXIT_UNREAD = 141  # what shells say of a program that SIGPIPE ended
 
 
 def usage() -> str:
-    """What ``rlsync --help`` prints."""
     verbs = "\n".join(f"  {verb:<9} {line}" for verb, line in VERBS.items())
     return (
         "rlsync: checked, versioned weight synchronisation for TorchRL\n\n"

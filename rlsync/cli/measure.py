@@ -92,7 +92,6 @@ def make_trainer(collector: BaseCollector, policy: nn.Module) -> Trainer:
 
 
 def timed(call: Callable[[], object]) -> float:
-    """How many seconds a call takes."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started

@@ -49,20 +49,13 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture in the figure.
-
-    Args:
-        title: what it shows.
-        x, y: the labels of the axes: quantity or unit.
-        layers: what is drawn in it.
-        scale: sets scale and ticks, after everything is drawn.
-    """
+    """One picture in the figure; ``x`` and ``y`` label the axes with quantity or unit."""
 
     title: str
     x: str
     y: str
     layers: tuple[Layer, ...]
-    scale: Callable[[Axes], object] = lambda axes: None
+    scale: Callable[[Axes], object] = lambda axes: None  # sets scale and ticks, after everything is drawn
 
 
 @dataclass(frozen=True, slots=True)

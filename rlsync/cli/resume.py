@@ -189,9 +189,8 @@ class Settings:
     def put_back(self, changed: Sequence[Restored] | None) -> None:
         """Put in again what the config has changed; everything else stays as the checkpoint has it.
 
-        Args:
-            changed: where the keys that this run has changed are kept. None if the config of the run before
-                is not known: then all options of optimizers are those of this config.
+        ``changed`` says where the keys are kept that this run has changed. Where it is None, the config of
+        the run before is not known: then all options of optimizers are those of this config.
         """
         names = {place.buffer for place in changed or ()}
         for name, number, fresh in self._numbers:

@@ -42,12 +42,10 @@ class Curve:
 
 
 class RunFolder:
-    """One run's folder. Each reading raises :class:`NotRecorded` where the run has nothing to read.
+    """One run's folder; a ConfigError if it is none. Each reading raises :class:`NotRecorded` where the run
+    has nothing to read.
 
     A run that was resumed in its own folder did some frames again: the newer points replace the older ones.
-
-    Raises:
-        ConfigError: it is not the folder of a run.
     """
 
     def __init__(self, path: Path) -> None:

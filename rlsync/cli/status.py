@@ -35,23 +35,14 @@ RUNNING, ENDED, KILLED, NO_BOARD = "running", "ended", "killed", "no board"
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What can be told of a run from outside.
+    """What can be told of a run from outside."""
 
-    Args:
-        state: one of the four words above.
-        told: for people, in lines.
-        version: newest published version; None if it cannot be known.
-        workers: one entry for each worker of a running training.
-        ended: how the run ended, if it did so by itself.
-        statistics: what the run last wrote of itself, if it has.
-    """
-
-    state: str
-    told: str
-    version: int | None = None
-    workers: tuple[ReaderStatus, ...] = ()
-    ended: Ended | None = None
-    statistics: RunStatistics | None = None
+    state: str  # one of the four words above
+    told: str  # for people, in lines
+    version: int | None = None  # the newest published one; None if it cannot be known
+    workers: tuple[ReaderStatus, ...] = ()  # one entry for each worker of a running training
+    ended: Ended | None = None  # how the run ended, if it did so by itself
+    statistics: RunStatistics | None = None  # what the run last wrote of itself
 
     @property
     def healthy(self) -> bool:
@@ -59,7 +50,6 @@ class RunStatus:
         return bool(self.workers) and all(worker.alive for worker in self.workers)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "state": self.state,
             "version": self.version,
@@ -95,7 +85,6 @@ def main(arguments: list[str]) -> int:
 
 
 def status_of(run: Path) -> RunStatus:
-    """What can be told of the run in a folder."""
     found, statistics = _state_of(run), statistics_in(run)
     if statistics is None:
         return found

@@ -70,10 +70,8 @@ def make_sync_weights(
     background: bool,
     max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
 ) -> SyncWeights:
-    """The hook that a :class:`SyncWeightsConfig` describes; it meets its trainer when TorchRL registers it.
-
-    Raises:
-        ConfigError: the map is empty or an entry is incomplete, or the trigger is none.
+    """The hook that a :class:`SyncWeightsConfig` describes; it meets its trainer when TorchRL registers it. A
+    ConfigError if the map is empty, an entry is incomplete, or there is no trigger.
 
     Example:
         >>> routes = [RouteConfig("policy", "loss_module.actor_network")]

@@ -135,9 +135,7 @@ def train(config: Config) -> int:
 
 def train_job(job: Job) -> int:
     """Build, resume if asked, train, and say how it went; ``rlsync status`` reads it from the run's folder.
-
-    Returns:
-        0; 130 after Ctrl-C, 143 after SIGTERM.
+    Returns 0; 130 after Ctrl-C, 143 after SIGTERM.
     """
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
@@ -250,7 +248,6 @@ def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
 
 
 def reason(returns: EpisodeReturns, interrupts: Interrupts) -> str:
-    """Why the run ended."""
     if interrupts.signal is not None:
         return "interrupted" if interrupts.signal == signal.SIGINT else "terminated"
     return "target return reached" if returns.reached else "total_frames collected"
@@ -263,7 +260,6 @@ def summary(
     interrupts: Interrupts,
     seconds: float,
 ) -> str:
-    """Why the run ended, and with what."""
     mean = "none" if math.isnan(returns.mean) else f"{returns.mean:.1f}"
     return (
         f"stopped: {reason(returns, interrupts)}  frames {trainer.collected_frames:,}  "

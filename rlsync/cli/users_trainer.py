@@ -41,7 +41,6 @@ class NamedTrainer:
 
     @property
     def where(self) -> str:
-        """The place, for errors."""
         return f"{self.file.name}:{self.name}"
 
 

@@ -122,6 +122,5 @@ class Silence:
         return [worker for worker, silent_s in self._silent_s.items() if silent_s > self.timeout_s]
 
     def clear(self) -> None:
-        """Forget all that was counted."""
         self._looked_at = None
         self._silent_s = {}

@@ -46,19 +46,12 @@ class Publish:
             self._publisher.ranks.tell(error)
 
     def fill(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
-        """Bring the leaves, and with them a whole version: what is not among them stays as it was.
+        """Bring the leaves, and with them a whole version: what is not among them stays as it was. Returns
+        the version; ``None`` when it was coalesced.
 
-        Args:
-            leaves: what is published. The other ranks of the learner bring their parts of those that are
-                sharded.
-            steady: those that nobody writes to before the publish is joined; they may be copied after this
-                returns.
-
-        Returns:
-            The version; ``None`` when it was coalesced.
-
-        Raises:
-            PublishError: another rank does not bring its parts.
+        The other ranks of the learner bring their parts of sharded leaves; a PublishError if one does not.
+        Nobody may write to those in ``steady`` before the publish is joined: they may be copied after this
+        returns.
         """
         publisher = self._publisher
         if self._besides:
@@ -79,8 +72,8 @@ class Publish:
     def finish(self) -> None:
         """Wait until the leaves that were put off are copied, and the version is visible.
 
-        Raises:
-            PublishError: one was written to meanwhile. If the copy was over by then, the version is visible.
+        PublishError: one was written to meanwhile. If the copy was over by then, the version is visible all
+        the same.
         """
         transport = self._publisher.transport
         try:

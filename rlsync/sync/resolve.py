@@ -129,7 +129,6 @@ def bind_route(
     endpoint: Endpoint,
     where: str,
 ) -> BoundRoute:
-    """Resolve one entry of the map."""
     declared = source if isinstance(source, Source) else Source(source)
     path, target = parse(declared.path), parse(destination)
     route = Route(str(target), str(path), _floating_name(declared.dtype, where), declared.exclude)

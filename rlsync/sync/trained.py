@@ -24,7 +24,6 @@ class Training:
     losses: Callable[[], Mapping[str, nn.Module]] = dict
 
     def parameters(self) -> list[Tensor]:
-        """What the optimizers hold."""
         return [p for o in self.optimizers() for group in o.param_groups for p in group["params"]]
 
     def named(self) -> dict[str, Tensor]:

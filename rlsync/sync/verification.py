@@ -27,13 +27,7 @@ Digests = Callable[[bool], dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerAnswer:
-    """What one worker answers: digests by destination.
-
-    Example:
-        >>> answer = WorkerAnswer(1, 7, {"policy": 3}, {"policy": 0})
-        >>> WorkerAnswer.from_json(answer.to_json()) == answer
-        True
-    """
+    """What one worker answers: digests by destination."""
 
     asked: int  #: the number of the question
     version: int  #: what it acted with
@@ -42,12 +36,10 @@ class WorkerAnswer:
     arrived: dict[str, int]
 
     def to_json(self) -> bytes:
-        """As a note on a board."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> WorkerAnswer:
-        """The inverse of :meth:`to_json`."""
         return cls(**json.loads(data))
 
 

@@ -33,12 +33,9 @@ def pin(
     """Let every evaluation act with one version of a map, and say which.
 
     ``settle`` makes the publish that is owed, before the first frame or after a resume. What is returned is
-    to be told of each publish.
-
-    Raises:
-        ConfigError: its backend is neither ``"thread"`` nor ``"process"``, or it has evaluated already.
-        DestinationNotFound: its worker has no scheme for a destination of the map.
-        LayoutMismatch: its policy has other leaves.
+    to be told of each publish. Raises ConfigError for an Evaluator that has evaluated already, or with a
+    backend other than ``"thread"`` and ``"process"``; DestinationNotFound if its worker has no scheme for a
+    destination; LayoutMismatch if its policy has other leaves.
     """
     _check(evaluator, bound_map)
     copies = VersionCopies(bound_map)

@@ -22,30 +22,19 @@ _SWEEP = "hydra.mode=MULTIRUN"
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What the arguments of ``rlsync train`` say.
+    """What the arguments of ``rlsync train`` say."""
 
-    Args:
-        overrides: all of them, as Hydra is to read them.
-        jobs: the overrides of each job. A sweeper that chooses values as it goes has one job here, without
-            those values.
-        sweeps: whether the jobs are those of a sweep.
-        flags: Hydra's own flags.
-        flag_words: the flags as they were written.
-        config_dir: the folder that ``--config-dir`` names.
-        errors: what could not be read, and is in no job.
-    """
-
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...]  # all of them, as Hydra is to read them
+    # a job each; a sweeper that chooses values as it goes has one, without those values
     jobs: tuple[tuple[str, ...], ...]
-    sweeps: bool
-    flags: argparse.Namespace
-    flag_words: tuple[str, ...] = ()
-    config_dir: Path | None = None
-    errors: tuple[ConfigError, ...] = ()
+    sweeps: bool  # whether the jobs are those of a sweep
+    flags: argparse.Namespace  # Hydra's own
+    flag_words: tuple[str, ...] = ()  # the flags as they were written
+    config_dir: Path | None = None  # what --config-dir names
+    errors: tuple[ConfigError, ...] = ()  # what could not be read, and is in no job
 
     @property
     def config_name(self) -> str:
-        """The primary config."""
         return self.flags.config_name or own_hydra.CONFIG_NAME
 
     @property

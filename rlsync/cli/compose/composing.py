@@ -26,25 +26,16 @@ Choices = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What a job's overrides make.
+    """What a job's overrides make."""
 
-    Args:
-        config: typed; its values are not checked against their bounds.
-        choices: the option that was chosen in each config group.
-        added: overrides that rlsync adds to those of the user, so that Hydra composes the same.
-    """
-
-    config: Config
-    choices: Choices
-    added: tuple[str, ...]
+    config: Config  # typed; its values are not checked against their bounds
+    choices: Choices  # the option that was chosen in each config group
+    added: tuple[str, ...]  # what rlsync adds to the user's overrides, so that Hydra composes the same
 
 
 def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | None, list[ConfigError]]:
-    """Compose a job; only where Hydra is initialised.
-
-    Returns:
-        What the overrides make without those that name no key, or None if Hydra cannot compose them; and all
-        errors that were seen on the way.
+    """Compose a job, only where Hydra is initialised: what the overrides make without those that name no key,
+    or None if Hydra cannot compose them; and all errors that were seen on the way.
     """
     overrides = [parsed(word) for word in words]
     hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]

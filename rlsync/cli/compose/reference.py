@@ -32,21 +32,13 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key of a config, or one section of keys.
+    """One key of a config, or one section of keys."""
 
-    Args:
-        name: dotted, as an override names it.
-        type: in words; empty for a section.
-        value: what a run has if nobody overrides it.
-        accepts: its bounds, or the choices; empty if there are none beyond the type.
-        comment: of the YAML file, its lines as they stand there.
-    """
-
-    name: str
-    type: str
-    value: Any
-    accepts: str
-    comment: str
+    name: str  # dotted, as an override names it
+    type: str  # in words; empty for a section
+    value: Any  # what a run has if nobody overrides it
+    accepts: str  # its bounds, or the choices; empty if there are none beyond the type
+    comment: str  # of the YAML file, its lines as they stand there
 
     @property
     def is_section(self) -> bool:
@@ -82,10 +74,9 @@ def in_yaml(value: Any) -> str:
 def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
     """The keys of a run, in the order of the dataclasses.
 
-    Args:
-        words: ``GROUP=NAME`` chooses an option and limits the answer to the keys of this group and those that
-            the option's file sets; ``GROUP`` limits it to the group. Without words: every key.
-        own: a folder of the user's, as ``--config-dir`` names it.
+    ``GROUP=NAME`` chooses an option and limits the answer to the keys of this group and those that the
+    option's file sets; ``GROUP`` limits it to the group. ``own`` is a folder of the user's, as
+    ``--config-dir`` names it.
 
     Example:
         >>> [key.name for key in reference(["logger"])]
@@ -184,17 +175,11 @@ def _chain(options: dict[str, shipped.Shipped], name: str) -> Iterator[dict[str,
 
 
 def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
-    """What a file says of its keys.
+    """What a file says of its keys: dotted key, after ``prefix``, -> comment, its lines as in the file.
 
     A comment belongs to the key below it, and to all keys that follow without an empty line. A comment behind
-    a value belongs to that key alone. Entries of lists have no comments of their own.
-
-    Args:
-        file: of a config.
-        prefix: is written before every key, for example ``"recipe."``.
-
-    Returns:
-        dotted key -> comment, its lines as in the file. Keys without a comment map to an empty text.
+    a value belongs to that key alone. Entries of lists have no comments of their own; keys without a comment
+    have an empty text.
 
     Example:
         >>> from rlsync.cli.compose.shipped import config_dir

@@ -61,12 +61,8 @@ def on_top_of(
     (``logger=none``) sets all keys of its file that a resumed run can change, unless the run has that option
     already. So a recipe or an environment that is named again changes nothing.
 
-    Args:
-        before: the config of the run before.
-        base: composed from the options of groups alone.
-        choices: these options.
-        overrides: all of them.
-        store: makes settings an option of a group.
+    ``base`` is composed from the options of groups alone, which ``choices`` has; ``store`` makes settings an
+    option of a group.
     """
     had = writable(before)
     chosen = {str(word.key_or_group): word for word in overrides if isinstance(word.value(), str)}

@@ -68,10 +68,8 @@ class Shipped:
 
 
 def groups(own: Path | None = None) -> dict[str, list[Shipped]]:
-    """Every group with its options: recipes first, then by name. Those of installed recipes are among them.
-
-    Args:
-        own: a folder of the user's whose files are listed, too.
+    """Every group with its options: recipes first, then by name. Those of installed recipes and of ``own``, a
+    folder of the user's, are among them.
 
     Example:
         >>> [str(config) for config in groups()["logger"]]

@@ -40,16 +40,13 @@ class RankNote:
     def here(
         cls, address: tuple[str, int], timeout_s: float, leaves: dict[str, dict[str, Sharding]]
     ) -> RankNote:
-        """The note of this process."""
         return cls(own_rank(), os.getpid(), this_host(), address, secrets.token_hex(16), timeout_s, leaves)
 
     def to_json(self) -> str:
-        """As a value of a store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankNote:
-        """The inverse of :meth:`to_json`."""
         told = json.loads(text)
         told["address"] = tuple(told["address"])
         told["leaves"] = {
@@ -73,7 +70,6 @@ def process_group() -> object:
 
 
 def own_rank() -> int:
-    """This process's number in the default process group."""
     process_group()
     from torch import distributed as dist
 

@@ -72,7 +72,6 @@ class RankEnd:
         self._images.clear()
 
     def close(self) -> None:
-        """Close the board."""
         self._images.clear()
         self._file.close()
 

@@ -17,14 +17,11 @@ _READ_BYTES = 1 << 16
 
 
 class Wire:
-    """A connection that carries JSON messages, and raw bytes where both sides expect them.
+    """JSON messages over a stream socket, which it closes, and raw bytes where both sides expect them.
 
     A message that does not arrive in time is not lost: a later call returns it. The other end is gone when a
     call raises EOFError, and so is this connection after a TimeoutError of :meth:`send` or
     :meth:`receive_into`.
-
-    Args:
-        connection: a connected stream socket; this object closes it.
 
     Example:
         >>> here, there = map(Wire, socket.socketpair())
@@ -47,7 +44,6 @@ class Wire:
         return len(read) >= _HEAD.size and len(read) >= _HEAD.size + _HEAD.unpack_from(read)[0]
 
     def fileno(self) -> int:
-        """The connection's descriptor."""
         return self._connection.fileno()
 
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
@@ -92,7 +88,6 @@ class Wire:
             ready += count
 
     def close(self) -> None:
-        """Close the connection; the other side sees it."""
         self._connection.close()
 
     def _whole(self) -> dict[str, Any] | None:

@@ -34,7 +34,6 @@ class SeededCollector(Collector):
     """
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """See :meth:`torchrl.collectors.Collector.set_seed`."""
         last = super().set_seed(seed, static_seed)
         self.reset()
         return last

@@ -41,7 +41,6 @@ class _WorkersOf(Generic[Remote]):
 
     @property
     def collector(self) -> Remote:
-        """The collector itself."""
         return present(self._collector)
 
     def get_model(self, model_id: str) -> nn.Module:
@@ -65,7 +64,6 @@ class DistributedWorkers(_WorkersOf[DistributedCollector]):
 
     @property
     def closed(self) -> bool:
-        """Whether the workers were ended."""
         return bool(getattr(self.collector, "_shutdown", False))
 
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
@@ -115,7 +113,6 @@ class ActorWorkers(_WorkersOf[RayCollector]):
 
     @property
     def closed(self) -> bool:
-        """Whether the actors were ended."""
         collector = self._collector()
         return collector is None or not collector.remote_collectors
 

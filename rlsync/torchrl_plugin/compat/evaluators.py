@@ -49,16 +49,13 @@ def around_evaluations(
 ) -> None:
     """Give every evaluation the weights of one version, and its result the number.
 
-    Args:
-        evaluator: has not evaluated yet.
-        newest: asked when an evaluation is requested, in that thread: a version and its weights.
-        own: returns the module that acts in place of a policy of this process.
-        load: gives what acts the weights, in the thread that evaluates.
-        refuse: the error for weights that are given by hand.
+    ``newest`` is asked when an evaluation is requested, in that thread: a version and its weights. ``load``
+    gives what acts the weights, in the thread that evaluates. ``own`` returns the module that acts in place
+    of a policy of this process. ``refuse`` makes the error for weights that are given by hand.
 
     An Evaluator of 0.14 takes weights, but no version. In a worker process it does not begin new episodes for
     an evaluation, so that the first ones began with the weights of the evaluation before. Remove this
-    function when an Evaluator stamps its results and resets its workers.
+    function when an Evaluator stamps its results and resets its workers. It must not have evaluated yet.
     """
     backend = evaluator._backend
     ref = weakref.ref(backend)

@@ -28,12 +28,10 @@ class OwnSampler(Sampler):
         """Forget all frames."""
 
     def dumps(self, path: Path | str) -> None:
-        """Write the state into a folder."""
         Path(path).mkdir(parents=True, exist_ok=True)
         torch.save(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: Path | str) -> None:
-        """Read what :meth:`dumps` wrote."""
         state: dict[str, Any] = torch.load(Path(path) / _FILE, map_location="cpu", weights_only=True)
         self.load_state_dict(state)
 

@@ -103,7 +103,6 @@ class CollectorState:
         return self._asked(self.answer_within_s) or OrderedDict([(_WITHOUT_WORKERS, True)])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`, for as many workers as there were."""
         if _WITHOUT_WORKERS not in state_dict and self._is_of_as_many(state_dict):
             self._collector.load_state_dict(state_dict)
 

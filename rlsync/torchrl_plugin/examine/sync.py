@@ -40,11 +40,9 @@ class FoundSource:
     has_path: bool = False  #: whether ``description`` is a path on the trainer
 
     def leaves(self) -> Leaves:
-        """The leaves of the source."""
         return Leaves(self.weights(), self.description)
 
     def sent(self) -> list[Leaf]:
-        """The leaves that are sent."""
         return [leaf for leaf in self.leaves().leaves if not excluded(leaf.name, self.exclude)]
 
     def read(self) -> dict[str, Tensor]:

@@ -74,7 +74,6 @@ class ExaminedWorkers(Protocol):
 
 
 def workers_of(collector: Any) -> ExaminedWorkers:
-    """The workers of ``collector``."""
     if isinstance(collector, MultiCollector):
         return ProcessWorkers(collector)
     if isinstance(collector, Collector):
@@ -93,11 +92,9 @@ class ThisProcess:
         self.names = ["the collector"]
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
-        """See :class:`ExaminedWorkers`."""
         return [Held.of(self.collector.state_dict())]
 
     def roll_out(self) -> object:
-        """See :class:`ExaminedWorkers`."""
         return next(iter(self.collector))
 
 
@@ -179,7 +176,6 @@ class Unreadable:
         self.names = ["its workers"]
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
-        """See :class:`ExaminedWorkers`."""
         return [Held({}, {})]
 
     def roll_out(self) -> object:
