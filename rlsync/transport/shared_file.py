@@ -88,7 +88,6 @@ class SharedFile:
         os.ftruncate(self.fd, size_bytes)
 
     def size_bytes(self) -> int:
-        """How long the file is."""
         return os.fstat(self.fd).st_size
 
     def discard(self, offset: int, size_bytes: int) -> None:
@@ -96,11 +95,9 @@ class SharedFile:
         _libc().fallocate(self.fd, _PUNCH_HOLE, offset, size_bytes)
 
     def write(self, data: bytes, offset: int) -> None:
-        """Write a few bytes."""
         os.pwrite(self.fd, data, offset)
 
     def read(self, size_bytes: int, offset: int) -> bytes:
-        """Read a few bytes."""
         return os.pread(self.fd, size_bytes, offset)
 
     def map(self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False) -> torch.Tensor:

@@ -15,11 +15,6 @@ from rlsync.tensors.digest import writes
 class Untouched:
     """Tensors that nobody is to write to for a while.
 
-    Args:
-        tensors: the tensors to watch.
-        writes: autograd's write counter of each, when the copy began.
-        version: which version they are copied for.
-
     Example:
         >>> import torch
         >>> weights = Untouched.now([torch.zeros(2)], version=1)
@@ -31,8 +26,8 @@ class Untouched:
     """
 
     tensors: Sequence[Tensor]
-    writes: Sequence[int]
-    version: int
+    writes: Sequence[int]  # autograd's write counter of each, when the copy began
+    version: int  # which version they are copied for
 
     @classmethod
     def now(cls, tensors: Sequence[Tensor], version: int) -> Untouched:

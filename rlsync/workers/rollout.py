@@ -205,7 +205,6 @@ class Roller:
         return True
 
     def close(self) -> None:
-        """Close the environments."""
         for group in self._groups:
             group.envs.close()
 

@@ -37,14 +37,9 @@ class RolloutCollector(BaseCollector):
     Workers act with copies of one player, whose weights they adopt from a board. It has what TorchRL and
     :class:`SyncWeights` ask of a collector for its weights.
 
-    Args:
-        settings: of the workers, with the learner's player; its weights are version 1. One without modules
-            publishes nothing.
-        transport: what carries the weights to them.
-        dtype: of the floating weights of the workers' copies; ``None`` for the player's own.
-        rollouts_per_batch: how many make a batch.
-        total_frames: iteration ends after so many; -1 never ends.
-        ledger: of the versions, if an earlier life of the learner has published some.
+    The settings have the learner's player, whose weights are version 1; one without modules publishes
+    nothing. ``dtype`` is that of the floating weights of the workers' copies, ``None`` the player's own.
+    ``total_frames=-1`` never ends. A ``ledger`` goes on with the versions of an earlier life of the learner.
     """
 
     init_random_frames = 0

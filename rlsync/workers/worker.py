@@ -34,30 +34,18 @@ _SEEDS_APART = 1_000_003
 class CollectSettings:
     """How the workers of one host act, and how they are kept running; picklable once the player has no
     memory.
-
-    Args:
-        player: what acts.
-        env: what it acts in.
-        shape: of a rollout.
-        slots: of the ring.
-        adopt: whether parameters are pointed at the board, or copied out of it.
-        overlap: whether a worker's environments are two groups: one steps while the player acts in the other.
-        devices: where the player acts, one for each worker.
-        restarts: how often a worker is started again.
-        start_method: of :mod:`multiprocessing`.
-        silent_timeout_s: how long a worker may give no sign of life, seconds.
     """
 
     player: Player
     env: EnvSpec
-    shape: RolloutShape
-    slots: int
-    adopt: Adopt
-    overlap: bool
-    devices: tuple[torch.device, ...]
-    restarts: Restarts
-    start_method: str
-    silent_timeout_s: float
+    shape: RolloutShape  # of a rollout
+    slots: int  # of the ring
+    adopt: Adopt  # whether parameters are pointed at the board, or copied out of it
+    overlap: bool  # two groups of environments: one steps while the player acts in the other
+    devices: tuple[torch.device, ...]  # where the player acts, one for each worker
+    restarts: Restarts  # of one worker
+    start_method: str  # of multiprocessing
+    silent_timeout_s: float  # without a sign of life
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,17 +71,11 @@ class SlotState(IntEnum):
 
 
 def pack_head(version: int, slot: int) -> int:
-    """The head word."""
     return version << _SLOT_BITS | slot
 
 
 def unpack_head(head: int) -> tuple[int, int]:
-    """Version and slot of a head word; version 0 means that nothing was published.
-
-    Example:
-        >>> unpack_head(pack_head(7, 3))
-        (7, 3)
-    """
+    """Version and slot of a head word; version 0 means that nothing was published."""
     return head >> _SLOT_BITS, head & (1 << _SLOT_BITS) - 1
 
 

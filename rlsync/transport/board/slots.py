@@ -40,7 +40,6 @@ class BoardSlots:
 
     @property
     def layout(self) -> Layout | None:
-        """The present layout."""
         return None if self._now is None else self._now.layout
 
     @property

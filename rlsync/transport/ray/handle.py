@@ -61,12 +61,10 @@ class RaySubscriber:
 
     @property
     def version(self) -> int:
-        """The version adopted last; 0 before the first."""
         return self._reader.version
 
     @property
     def stamp(self) -> Stamp:
-        """Generation and version adopted last."""
         return self._reader.stamp
 
     @property
@@ -76,7 +74,6 @@ class RaySubscriber:
 
     @property
     def asked(self) -> int:
-        """The number of the learner's last question; 0 when it is not about the version adopted last."""
         return self._reader.asked
 
     def adopt(self) -> int:
@@ -95,21 +92,17 @@ class RaySubscriber:
 
     @property
     def closed(self) -> bool:
-        """Whether this subscriber was closed."""
         return self._reader.closed
 
     def leave_note(self, note: bytes, kind: Note) -> None:
-        """Tell the learner something; replaces an earlier note of this kind."""
         self._reader.leave_note(note, kind)
         if kind is Note.LEAVES:  # the learner asks for it as soon as the workers stand
             self.receiver.report_now()
 
     def forget(self) -> None:
-        """Give back the views that are leased; the next :meth:`adopt` takes the newest version again."""
         self._reader.forget()
 
     def close(self) -> None:
-        """Stop reading."""
         self.receiver.close()
         self._reader.close()
         self._board.close()

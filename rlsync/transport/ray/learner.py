@@ -87,12 +87,10 @@ class RayTransport:
 
     @property
     def handle(self) -> RayHandle:
-        """What a worker needs to attach by itself, on any node; see :class:`RayHandle`."""
         return RayHandle(self.mailbox, self._newest)
 
     @property
     def layout(self) -> Layout | None:
-        """What the coming publishes carry; ``None`` before :meth:`lay_out`."""
         return self._thread.layout
 
     @property
@@ -191,12 +189,10 @@ class RayTransport:
         await_adoption(there, newest, timeout_s, readers, lambda: newest)
 
     def ask(self, lowest: int) -> int:
-        """Ask the workers on all nodes what they act with; see the contract."""
         self._check_open()
         return self._thread.ask(lowest)
 
     def note(self, reader: int, kind: Note) -> bytes | None:
-        """What a reader left; ``None`` when there is nothing."""
         note = self._note(reader, kind) if time.monotonic() - self._reports_at_s <= _FRESH_S else None
         if note is None:
             self._refresh()

@@ -61,12 +61,10 @@ class BoardReport:
         return self.stamp, readers, self.notes
 
     def to_bytes(self) -> bytes:
-        """For the mailbox, which does not look into it."""
         return pickle.dumps(self)
 
     @staticmethod
     def from_bytes(data: bytes) -> BoardReport:
-        """The inverse of :meth:`to_bytes`."""
         report = pickle.loads(data)
         assert isinstance(report, BoardReport)
         return report

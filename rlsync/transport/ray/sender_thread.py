@@ -87,7 +87,6 @@ class SenderThread:
 
     @property
     def layout(self) -> Layout | None:
-        """What the coming versions carry."""
         return self._buffers.layout
 
     @property
@@ -96,7 +95,6 @@ class SenderThread:
         return self._buffers.newest
 
     def lay_out(self, layout: Layout) -> None:
-        """Make buffers for another layout."""
         with self._wake:
             self._buffers.lay_out(layout)
 
@@ -112,7 +110,6 @@ class SenderThread:
             self._wake.notify()
 
     def ask(self, lowest: int) -> int:
-        """Ask all workers; see :meth:`rlsync.transport.contract.Transport.ask`."""
         with self._wake:
             self.question = Question(self.question.number + 1, lowest)
             self._asks_now = True

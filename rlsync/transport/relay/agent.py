@@ -28,26 +28,9 @@ class AgentCounts:
 class Agent:
     """Decides for one node. Whoever runs it sends what it returns, and brings it answers and the time.
 
-    Laws: the stamps that it publishes rise. It publishes what a learner packed, bit for bit, or nothing.
-    It pulls one image at a time. After any message was lost it asks again: the mailbox may take ``answer_s``
+    Laws: the stamps that it publishes rise. It publishes what a learner packed, bit for bit, or nothing. It
+    pulls one image at a time. After any message was lost it asks again: the mailbox may take ``answer_s``
     seconds to answer, an image ``pull_s``, and ``again_s`` pass before it asks again for one that was lost.
-
-    Example:
-        >>> import torch
-        >>> from rlsync.tensors.layout import Layout, LeafSpec
-        >>> from rlsync.transport.relay.image import pack
-        >>> layout = Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]})
-        >>> flat = pack(Stamp(1, 4), layout, [torch.ones(2)])
-        >>> board = []
-        >>> agent = Agent("node 1", board.append)
-        >>> agent.request(now_s=0.0)
-        Request(node='node 1', stamp=Stamp(generation=0, version=0), lost=None)
-        >>> message = Message(Stamp(1, 4), digest_in(flat), flat.numel(), address=None)
-        >>> agent.to_pull(message, now_s=0.1) is message
-        True
-        >>> agent.arrived(message, flat, now_s=0.2)
-        >>> agent.stamp.version, len(board)
-        (4, 1)
     """
 
     def __init__(
@@ -73,7 +56,6 @@ class Agent:
 
     @property
     def pulling(self) -> bool:
-        """Whether an image is awaited."""
         return self._pulling is not None
 
     def request(self, now_s: float) -> Request | None:

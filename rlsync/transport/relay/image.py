@@ -27,15 +27,7 @@ class Image:
 
 
 class ImageBuffer:
-    """Memory for the flat image of one version at a time.
-
-    Example:
-        >>> from rlsync.tensors.layout import LeafSpec
-        >>> buffer = ImageBuffer(Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]}))
-        >>> buffer.write(Stamp(1, 7), [torch.ones(2)])
-        >>> unpack(buffer.sealed()).leaves[0].tolist()
-        [1.0, 1.0]
-    """
+    """Memory for the flat image of one version at a time."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -69,15 +61,7 @@ class ImageBuffer:
 
 
 def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
-    """The flat image of a version, a one-dimensional ``uint8`` tensor; see :meth:`ImageBuffer.write`.
-
-    Example:
-        >>> from rlsync.tensors.layout import LeafSpec
-        >>> layout = Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]})
-        >>> image = unpack(pack(Stamp(1, 7), layout, [torch.ones(2)]))
-        >>> image.stamp.version, image.layout == layout, image.leaves[0].tolist()
-        (7, True, [1.0, 1.0])
-    """
+    """The flat image of a version, a one-dimensional ``uint8`` tensor; see :meth:`ImageBuffer.write`."""
     buffer = ImageBuffer(layout)
     buffer.write(stamp, tensors)
     return buffer.sealed()

@@ -27,7 +27,6 @@ class Message:
 
     @property
     def image_id(self) -> ImageId:
-        """Which image this message is about."""
         return ImageId(self.stamp, self.number)
 
 
@@ -65,20 +64,6 @@ class Mailbox:
 
     Laws: the stamp of its message never falls. It holds one message, and one request of each node that has
     asked in the last ``forget_s`` seconds, which must be longer than a pull may take.
-
-    Example:
-        >>> box = Mailbox()
-        >>> box.post(Message(Stamp(1, 2), digest=0, image_bytes=64, address="b"), now_s=0.0).accepted
-        True
-        >>> older = Message(Stamp(1, 1), digest=0, image_bytes=64, address="a")
-        >>> box.post(older, now_s=0.0).accepted, box.refused
-        (False, 1)
-        >>> box.ask(Request("node 1"), now_s=0.1).address
-        'b'
-        >>> [image.stamp.version for image in box.pulled]
-        [2]
-        >>> box.ask(Request("node 1", stamp=Stamp(1, 2)), now_s=0.2) is None, box.pulled
-        (True, frozenset())
     """
 
     def __init__(self, forget_s: float = 90.0) -> None:

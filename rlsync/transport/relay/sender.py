@@ -25,25 +25,8 @@ class Sender:
     newest one is posted again every ``repeat_s`` seconds, because the mailbox may have been killed.
 
     Laws: an image is in the store before its message is posted. The sender never keeps more than
-    ``KEPT_IMAGES`` images there. It frees one that a node is pulling only if two older images are pulled
-    when a new one comes; then the older of them stays.
-
-    Example:
-        >>> import torch
-        >>> from rlsync.tensors.layout import LeafSpec
-        >>> store, posted = {}, []
-        >>> def put(image):
-        ...     store[len(posted)] = image.clone()
-        ...     return len(posted)
-        >>> sender = Sender(put, store.pop, posted.append)
-        >>> layout = Layout.build({"policy": [LeafSpec("w", "parameter", (2,), torch.float32)]})
-        >>> for version in (1, 2, 3, 4):
-        ...     sender.publish(Stamp(1, version), layout, [torch.ones(2)], now_s=0.0)
-        >>> [message.stamp.version for message in posted], len(store)
-        ([1, 2, 3, 4], 3)
-        >>> sender.replied(posted[-1], Reply(accepted=True))  # no node pulls an older one
-        >>> len(store)
-        1
+    ``KEPT_IMAGES`` images there. It frees one that a node is pulling only if two older images are pulled when
+    a new one comes; then the older of them stays.
     """
 
     def __init__(
@@ -144,7 +127,6 @@ class Sender:
         return not_pulled[0] if not_pulled else older[-1]
 
     def close(self) -> None:
-        """Take all images out of the store."""
         while self._kept:
             self._free(self._kept.pop(next(iter(self._kept))))
         self._message = self._image = None

@@ -99,7 +99,6 @@ class RolloutRing:
 
     @property
     def handle(self) -> RingHandle:
-        """What a worker needs to attach."""
         return RingHandle(
             self._file.address,
             self._mark.number,
@@ -111,7 +110,6 @@ class RolloutRing:
 
     @property
     def closed(self) -> bool:
-        """Whether this ring was closed."""
         return self._file.fd < 0
 
     def run(self) -> None:

@@ -61,7 +61,6 @@ class RingWatch:
         return state
 
     def counters(self) -> RingCounters:
-        """Everything that is counted."""
         states = Counter(self.state(slot) for slot in self._slots)
         lines = [fmt.writer_line(writer) for writer in self._writers]
         return RingCounters(

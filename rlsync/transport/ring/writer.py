@@ -68,7 +68,6 @@ class RingWriter:
 
     @property
     def closed(self) -> bool:
-        """Whether this writer was closed."""
         return self._file.fd < 0
 
     def announce_ready(self) -> None:

@@ -53,7 +53,6 @@ class Arrivals:
         self.oldest_version = 0
 
     def attach(self, nodes: Nodes) -> None:
-        """Take from these nodes."""
         self._nodes = nodes
 
     @property

@@ -202,12 +202,10 @@ class ClusterCollector(RolloutCollector):
 
     @property
     def nodes(self) -> tuple[Machine, ...]:
-        """The nodes whose workers act now."""
         return tuple(node.machine for node in self._nodes.acting)
 
     @property
     def tally(self) -> NodeCounts:
-        """What became of nodes so far."""
         return self._nodes.tally
 
     @property

@@ -32,15 +32,7 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The agents of one run, in all of its lives.
-
-    Args:
-        name: by which a learner finds what an earlier one left; no two runs of a cluster have the same.
-        keep_s: how long agents wait for the next learner when theirs was killed, seconds. They end with it
-            if this is 0, and a learner then ends those that it finds.
-
-    Raises:
-        ConfigError: ``keep_s`` is below 0.
+    """The agents of one run, in all of its lives; a ConfigError if ``keep_s`` is below 0.
 
     Example:
         >>> Crew("a1b2c3", keep_s=600.0).options()["lifetime"]
@@ -49,7 +41,9 @@ class Crew:
         {}
     """
 
-    name: str
+    name: str  # by which a learner finds what an earlier one left; no two runs of a cluster have the same
+    # Seconds for which agents wait for the next learner when theirs was killed. 0: they end with it, and a
+    # learner ends those that it finds.
     keep_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -119,7 +113,6 @@ class LeftAgent:
         return ", ".join(name for name in names if likeness.get(name) != self.state.likeness.get(name))
 
     def end(self) -> None:
-        """End it and its workers."""
         ray.wait([self.agent.end.remote(LEAVE_TIMEOUT_S)], timeout=_ANSWER_S)
         _kill(self.agent)
 

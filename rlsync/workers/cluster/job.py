@@ -25,71 +25,42 @@ from rlsync.workers.worker import CollectSettings
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """What an agent is given when it is started.
+    """What an agent is given when it is started."""
 
-    Args:
-        mailbox: where it hears of versions; see :class:`NodeReceiver`.
-        node: the name of the node.
-        numbers: the learner's number of each worker of this node.
-        settings: of its workers.
-        seed: of the first environment of the first worker of this node.
-        seeds: how often the learner had given a seed by then.
-        likeness: digests of what another learner must have alike to take the agent over.
-        keep_s: how long the agent waits for the next learner when its own is gone, seconds.
-    """
-
-    mailbox: Any
-    node: str
-    numbers: tuple[int, ...]
+    mailbox: Any  # where it hears of versions; see NodeReceiver
+    node: str  # the name of the node
+    numbers: tuple[int, ...]  # the learner's number of each worker of this node
     settings: CollectSettings
-    seed: int
-    seeds: int
+    seed: int  # of the first environment of the first worker of this node
+    seeds: int  # how often the learner had given a seed by then
+    # what another learner must have alike to take over
     likeness: Mapping[str, str] = field(default_factory=dict)
-    keep_s: float = 0.0
+    keep_s: float = 0.0  # seconds for which the agent waits for the next learner
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the learner wants of all nodes; the newest orders hold.
+    """What the learner wants of all nodes; the newest orders hold."""
 
-    Args:
-        number: which orders these are, from 1.
-        running: whether workers may begin rollouts.
-        seeds: how often the learner has given a seed.
-        seed: the last one, of the first environment of this node.
-    """
-
-    number: int
-    running: bool
-    seeds: int
-    seed: int
+    number: int  # from 1
+    running: bool  # whether workers may begin rollouts
+    seeds: int  # how often the learner has given a seed
+    seed: int  # the last one, of the first environment of this node
 
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """What a learner that may take an agent over must know of it.
+    """What a learner that may take an agent over must know of it."""
 
-    Args:
-        node_id: Ray's id of its node.
-        seat: its number among the nodes of the learner that started it.
-        pid: its process.
-        likeness: what it does, as digests by name; see :func:`likeness`.
-        stamp: the newest version on its board.
-        counters: of its ring.
-        ready: whether its workers were ready once, and it has not given up.
-        alone: whether its learner is gone.
-        first_call: the number of the first call of the next learner.
-    """
-
-    node_id: str
-    seat: int
+    node_id: str  # Ray's id of its node
+    seat: int  # its number among the nodes of the learner that started it
     pid: int
-    likeness: Mapping[str, str]
-    stamp: Stamp
-    counters: RingCounters
-    ready: bool
-    alone: bool
-    first_call: int
+    likeness: Mapping[str, str]  # what it does, as digests by name
+    stamp: Stamp  # the newest version on its board
+    counters: RingCounters  # of its ring
+    ready: bool  # whether its workers were ready once, and it has not given up
+    alone: bool  # whether its learner is gone
+    first_call: int  # the number of the first call of the next learner
 
 
 def likeness_of(settings: CollectSettings) -> dict[str, str]:
@@ -110,14 +81,7 @@ def likeness_of(settings: CollectSettings) -> dict[str, str]:
 
 
 def likeness(**things: Any) -> dict[str, str]:
-    """Digests of things that can be pickled, alike in all processes. Values of tensors do not count.
-
-    Example:
-        >>> here = likeness(env=("CartPole-v1", {"a": 1, "b": 2}), steps=20)
-        >>> there = likeness(env=("CartPole-v1", {"b": 2, "a": 1}), steps=30)
-        >>> [name for name in here if here[name] != there[name]]
-        ['steps']
-    """
+    """Digests of things that can be pickled, alike in all processes. Values of tensors do not count."""
     return {name: hashlib.sha256("\n".join(_words(it)).encode()).hexdigest() for name, it in things.items()}
 
 

@@ -61,14 +61,10 @@ def living_machines() -> list[Machine]:
 class Node:
     """An agent, and the calls that are open there.
 
-    Args:
-        machine: where it is.
-        seat: its number among the nodes; a node that takes the place of one that left has the same.
-        agent: the actor's handle.
-        credits: how many rollouts may be on their way, or wait for the learner, at once.
-        start_timeout_s: how long it may take until its workers are ready, seconds.
-        followed: what the agent was like when it followed this learner, if another one had started it: its
-            workers are ready.
+    ``seat`` is its number among the nodes; a node that takes the place of one that left has the same.
+    ``credits`` says how many rollouts may be on their way, or wait for the learner, at once. Its workers may
+    take ``start_timeout_s`` seconds to be ready. ``followed`` is what the agent was like when it followed
+    this learner, if another one had started it: its workers are ready.
     """
 
     def __init__(
@@ -122,7 +118,6 @@ class Node:
         return 0 if self.counters is None else max(0, self.counters.written - self.arrived)
 
     def note_life(self) -> None:
-        """Note that it has answered."""
         self._answered_at_s = time.monotonic()
 
     def note_counters(self, counters: RingCounters) -> None:

@@ -28,32 +28,22 @@ _END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which nodes get an agent.
-
-    Args:
-        beside_learner: whether the learner's own node gets one, too.
-        resources: what an agent takes of Ray's resources, by name; a node that has less gets none.
-        min_nodes: how many nodes there must be before the first batch.
-        credits: rollouts of a node that may be on their way, or wait for the learner, at once.
-        restarts: how often an agent that was lost is started again on its node, while the node lives.
-        node_timeout_s: how long an agent may give no answer, seconds; then it is killed.
-        start_timeout_s: how long a node may take until its workers are ready, seconds.
-
-    Raises:
-        ConfigError: a number is out of range.
+    """Which nodes get an agent; a ConfigError if a number is out of range.
 
     Example:
         >>> Placement(resources={"rollouts": 1.0}).takes({"CPU": 8.0})
         False
     """
 
-    beside_learner: bool = True
+    beside_learner: bool = True  # whether the learner's own node gets one, too
+    # what an agent takes of Ray's resources, by name; a node that has less gets none
     resources: Mapping[str, float] = field(default_factory=dict)
-    min_nodes: int = 1
-    credits: int = 2
+    min_nodes: int = 1  # there must be so many before the first batch
+    credits: int = 2  # rollouts of a node that may be on their way, or wait for the learner, at once
+    # of an agent that was lost, on its node, while the node lives
     restarts: Restarts = field(default_factory=Restarts)
-    node_timeout_s: float = 30.0
-    start_timeout_s: float = 300.0
+    node_timeout_s: float = 30.0  # an agent that gives no answer for so long is killed
+    start_timeout_s: float = 300.0  # how long a node may take until its workers are ready
 
     def __post_init__(self) -> None:
         least = min(self.min_nodes, self.credits)
@@ -67,25 +57,15 @@ class Placement:
 
 @dataclass(slots=True)
 class NodeCounts:
-    """What became of nodes so far.
+    """What became of nodes so far."""
 
-    Args:
-        joined: agents that began to act.
-        lost: agents that were lost, for whatever reason.
-        restarted: agents that were started again on a node.
-        followed: agents of an earlier learner that follow this one; they count as joined, too.
-        rollouts_lost: rollouts known to have been completed on nodes that were lost, and that did not arrive.
-        rollouts_written: rollouts known to have been completed on them.
-        worker_wait_s: seconds for which their workers had waited for a free slot.
-    """
-
-    joined: int = 0
-    lost: int = 0
-    restarted: int = 0
-    followed: int = 0
-    rollouts_lost: int = 0
-    rollouts_written: int = 0
-    worker_wait_s: float = 0.0
+    joined: int = 0  # agents that began to act
+    lost: int = 0  # agents that were lost, for whatever reason
+    restarted: int = 0  # agents that were started again on a node
+    followed: int = 0  # agents of an earlier learner that follow this one; they count as joined, too
+    rollouts_lost: int = 0  # known to have been completed on nodes that were lost, and not arrived
+    rollouts_written: int = 0  # known to have been completed on them
+    worker_wait_s: float = 0.0  # their workers had waited so long for a free slot
 
 
 class Nodes:
@@ -95,10 +75,7 @@ class Nodes:
     pause, as a worker is on one host; a node where that happens too often is given up. A node that joins gets
     an agent. The run ends when no node is left.
 
-    Args:
-        start: ``start(machine, seat)`` starts an agent.
-        placement: which nodes get one.
-        joined: called with each node whose workers are ready.
+    ``start(machine, seat)`` starts an agent; ``joined`` is called with each node whose workers are ready.
     """
 
     def __init__(
@@ -125,7 +102,6 @@ class Nodes:
 
     @property
     def acting(self) -> list[Node]:
-        """The nodes whose workers act."""
         return [node for node in self if node.acting]
 
     @property

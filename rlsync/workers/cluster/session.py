@@ -26,17 +26,11 @@ _OWN_RAY = {"worker_niceness": 0}
 
 
 class Session:
-    """Ray, for as long as a run needs it.
+    """Ray, for as long as a run needs it; a ConfigError if it is not installed, refuses, or nothing answers.
 
-    If this process is connected already, that connection is used, and left as it is. Otherwise this connects,
-    or starts a Ray on this machine, which ends with :meth:`close` and with this process.
-
-    Args:
-        address: ``HOST:PORT`` of a running cluster; ``"auto"`` for one that was started on this machine;
-            ``None`` starts one here.
-
-    Raises:
-        ConfigError: Ray is not installed, nothing answers at the address, or Ray refuses.
+    If this process is connected already, that connection is used, and left as it is. Otherwise this connects
+    to ``address``, ``HOST:PORT`` or ``"auto"`` for a cluster that was started on this machine. ``None``
+    starts a Ray here, which ends with :meth:`close` and with this process.
     """
 
     def __init__(self, address: str | None = None) -> None:

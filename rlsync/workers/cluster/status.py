@@ -48,7 +48,6 @@ class ClusterStatus:
 
     @property
     def workers(self) -> tuple[ReaderStatus, ...]:
-        """The workers of all nodes."""
         return tuple(worker for node in self.nodes for worker in node.workers)
 
     def __str__(self) -> str:
@@ -64,7 +63,6 @@ class ClusterStatus:
 
     @classmethod
     def read(cls, file: Path) -> ClusterStatus:
-        """What :meth:`write` wrote."""
         fields: dict[str, Any] = json.loads(file.read_text())
         nodes = tuple(
             NodeStatus(it["node"], it["version"], tuple(ReaderStatus(**worker) for worker in it["workers"]))

@@ -23,18 +23,13 @@ class TransitionCollector(ClusterCollector):
     Batches are those of :func:`~rlsync.workers.players.torchrl_policy.transitions`: B unrolls of T steps,
     ``[B, T]``. All frames are stamped with the version that acted.
 
-    Args:
-        acting: what acts in the workers.
-        env: which environments.
-        waits: each batch has frames of the newest version alone. Between two batches no worker begins a
-            rollout; rollouts of older versions, or beyond the batch, are left out and counted as dropped.
-            False: workers never wait for the learner, and a batch is what arrives.
-        random_frames: workers draw their actions uniformly until so many frames were collected and a version
-            was published after that. Publish ``collector.prefill`` as ``"prefill"``, with the weights.
-        settings: the other arguments of :class:`ClusterCollector`.
+    With ``waits``, each batch has frames of the newest version alone. Between two batches no worker begins a
+    rollout; rollouts of older versions, or beyond the batch, are left out and counted as dropped. Without it,
+    workers never wait for the learner, and a batch is what arrives.
 
-    Raises:
-        ConfigError, WorkerLost, AdoptionTimeout: see there.
+    Workers draw their actions uniformly until ``random_frames`` were collected and a version was published
+    after that. Publish ``collector.prefill`` as ``"prefill"``, with the weights. The other arguments, and the
+    errors, are those of :class:`ClusterCollector`.
     """
 
     def __init__(
@@ -65,11 +60,7 @@ class TransitionCollector(ClusterCollector):
         self._count()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the counters. Those of a collector on one host are not read: the trainer has its own.
-
-        Args:
-            state_dict: what ``state_dict`` returned.
-        """
+        """Set the counters. Those of a collector on one host are not read: the trainer has its own."""
         if {"frames", "batches"} <= state_dict.keys():
             super().load_state_dict(state_dict)
             self._count()

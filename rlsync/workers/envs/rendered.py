@@ -30,17 +30,8 @@ class RenderedEnvs(GymnasiumEnvs):
 
     The picture is that of :class:`gymnasium.wrappers.AddRenderObservation`, as uint8
     ``[3, img_height, img_width]``: channels first, as torch's convolutions take it. What the environment
-    itself would give as its observation is dropped.
-
-    Args:
-        img_height, img_width: size of an observation in pixels.
-        crop: the part of the rendering that is seen, ``(top, bottom, left, right)`` in pixels of the
-            rendering; empty: all of it.
-        frameskip: steps of the environment for each action. Their rewards are added up, and the last one is
-            drawn.
-
-    Raises:
-        ConfigError: by :meth:`make`; the environment cannot be drawn, or has nothing where the crop is.
+    itself would give as its observation is dropped. ``make`` raises a ConfigError if the environment cannot
+    be drawn, or has nothing where the crop is.
 
     Example:
         >>> RenderedEnvs("CartPole-v1", frameskip=2).img_height
@@ -49,15 +40,14 @@ class RenderedEnvs(GymnasiumEnvs):
 
     img_height: int = 64
     img_width: int = 64
+    # the part that is seen: (top, bottom, left, right) in pixels of the rendering; empty: all
     crop: tuple[int, ...] = ()
-    frameskip: int = 1
+    frameskip: int = 1  # steps for each action; their rewards are added up, and the last one is drawn
 
     def vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
-        """See :meth:`GymnasiumEnvs.vector`."""
         return SyncVectorEnv([self.make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """One of these environments."""
         draw_into_memory()
         options = dict(self.options)
         wrappers = options.pop("wrappers", ())
@@ -119,19 +109,13 @@ class RenderedEnvs(GymnasiumEnvs):
 
 
 class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes each action several times, until the episode ends, and adds the rewards up.
-
-    Args:
-        env: the environment.
-        times: steps for each action.
-    """
+    """Takes each action several times, until the episode ends, and adds the rewards up."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], times: int) -> None:
         super().__init__(env)
         self._times = times
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """See :meth:`gymnasium.Env.step`."""
         total = 0.0
         for _ in range(self._times):
             observation, reward, terminated, truncated, info = super().step(action)
@@ -142,15 +126,8 @@ class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def shrunk(picture: np.ndarray[Any, Any], size: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """A picture in another size, channels first.
-
-    Args:
-        picture: uint8 ``[height, width, channels]``.
-        size: the new height and width in pixels.
-
-    Returns:
-        uint8 ``[channels, *size]``. A pixel is the weighted mean of those that it covers, so that movements
-        of less than a pixel still show.
+    """A picture ``[height, width, channels]``, uint8, as ``[channels, *size]``. A pixel is the weighted mean
+    of those that it covers, so that movements of less than a pixel still show.
 
     Example:
         >>> shrunk(np.full((40, 60, 3), 7, np.uint8), (2, 2)).tolist()[0]

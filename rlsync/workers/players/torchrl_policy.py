@@ -32,18 +32,12 @@ PIECES = "traj_ids"
 class PolicyPlayer(FixedPlayer):
     """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, one-hot or numbers.
 
-    TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these.
+    TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these. With
+    ``deterministic`` it takes the likeliest action, otherwise it draws one, if the policy draws at all.
 
     A policy with a memory reads what it carries under a key, and writes what the next step begins with under
-    ``("next", key)``. Such a policy is also given ``is_init``.
-
-    Args:
-        policy: the policy.
-        actions: what it chooses from.
-        observation_shape, observation_dtype: of one observation.
-        deterministic: take the likeliest action; otherwise draw one, if the policy draws at all.
-        begins: what the policy carries from step to step, by key, as it is at the first step of an episode in
-            one environment.
+    ``("next", key)``. Such a policy is also given ``is_init``. ``begins`` has, by key, what it carries at the
+    first step of an episode in one environment.
     """
 
     def __init__(
@@ -90,10 +84,6 @@ class Prefill(nn.Module):
     """One buffer, ``random``, bool: whether workers ignore their policy and draw every action uniformly.
 
     It is published like weights, so the version of a frame says whether its action was random.
-
-    Example:
-        >>> bool(Prefill().random)
-        True
     """
 
     random: Tensor
@@ -107,17 +97,10 @@ class ActingPolicy(FixedPlayer):
     """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, and explores as it does.
 
     It records what else the policy writes, ``reward_sum``, the return of the episode before the step, and
-    with a ladder ``exploration_exponent``. Its destinations are ``"policy"`` and, with a prefill,
-    ``"prefill"``.
-
-    TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these.
-
-    Args:
-        policy: the policy, its exploration included.
-        actions: what it chooses from; boxes have finite bounds.
-        observation_shape: of one observation.
-        ladder: each worker's ``exploration_exponent``, which the policy reads; ``None`` if it reads none.
-        prefill: says when actions are random; ``None``: never.
+    with a ``ladder`` each worker's ``exploration_exponent``, which the policy reads. Its destinations are
+    ``"policy"`` and, with a ``prefill``, which says when actions are random, ``"prefill"``. Boxes of actions
+    must have finite bounds. TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds
+    these.
 
     Source: torchrl.collectors.Collector; Ape-X, arXiv 1803.00933.
 
@@ -201,23 +184,6 @@ def transitions(batch: TensorDictBase, actions: ActionSpec, first_piece: int = 0
     episode: nothing may be learned from its value. That of a truncated step is the last of its episode.
     Choices of n become one-hot, as TorchRL's environments have them. Pieces of episodes, which end with an
     episode or an unroll, are numbered from ``first_piece`` in ``("collector", "traj_ids")``.
-
-    Example:
-        >>> steps = {name: torch.zeros(2, 1) for name in ("reward", "reward_sum")}
-        >>> flags = {name: torch.zeros(2, 1, dtype=torch.bool) for name in ("terminated", "truncated")}
-        >>> batch = TensorDict(
-        ...     {
-        ...         "observation": torch.arange(3.0).reshape(3, 1, 1),
-        ...         "is_init": torch.zeros(3, 1, dtype=torch.bool),
-        ...         "action": torch.tensor([[1], [0]]),
-        ...         "policy_version": torch.ones(2, 1, dtype=torch.int64),
-        ...         **steps,
-        ...         **flags,
-        ...     }
-        ... )
-        >>> made = transitions(batch, DiscreteActions(2))
-        >>> made["action"].tolist(), made["next", "observation"].flatten().tolist()
-        ([[[0, 1], [1, 0]]], [1.0, 2.0])
     """
     observation, action = batch.get(keys.OBSERVATION), batch.get(keys.ACTION)
     after = observation[1:].clone()

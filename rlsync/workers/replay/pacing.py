@@ -17,27 +17,19 @@ from rlsync.core.errors import ConfigError
 class Pace:
     """The replay ratio: optimizer steps (updates) for each collected frame, those of the prefill not counted.
 
-    This is the one definition. What throttles, what is logged and what is planned all ask it.
-
-    Args:
-        ratio: updates for each frame; above zero.
-        burst: the most updates at one time; what is owed beyond it is done later. None: no limit.
-        prefill: frames that are collected before the first update.
-
-    Raises:
-        ConfigError: a number cannot be.
+    This is the one definition. What throttles, what is logged and what is planned all ask it. A ConfigError
+    if a number cannot be.
 
     Example:
         >>> pace = Pace(0.5, prefill=1024)
         >>> pace.due(frames=1024, updates=0), pace.due(frames=4096, updates=0)
         (0, 1536)
-        >>> Pace(0.5, burst=64).due(frames=1024, updates=0)
-        64
     """
 
-    ratio: float
+    ratio: float  # updates for each frame; above zero
+    # the most updates at one time; what is owed beyond it is done later. None: no limit
     burst: int | None = None
-    prefill: int = 0
+    prefill: int = 0  # frames that are collected before the first update
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.ratio) and self.ratio > 0):
@@ -65,39 +57,24 @@ class Pace:
         return owed if self.burst is None else min(owed, self.burst)
 
     def measured(self, frames: int, updates: int) -> float:
-        """The ratio that was held so far; not a number before the prefill is over.
-
-        Example:
-            >>> Pace(0.5, prefill=1024).measured(frames=4096, updates=1536)
-            0.5
-        """
+        """The ratio that was held so far; not a number before the prefill is over."""
         counted = frames - self.prefill
         return updates / counted if counted > 0 else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class PaceFrom:
-    """A pace that began in the middle of a run, when a resumed run changed the ratio.
+    """A pace that began in the middle of a run, when a resumed run changed the ratio."""
 
-    Args:
-        pace: from then on; its prefill is that of the whole run.
-        frames, updates: so many were done before.
-
-    Example:
-        >>> PaceFrom(Pace(1.0, prefill=10), frames=100, updates=45).due(frames=110, updates=45)
-        10
-    """
-
-    pace: Pace
-    frames: int = 0
-    updates: int = 0
+    pace: Pace  # from then on; its prefill is that of the whole run
+    frames: int = 0  # done before it began
+    updates: int = 0  # done before it began
 
     def due(self, frames: int, updates: int) -> int:
-        """See :meth:`Pace.due`."""
         return self.pace.due(self._since(frames), updates - self.updates)
 
     def measured(self, frames: int, updates: int) -> float:
-        """See :meth:`Pace.measured`; counted from where this pace began."""
+        """The ratio that was held since this pace began."""
         return self.pace.measured(self._since(frames), updates - self.updates)
 
     def _since(self, frames: int) -> int:
