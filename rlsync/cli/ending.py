@@ -126,14 +126,6 @@ class Interrupts:
 
     A separate thread watches for the signals. So it works even while the main thread waits for a worker in
     a call that Python cannot interrupt.
-
-    Example:
-        >>> with Interrupts.caught() as interrupts:  # doctest: +SKIP
-        ...     with interrupts.held():
-        ...         trainer = build(config)  # its workers never see Ctrl-C
-        ...     with Stop(trainer) as stop:
-        ...         interrupts.attach(stop)
-        ...         trainer.train()
     """
 
     def __init__(self) -> None:

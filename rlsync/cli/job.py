@@ -174,7 +174,6 @@ def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:
 
 
 def jobs_of(line: CommandLine) -> list[Job]:
-    """Every job of a command line, checked."""
     jobs, errors = examined_jobs(line)
     if errors:
         raise errors[0] if len(errors) == 1 else ManyErrors(errors)

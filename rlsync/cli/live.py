@@ -49,7 +49,6 @@ class LiveLine:
             yield self
 
     def seconds(self) -> float:
-        """Seconds since the run began."""
         return time.monotonic() - self._started
 
     def text(self) -> str:

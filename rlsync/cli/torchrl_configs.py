@@ -95,11 +95,6 @@ def register() -> None:
 
     The groups are ``hook`` (``sync_weights``, ``watch_workers``) and ``weight_sync_scheme`` (``board``).
     TorchRL's configs are registered with them, as ``import torchrl.trainers.algorithms.configs`` does.
-
-    Example:
-        >>> register()  # doctest: +SKIP
-        >>> ConfigStore.instance().load("hook/sync_weights.yaml").node.when.unit  # doctest: +SKIP
-        'batches'
     """
     import torchrl.trainers.algorithms.configs  # noqa: F401 - registers TorchRL's own, at import
 

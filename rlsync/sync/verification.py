@@ -135,7 +135,6 @@ class Verification:
         self._question = publisher.transport.ask(publisher.version + (newest is None))
 
     def hear(self) -> Found:
-        """The answers so far."""
         transport = self._publisher.transport
         answered = whole = 0
         waiting: list[str] = []

@@ -71,7 +71,6 @@ class WorkersPublisher(Publisher):
 
     @property
     def collector(self) -> WorkerProcesses:
-        """The collector whose workers read the board."""
         collector = None if self._collector is None else self._collector()
         if collector is None:
             raise PublishError(

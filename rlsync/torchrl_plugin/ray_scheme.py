@@ -195,7 +195,6 @@ class ServedActors:
         self.workers = distributed.actor_workers(collector)
 
     def policy(self) -> object:
-        """See :class:`Served`."""
         policy = distributed.policy_of_learner(self._collector)
         return None if policy is None else weights_of(policy)
 

@@ -59,7 +59,6 @@ class LoggedMaker:
     log: StartLog
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Make the environments."""
         with self.log.making():
             return self.make(**kwargs)
 
@@ -73,14 +72,13 @@ class ServedProcesses:
         self.workers = collector
 
     def policy(self) -> object:
-        """See :class:`Served`. Workers receive it without its memory, and take the weights from the board."""
+        """Workers receive it without its memory, and take the weights from the board."""
         if not collectors.has_own_policy_template(self.workers):
             return None
         schemes.send_whole_if_no_module(self.workers)
         return schemes.weights_of(self.workers.policy)
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
-        """See :class:`Served`."""
         stamps.turn_on_stamps(self.workers)
         collectors.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
         if isinstance(self.workers, MultiAsyncCollector):
@@ -88,7 +86,7 @@ class ServedProcesses:
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """See :class:`Served`. These workers say on a pipe that they stand, or why not."""
+        """These workers say on a pipe that they stand, or why not."""
         waits.await_start(self.workers, timeout_s, logs)
 
 
@@ -102,17 +100,16 @@ class ServedNodes:
         self._policy = distributed.own_policy(collector)
 
     def policy(self) -> object:
-        """See :class:`Served`."""
         return self._policy
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
-        """See :class:`Served`. What these workers print is not logged."""
+        """What these workers print is not logged."""
         distributed.stamp_nodes(self.workers.collector)
         if self._policy is not None:
             distributed.send_policy_by_value(self.workers.collector, self._policy)
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """See :class:`Served`. If a worker does not stand, all are ended: TorchRL would leave them."""
+        """If a worker does not stand, all are ended: TorchRL would leave them."""
 
         def ready(worker: int, seconds: float) -> bool:
             deadline = time.monotonic() + seconds

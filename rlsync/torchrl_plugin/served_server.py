@@ -77,7 +77,6 @@ class ServedServer:
 
     @property
     def closed(self) -> bool:
-        """Whether the server is gone."""
         return self._server() is None
 
     def get_model(self, model_id: str) -> nn.Module:

@@ -87,7 +87,6 @@ class WorkerSync:
 
     @property
     def version(self) -> int:
-        """The version that acts in this worker."""
         return self._adopter.version
 
     @contextmanager

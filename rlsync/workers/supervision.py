@@ -96,7 +96,6 @@ class Supervisor:
 
     @property
     def restarts(self) -> int:
-        """How many restarts there were."""
         return sum(self._lives)
 
     def await_start(self, timeout_s: float, logs: StartLogs) -> None:

@@ -73,11 +73,6 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     and one batch of frames has been used. The trainer must not be training meanwhile.
 
     Weights that do not arrive raise no error; a source that does not exist raises SourceNotFound.
-
-    Example:
-        >>> examination = examine(trainer, timeout_s=30)  # doctest: +SKIP
-        >>> [arrival.outcome for arrival in examination.arrivals]  # doctest: +SKIP
-        [<Outcome.LOST: 'lost'>]
     """
     sync, workers = sync_of(trainer), workers_of(trainer.collector)
     plain = {source.destination: source.read() for source in sync.sources}

@@ -115,7 +115,7 @@ class ProcessWorkers:
         self._silent: dict[int, NoAnswer] = {}
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
-        """See :class:`ExaminedWorkers`. A worker that did not answer once is not asked again."""
+        """A worker that did not answer once is not asked again."""
         asked = [i for i in range(self.collector.num_workers) if i not in self._silent]
         for worker in asked:
             self._send(worker)
@@ -128,9 +128,7 @@ class ProcessWorkers:
         return [said.get(i) or self._silent[i] for i in range(self.collector.num_workers)]
 
     def roll_out(self) -> object:
-        """See :class:`ExaminedWorkers`.
-
-        Each worker finds the message that begins a rollout in its pipe before the next question. So it
+        """Each worker finds the message that begins a rollout in its pipe before the next question. So it
         answers after a rollout, even if an asynchronous collector has no batch of it yet.
         """
         return next(iter(self.collector))

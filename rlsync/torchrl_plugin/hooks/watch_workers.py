@@ -136,7 +136,7 @@ class _Watch:
         self._had_its_turn: set[int] = set()
 
     def wait(self, step: Callable[[float], bool], timeout_s: float | None) -> bool:
-        """See :data:`rlsync.torchrl_plugin.ending.waits.Wait`; raises for a worker that is dead or silent."""
+        """A :data:`~rlsync.torchrl_plugin.ending.waits.Wait` that raises for a dead or silent worker."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not step(max(0.0, min(LOOK_EVERY_S, deadline - time.monotonic()))):
             self._look()

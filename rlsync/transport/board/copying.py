@@ -50,14 +50,7 @@ class Filling:
 
 @torch.no_grad()
 def copy(views: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy tensors into views, cast to their dtypes.
-
-    Example:
-        >>> view = torch.zeros(2, dtype=torch.bfloat16)
-        >>> copy([view], [torch.ones(2)])
-        >>> view
-        tensor([1., 1.], dtype=torch.bfloat16)
-    """
+    """Copy tensors into views, cast to their dtypes."""
     if views:
         torch._foreach_copy_(list(views), list(tensors))
 

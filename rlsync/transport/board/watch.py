@@ -26,12 +26,10 @@ class BoardWatch:
 
     @property
     def version(self) -> int:
-        """The newest published version."""
         return fmt.unpack_head(self._words[fmt.HEAD])[0]
 
     @property
     def newest_stamp(self) -> Stamp:
-        """The stamp of the newest published version."""
         return Stamp(self._words[fmt.GENERATION], self.version) if self.version else NOTHING
 
     @property
@@ -45,7 +43,6 @@ class BoardWatch:
         return [self._read(reader, pid) for reader, pid in lines if pid]
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None) -> None:
-        """See :meth:`rlsync.transport.contract.Transport.wait`."""
         await_adoption(self.status, version, timeout_s, readers, lambda: self.version)
 
     def _read(self, reader: int, pid: int) -> ReaderStatus:

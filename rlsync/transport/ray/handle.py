@@ -69,7 +69,6 @@ class RaySubscriber:
 
     @property
     def newest(self) -> int:
-        """The newest version that has come to this process."""
         return self._reader.newest
 
     @property
@@ -77,17 +76,14 @@ class RaySubscriber:
         return self._reader.asked
 
     def adopt(self) -> int:
-        """Adopt the newest version that has come to this process; see the contract."""
         return self._reader.adopt()
 
     @property
     def closed_by_learner(self) -> bool:
-        """Whether the learner has closed the transport or died."""
         return self.receiver.closed_by_learner or self.receiver.learner_died
 
     @property
     def learner_died(self) -> bool:
-        """Whether the learner is gone and did not close the transport."""
         return self.receiver.learner_died
 
     @property

@@ -100,7 +100,6 @@ class RayTransport:
 
     @property
     def message(self) -> Message | None:
-        """The newest message that was posted; ``None`` before the first."""
         return self._thread.sender.message
 
     @property
@@ -147,7 +146,6 @@ class RayTransport:
         """Nothing to wait for: a version is copied when :meth:`publish` returns."""
 
     def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
-        """The newest version: its layout and one tensor for each entry that owns its bytes."""
         buffer = self._thread.newest
         return None if buffer is None else (buffer.layout, buffer.leaves)
 
@@ -167,7 +165,6 @@ class RayTransport:
         return [replace(s, alive=False, state="dead") if s.reader in dead else s for s in lags]
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
-        """Wait until readers have adopted ``version`` or a newer one; see the contract."""
         await_adoption(self._status_now, version, timeout_s, readers, lambda: self._newest.version)
 
     def await_arrival(self, timeout_s: float, readers: Iterable[int]) -> None:

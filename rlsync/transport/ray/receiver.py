@@ -83,15 +83,6 @@ class NodeReceiver:
     stays there until something newer comes. ``numbers`` has the learner's number of each reader of the board,
     in order; by default they are the same. An image may take ``pull_s`` seconds to come to this node, and
     ``again_s`` pass before it is asked for again.
-
-    Example:
-        >>> import torch
-        >>> from rlsync.transport.board import BoardWriter
-        >>> def on_a_node(mailbox):
-        ...     board = BoardWriter()
-        ...     receiver = NodeReceiver(mailbox, "node 1", board)
-        ...     receiver.start()
-        ...     return board, receiver  # workers read board.handle
     """
 
     def __init__(
@@ -130,7 +121,6 @@ class NodeReceiver:
 
     @property
     def closed_by_learner(self) -> bool:
-        """Whether the learner has closed the transport."""
         return self._closed_by_learner
 
     @property

@@ -91,7 +91,6 @@ class SenderThread:
 
     @property
     def newest(self) -> ImageBuffer | None:
-        """The newest version; ``None`` before the first."""
         return self._buffers.newest
 
     def lay_out(self, layout: Layout) -> None:
@@ -99,7 +98,6 @@ class SenderThread:
             self._buffers.lay_out(layout)
 
     def free_buffer(self) -> ImageBuffer:
-        """A buffer to write the next version into."""
         with self._wake:
             return self._buffers.free()
 

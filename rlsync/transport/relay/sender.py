@@ -56,7 +56,6 @@ class Sender:
 
     @property
     def message(self) -> Message | None:
-        """The newest message; ``None`` before the first."""
         return self._message
 
     @property

@@ -139,5 +139,4 @@ class RolloutImages:
         return self._views[slot]
 
     def forget(self) -> None:
-        """Let go of the mappings."""
         self._images, self._views = {}, {}

@@ -55,23 +55,6 @@ class RolloutRing:
 
     ``layout`` has the arrays of one slot. Pages that nobody writes to cost nothing: put what is large and
     mostly empty last. ConfigError if a number is out of range, or ``when_full`` is none of the above.
-
-    Example:
-        >>> import torch
-        >>> from rlsync.tensors.layout import LeafSpec
-        >>> layout = Layout.build({"rollout": [LeafSpec("reward", "buffer", (2,), torch.float32)]})
-        >>> ring = RolloutRing(layout, slots=2, writers=1)
-        >>> writer = RingWriter(ring.handle, 0)
-        >>> ring.run()
-        >>> _ = writer.take()["reward"].fill_(1.0)
-        >>> writer.commit()
-        >>> taken = ring.take(timeout_s=1.0)
-        >>> taken.views["reward"].tolist()
-        [1.0, 1.0]
-        >>> ring.give_back(taken)
-        >>> ring.take(timeout_s=0.0) is None
-        True
-        >>> writer.close(); ring.close()
     """
 
     def __init__(self, layout: Layout, slots: int, writers: int, when_full: WhenFull = "block") -> None:
@@ -176,7 +159,6 @@ class RolloutRing:
                 self._count(slot)
 
     def writer(self, writer: int) -> WriterStatus:
-        """What is known of one writer."""
         self._check_open()
         return self._watch.writer(writer)
 

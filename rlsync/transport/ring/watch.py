@@ -76,7 +76,6 @@ class RingWatch:
         )
 
     def writer(self, writer: int) -> WriterStatus:
-        """What is known of one writer."""
         words, line = self._words, fmt.writer_line(writer)
         size = words[line + fmt.WRITER_LAST_WORDS]
         text = self._file.read(size, fmt.last_words_at(writer)) if size else b""

@@ -90,15 +90,6 @@ class ClusterCollector(RolloutCollector):
         AdoptionTimeout: nodes are not ready in time. While iterating: no rollout comes from any node.
 
     Source: IMPALA, arXiv 1802.01561; Ray, arXiv 1712.05889.
-
-    Example:
-        >>> from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
-        >>> def collect(net=ImpalaNet((4,), Categorical(2))):
-        ...     session = Session()  # a Ray on this machine
-        ...     collector = ClusterCollector(
-        ...         net, GymnasiumEnvs("CartPole-v1"), steps=20, envs_per_worker=8, session=session
-        ...     )
-        ...     yield from collector
     """
 
     def __init__(
@@ -331,7 +322,6 @@ class BoardHere:
 
     @property
     def handle(self) -> BoardHandle:
-        """What a process of this machine attaches with."""
         return self._board.handle
 
     def close(self) -> None:

@@ -109,7 +109,6 @@ class Node:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since it last answered."""
         return time.monotonic() - self._answered_at_s
 
     @property
