@@ -51,10 +51,8 @@ class Trained:
 
 
 def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
-    """Give a player the weights of a checkpoint. Only the policy and the counters of the checkpoint are read.
-
-    Raises:
-        ConfigError: the checkpoint does not fit.
+    """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only the policy and
+    the counters are read.
     """
     counters = _Counters()
     wanted = {_POLICY: acting.weights, _SYNC: counters}
@@ -75,10 +73,8 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
 def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
     """Give a player the weights of the run's best version, the one with the highest :attr:`Score.rank`.
 
-    Its frames are those of the run's receipts; 0 if these do not name it.
-
-    Raises:
-        ConfigError: no version was kept, or it does not fit.
+    Its frames are those of the run's receipts; 0 if these do not name it. ConfigError if no version was kept,
+    or it does not fit.
     """
     best = best_in(file)
     if best is None:

@@ -76,7 +76,7 @@ class Evaluator(TrainerHookBase):
         return {"eval/version": new[-1].version, "eval/return": new[-1].return_mean}
 
     def evaluations(self) -> list[Evaluated]:
-        """The evaluations so far, oldest first."""
+        """Oldest first."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size != self._read_bytes:  # else nothing was written since
             self._read_bytes, self._evaluations = size, read_evaluations(self._file)

@@ -127,12 +127,8 @@ Filmed = FilmedGymnasium | FilmedAtari
 
 
 def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:
-    """Make one environment that can be filmed. It is reset and rendered once, to be sure that it can.
-
-    ``leave_out`` says in the error how videos are left out.
-
-    Raises:
-        ConfigError: it cannot be rendered.
+    """Make one environment and draw it once; ConfigError, whose cure is ``leave_out``, if it cannot be
+    filmed.
     """
     draw_into_memory()
     try:
@@ -179,21 +175,15 @@ class Film:
 
 
 def check_file(file: Path) -> None:
-    """Refuse a file that cannot be written, before anything is played.
-
-    Raises:
-        ConfigError: its kind or its folder is wrong, or a package is missing.
-    """
+    """Raise ConfigError for a file that cannot be written, before anything is played."""
     check_packages(file)
     if not os.access(file.parent, os.W_OK):
         raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
 
 
 def check_packages(file: Path) -> None:
-    """Refuse a file of another kind, or one whose package is missing. Its folder need not be there.
-
-    Raises:
-        ConfigError: its kind is wrong, or a package is missing.
+    """Raise ConfigError for a file of another kind, or one whose package is missing; its folder need not be
+    there.
     """
     suffix = file.suffix.lower()
     if suffix not in _PACKAGES:
@@ -249,12 +239,6 @@ def _narrowed(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def video_of_version(folder: Path, version: int) -> Path:
-    """The file of one version.
-
-    Example:
-        >>> video_of_version(Path("videos"), 120).name
-        'version_000120.gif'
-    """
     return folder / f"version_{version:06d}.gif"
 
 

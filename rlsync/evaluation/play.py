@@ -84,12 +84,7 @@ class Score:
 
 
 def at_once(episodes: int) -> int:
-    """How many environments can share so many episodes equally; at most eight.
-
-    Example:
-        >>> at_once(20), at_once(3), at_once(11)
-        (5, 3, 1)
-    """
+    """How many environments can share so many episodes equally; at most eight."""
     return max(count for count in range(1, _AT_ONCE + 1) if episodes % count == 0)
 
 
@@ -102,15 +97,6 @@ def play(
     The player acts as worker 0 of 1, and its modules are moved to the device. ``episodes`` is a multiple of
     ``envs.num_envs``: each environment plays an equal share, so that short episodes are not counted more
     often. The seed is that of environments and actions.
-
-    Example:
-        >>> from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, make_venv
-        >>> envs = make_venv(GymnasiumEnvs("CartPole-v1"), 2)
-        >>> steps = play(ImpalaNet((4,), Categorical(2)).player(), envs, episodes=4, seed=0)
-        >>> played = [episode for ended in steps for episode in ended]
-        >>> len(played), all(episode.total == episode.length for episode in played)  # one for each step
-        (4, True)
-        >>> envs.close()
     """
     count = envs.num_envs
     left = [episodes // count] * count

@@ -76,11 +76,7 @@ class Best:
 
 
 def best_in(file: Path) -> Best | None:
-    """What was kept so far; None if nothing was.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """What was kept so far; None if nothing was, ConfigError if the file cannot be read."""
     if not file.exists():
         return None
     try:

@@ -32,10 +32,7 @@ class Bound:
     widths: bool = False
 
     def accepts(self, value: Any) -> bool:
-        """Whether ``value`` lies within the bound; None, where the type allows it, always does.
-
-        What is not a number lies within none.
-        """
+        """Whether ``value`` lies within; None, where the type allows it, always does, and NaN never."""
         if value is None:
             return True
         if self.choices:
@@ -85,11 +82,10 @@ def one_of(default: str, *others: str) -> Any:
 
 
 def kept(default: Any, why: str) -> Any:
-    """A field that a resumed run cannot change.
+    """A field that a resumed run cannot change: ``why`` is what in the checkpoint would not fit, for the
+    error.
 
-    Args:
-        default: its default, or one of the fields above.
-        why: what in the checkpoint would not fit another value, for the error.
+    ``default`` is its default, or one of the fields above; so it is below.
     """
     return _with(default, "kept", why)
 
@@ -97,37 +93,21 @@ def kept(default: Any, why: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class Restored:
     """What brings a setting's old value back when a checkpoint is loaded: a buffer, or an optimizer's option.
-
-    Args:
-        buffer: the name of buffers with one number, in the loss module or in modules that hooks hold.
-        option: the name of an option in the parameter groups of optimizers.
-        group: of that parameter group only; None: of all.
-        optimizer: of optimizers of this class only, such as ``"Adam"``; empty: of all.
     """
 
-    buffer: str = ""
-    option: str = ""
-    group: int | None = None
-    optimizer: str = ""
+    buffer: str = ""  # the name of buffers with one number, in the loss module or in modules of hooks
+    option: str = ""  # the name of an option in the parameter groups of optimizers
+    group: int | None = None  # of that parameter group only; None: of all
+    optimizer: str = ""  # of optimizers of this class only, such as "Adam"; empty: of all
 
 
 def in_buffer(default: Any, name: str) -> Any:
-    """A field whose value TorchRL's losses or value estimators keep in a buffer, which checkpoints restore.
-
-    Args:
-        default: its default, or one of the fields above.
-        name: of the buffer.
-    """
+    """A field whose value TorchRL's losses or value estimators keep in the buffer ``name`` of checkpoints."""
     return _with(default, "restored", Restored(buffer=name))
 
 
 def in_optimizer(default: Any, option: str, *, group: int | None = None, optimizer: str = "") -> Any:
-    """A field whose value optimizers keep as an option, which checkpoints restore.
-
-    Args:
-        default: its default, or one of the fields above.
-        option, group, optimizer: see :class:`Restored`.
-    """
+    """A field whose value optimizers keep as an option, which checkpoints restore; see :class:`Restored`."""
     return _with(default, "restored", Restored("", option, group, optimizer))
 
 
@@ -143,12 +123,8 @@ def _with(default: Any, name: str, value: object) -> Any:
 
 
 def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:
-    """A field with the default and the range of ``settings.name``, so that these are written there alone.
-
-    Args:
-        settings: a dataclass.
-        name: of one of its fields.
-        default: given where it is another one.
+    """A field with the range of ``settings.name``, and its default unless one is given: they are written
+    there alone.
     """
     (spec,) = (spec for spec in fields(settings) if spec.name == name)
     return field(default=spec.default if default is MISSING else default, metadata=spec.metadata)
@@ -156,10 +132,6 @@ def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:
 
 def values_for(settings: Any, config: Any) -> dict[str, Any]:
     """The values in ``config`` of all fields that ``settings`` has under the same name.
-
-    Args:
-        settings: a dataclass.
-        config: an instance of another one.
 
     Example:
         >>> from rlsync.recipes.settings import PPOConfig, RecipeConfig
@@ -175,10 +147,8 @@ def fields_as_keywords(
 ) -> Callable[[Callable[[T, N, S], None]], Callable[Concatenate[T, N, P], None]]:
     """Let callers of a constructor ``(self, first, settings)`` give the fields of ``settings`` by name.
 
-    So a class takes its options as keywords, without writing their names and defaults a second time.
-
-    Args:
-        settings: a dataclass whose fields are all keyword-only.
+    So a class takes its options as keywords, without writing their names and defaults a second time. All
+    fields of ``settings`` are keyword-only.
 
     Example:
         >>> from rlsync.recipes.settings import EnvConfig
@@ -206,12 +176,7 @@ def fields_as_keywords(
 
 
 def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
-    """One error for each field, here or in a nested dataclass, whose value lies outside its bound.
-
-    Args:
-        config: an instance of a dataclass whose fields were made with the functions above.
-        prefix: is written before the names of the fields.
-    """
+    """One error for each field, here or in a nested dataclass, whose value lies outside its bound."""
     for spec in fields(config):
         key, value = prefix + spec.name, getattr(config, spec.name)
         if is_dataclass(value):

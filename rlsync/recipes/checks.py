@@ -70,10 +70,7 @@ def device_errors(config: Config) -> Iterator[RlsyncError]:
 
 
 def stock_device_errors(config: Config) -> Iterator[RlsyncError]:
-    """One error for each device on which a policy of TorchRL's own collectors cannot act.
-
-    What :func:`device_errors` finds is not told again.
-    """
+    """One error for each device that TorchRL's own collectors cannot act on, beyond :func:`device_errors`."""
     if any(device_errors(config)):
         return
     collector = config.collector

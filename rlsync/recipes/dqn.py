@@ -70,7 +70,6 @@ class DQNConfig(OffPolicyConfig):
     ladder_alpha: float = not_below_zero(0.0)
 
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
         if self.ladder_alpha and config.workers_per_node < 2:
             yield ConfigError(
@@ -133,7 +132,6 @@ class GreedyOnLadder(EGreedyModule):
         self.in_keys = [self.action_key, parts.EXPONENT]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Explore, unless the exploration type says not to."""
         if exploration_type() not in (ExplorationType.RANDOM, None):
             return tensordict
         action = tensordict.get(self.action_key)

@@ -92,7 +92,6 @@ class AtariConfig(EnvConfig):
     threads: int = above_zero(_ANY_GAME.threads)
 
     def errors(self) -> Iterator[RlsyncError]:
-        """See :meth:`EnvConfig.errors`."""
         if not self.id:
             yield ConfigError("no game is named", "env.id", "for example env.id=ALE/Breakout-v5")
         elif not _V5.fullmatch(self.id):
@@ -103,7 +102,6 @@ class AtariConfig(EnvConfig):
             yield ConfigError(f"{name} has a key of its own", f"env.kwargs.{name}", cure)
 
     def facts(self) -> str:
-        """See :meth:`EnvConfig.facts`."""
         sticky = self.repeat_action_probability
         actions = f"sticky actions {sticky:g}" if sticky else "no sticky actions"
         lives = "; a lost life ends the learner's episode" if self.life_loss_ends_episode else ""
@@ -113,7 +111,7 @@ class AtariConfig(EnvConfig):
         )
 
     def spec(self) -> AtariEnvs:
-        """See :meth:`EnvConfig.spec`.
+        """ConfigError if :meth:`errors` has one.
 
         Example:
             >>> AtariConfig("ALE/SpaceInvaders-v5").spec().game
@@ -145,7 +143,6 @@ class RenderedConfig(EnvConfig):
     frameskip: int = above_zero(_ANY_PICTURE.frameskip)
 
     def errors(self) -> Iterator[RlsyncError]:
-        """See :meth:`EnvConfig.errors`."""
         if not self.id:
             yield ConfigError("no environment is named", "env.id", "for example env.id=CartPole-v1")
         if len(self.crop) not in (0, 4):
@@ -160,18 +157,11 @@ class RenderedConfig(EnvConfig):
             )
 
     def facts(self) -> str:
-        """See :meth:`EnvConfig.facts`."""
         part = f" of the part {list(self.crop)} of its rendering" if self.crop else " of its rendering"
         steps = f", {self.frameskip} steps for each action" if self.frameskip > 1 else ""
         return f"{self.id} from pixels: {self.img_height} x {self.img_width}{part}{steps}"
 
     def spec(self) -> RenderedEnvs:
-        """See :meth:`EnvConfig.spec`.
-
-        Example:
-            >>> RenderedConfig("CartPole-v1", frameskip=2).spec().img_width
-            64
-        """
         refuse(self.errors())
         keys = values_for(_ANY_PICTURE, self) | {"crop": tuple(self.crop)}
         return RenderedEnvs(options=self.kwargs, **keys)
@@ -192,14 +182,7 @@ def _cure(name: str) -> str:
 
 
 def refuse_unsaid_protocol(env: EnvConfig) -> None:
-    """Refuse an Atari game that is named as any id of gymnasium's: nothing would say how it is played.
-
-    Args:
-        env: the environments of a recipe that plays Atari games from pixels.
-
-    Raises:
-        ConfigError: it is one.
-    """
+    """Raise ConfigError for an Atari game that is named as any id: nothing would say how it is played."""
     found = _OTHER.fullmatch(env.id)
     named = found and (env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id)
     if found and named and not isinstance(env, AtariConfig):
@@ -211,12 +194,7 @@ def refuse_unsaid_protocol(env: EnvConfig) -> None:
 
 
 def settings_with(keys: Collection[str]) -> EnvConfig:
-    """The defaults of the settings that have these keys, as a run's config has written them.
-
-    Example:
-        >>> type(settings_with(["id", "frameskip"])).__name__
-        'AtariConfig'
-    """
+    """The defaults of the settings that have these keys, as a run's config has written them."""
     kinds = (EnvConfig, AtariConfig, RenderedConfig)
     fitting = (kind() for kind in kinds if {*keys} <= {spec.name for spec in fields(kind)})
     return next(fitting, EnvConfig())

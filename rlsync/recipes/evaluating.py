@@ -80,11 +80,7 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
 
 
 def require_screen(config: Config) -> None:
-    """Refuse an environment that is to be filmed and cannot be drawn. It is made, drawn once, and closed.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Raise ConfigError if a run is to be filmed and its environment, which is made here, cannot be drawn."""
     if config.recipe.evaluations().video_every is None:
         return
     try:
@@ -106,9 +102,6 @@ def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlaye
 
     If workers acted in half precision, it does too: it has the dtype that the sync map declares.
     ``deterministic`` takes the likeliest action in place of drawing one. A Q network is greedy either way.
-
-    Raises:
-        ConfigError: there is no such recipe, or the environment cannot be made.
     """
     recipe = recipe_of(config)
     return recipe.player(config, recipe.probe(config.env), deterministic)

@@ -18,12 +18,8 @@ from rlsync.recipes.settings import Config
 def make_logger(config: Config) -> Logger | None:
     """The logger that a config names; None if it names none, or if there is no run folder to write to.
 
-    Args:
-        config: ``logger`` and ``run_dir`` choose the logger. A Weights & Biases run is also told all other
-            keys, and goes on in place of the run that ``resume`` names.
-
-    Raises:
-        ConfigError: the logger does not take its arguments, or cannot start. No worker runs yet.
+    A Weights & Biases run is also told all other keys, and goes on in place of the run that ``resume`` names.
+    ConfigError if the logger refuses its arguments or cannot start: no worker runs yet.
 
     Example:
         >>> make_logger(Config()) is None

@@ -17,7 +17,6 @@ class MixedMLP(MLP):
     """An MLP that computes in the dtype of its weights and returns float32."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """See :class:`torchrl.modules.MLP`."""
         dtype = self[0].weight.dtype  # functional calls put plain tensors in the parameters' place
         return super().forward(*(tensor.to(dtype) for tensor in inputs)).float()
 

@@ -46,10 +46,8 @@ _NAME = "crew"
 class Cluster:
     """Workers on the nodes of the cluster that a config names, or of one started here; see ``Place``.
 
-    Raises:
-        ConfigError: nothing answers at the address, or Ray refuses.
-        WorkerLost: a node was lost before its workers were ready.
-        AdoptionTimeout: nodes are not ready in time.
+    ConfigError if nothing answers at the address or Ray refuses; WorkerLost if a node was lost before its
+    workers were ready, AdoptionTimeout if nodes are not ready in time.
     """
 
     def __init__(self, run: Run[Any]) -> None:
@@ -99,18 +97,17 @@ class Cluster:
             )
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> ClusterCollector:
-        """Workers that make unrolls; see ``Place.unrolls``."""
         with self._connected() as places:
             return ClusterCollector(network, self._run.config.env.spec(), **places, **shared)
 
     def routes(self, collector: BaseCollector) -> dict[str, str]:
-        """What is published besides the map of the config: whether the workers take random actions."""
+        """Whether the workers take random actions."""
         if isinstance(collector, TransitionCollector) and collector.prefill is not None:
             return {PREFILL: "collector.prefill"}
         return {}
 
     def watch(self, trainer: Trainer) -> None:
-        """Let a run tell of its nodes in its folder, if it has one."""
+        """Tell of the nodes in the run's folder, if it has one."""
         file = self._run.file(CLUSTER)
         if file is not None:
             TellNodes(trainer.collector.status, file).register(trainer)

@@ -83,7 +83,6 @@ class Here:
         ladder: EpsilonLadder | None,
         maker: Callable[[EnvConfig], EnvBase],
     ) -> BaseCollector:
-        """See :meth:`Place.transitions`."""
         run, settings, env = self._run, self._settings, self._run.config.env
         makers = [partial(maker, env)] * self.workers
         if ladder is not None:
@@ -113,7 +112,6 @@ class Here:
         return collector
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
-        """See :meth:`Place.unrolls`."""
         env = self._run.config.env
         with naming_env(env):
             return UnrollCollector(
@@ -127,7 +125,6 @@ class Here:
             )
 
     def routes(self, collector: BaseCollector) -> dict[str, str]:
-        """See :meth:`Place.routes`."""
         return {}
 
     def watch(self, trainer: Trainer) -> None:

@@ -41,23 +41,10 @@ PLOT = "plot.png"
 
 
 def metric_file(name: str) -> str:
-    """The CSV file of one metric, below METRICS / SCALARS.
-
-    Example:
-        >>> metric_file("sync/lag_versions")
-        'sync/lag_versions.csv'
-    """
+    """The CSV file of one metric, below METRICS / SCALARS."""
     return f"{name}.csv"
 
 
 def video_file(frames: int) -> str:
-    """The video that ``rlsync eval`` makes of a checkpoint.
-
-    Args:
-        frames: collected frames when the checkpoint was written.
-
-    Example:
-        >>> video_file(2048)
-        'eval-2048.gif'
-    """
+    """The video that ``rlsync eval`` makes of the checkpoint after so many collected frames."""
     return f"eval-{frames}.gif"

@@ -74,8 +74,8 @@ class DeviceConfig:
 class CollectorConfig:
     """The worker processes, the devices on which they act, and how they adopt weights from the board.
 
-    ``device`` is one device for all workers, or a list with one for each. With the kind ``in_process`` there
-    is no worker process: the learner's own process acts, with the learner's own weights.
+    With the kind ``in_process`` there is no worker process: the learner's own process acts, with the
+    learner's own weights.
     """
 
     #: Which of TorchRL's process collectors: sync or async.
@@ -104,13 +104,7 @@ class CollectorConfig:
 
 @dataclass
 class ClusterConfig:
-    """The machines that workers act on: this one, or the nodes of a Ray cluster.
-
-    ``address`` is ``HOST:PORT`` of a running cluster, or null for a Ray on this machine.
-    ``workers_per_node`` is null where each node has ``collector.num_workers``. ``resources`` is what an agent
-    takes of Ray's resources; nodes that have less get no workers. With ``keep_agents`` agents outlive a
-    learner that was killed, and wait for the one that resumes its run.
-    """
+    """The machines that workers act on: this one, or the nodes of a Ray cluster."""
 
     #: Where workers act: none, on this machine; ray, on the nodes of a Ray cluster.
     kind: str = one_of(THIS_MACHINE, "ray")
@@ -144,16 +138,12 @@ class ClusterConfig:
 
     @property
     def here(self) -> bool:
-        """Whether all workers are on this machine."""
         return self.kind == THIS_MACHINE
 
 
 @dataclass
 class LoggerConfig:
-    """Where metrics go, and the smallest number of frames between two points of a curve.
-
-    ``kwargs`` are further arguments of TorchRL's logger class; its other arguments are the run's folder.
-    """
+    """Where metrics go, and the smallest number of frames between two points of a curve."""
 
     #: Where metrics go: csv, tensorboard, wandb or none.
     kind: str = one_of("csv", *LOGGER_PACKAGES, "none")
@@ -165,12 +155,7 @@ class LoggerConfig:
 
 @dataclass
 class EvaluationConfig:
-    """A separate process of low priority that evaluates one version after the other.
-
-    ``every_frames`` is the least number of training frames between two evaluations; 0 turns evaluation off.
-    Each evaluation plays ``episodes`` episodes, up to eight at once. Every ``video_every`` evaluations, and
-    whenever a version is the best so far, the first episode is filmed; None films none.
-    """
+    """A separate process of low priority that evaluates one version after the other."""
 
     #: Least number of frames between two evaluations; 0: none.
     every_frames: int = not_below_zero(0)
@@ -185,10 +170,8 @@ class EvaluationConfig:
 class RecipeConfig:
     """The settings that all recipes share.
 
-    ``target_return`` ends the run early; None never does. Which return is good depends on the environment:
-    the files in ``configs/tuned`` have those that are known. ``_recipe_`` says where the recipe lies, as
-    ``module:OBJECT``, if it is neither rlsync's nor an installed package's; see
-    ``docs/how_to/write_a_recipe.md``.
+    ``_recipe_`` says where the recipe lies, as ``module:OBJECT``, if it is neither rlsync's nor an installed
+    package's; see ``docs/how_to/write_a_recipe.md``.
     """
 
     #: The name of the recipe. Choose it with recipe=..., which also sets its keys, and not here.
@@ -286,10 +269,7 @@ class RecipeConfig:
 
 @dataclass
 class PPOConfig(RecipeConfig):
-    """Proximal policy optimisation (Schulman et al. 2017).
-
-    ``target_return`` is that of greedy evaluations, where there are some.
-    """
+    """Proximal policy optimisation (Schulman et al. 2017)."""
 
     stops_by_evaluation: ClassVar[bool] = True
     in_stock_collectors: ClassVar[bool] = True
@@ -311,15 +291,12 @@ class PPOConfig(RecipeConfig):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def evaluations(self) -> EvaluationConfig:
-        """See :meth:`RecipeConfig.evaluations`."""
         return self.evaluation
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
-        """See :meth:`RecipeConfig.updates_after`: some passes over the batch."""
         return self.num_epochs * math.ceil(config.collector.frames_per_batch / self.batch_size)
 
     def acts_on_clusters(self) -> bool:
-        """See :meth:`RecipeConfig.acts_on_clusters`."""
         return True
 
 
@@ -327,13 +304,8 @@ class PPOConfig(RecipeConfig):
 class Config:
     """One run.
 
-    ``run_dir`` is the folder that receives receipts, metrics and the checkpoint; without one the run writes
-    nothing. After Ctrl-C or SIGTERM, workers that hold the learner up for ``stop_within_s`` seconds are
-    killed; null waits for them. ``resume`` is a run folder or a checkpoint folder to continue from.
-    ``config_dir`` is the folder that ``--config-dir`` named: ``rlsync train`` fills it in, and
-    ``rlsync eval`` looks there for the recipe. ``cluster`` says on which machines workers act.
-    ``learner`` has the device of the networks that are trained, ``evaluation`` that of ``rlsync eval`` and of
-    the evaluating process.
+    ``cluster`` says on which machines workers act. ``learner`` has the device of the networks that are
+    trained, ``evaluation`` that of ``rlsync eval`` and of the evaluating process.
     """
 
     #: Seeds torch, numpy, and every worker's environments; the same by default, so that a run can be

@@ -55,12 +55,10 @@ class Spaces:
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """The shape of one observation."""
         return self.picture or (self.features,)
 
     @property
     def observation_dtype(self) -> torch.dtype:
-        """The dtype of an observation."""
         return torch.uint8 if self.picture else torch.float32
 
     def player_actions(self) -> ActionSpec:
@@ -115,9 +113,6 @@ class Takes:
 
     def probe(self, config: EnvConfig) -> Spaces:
         """Make one environment in this process, look at it, and close it.
-
-        Args:
-            config: the environment.
 
         Raises:
             ConfigError: it cannot be made, or it is none of those that the recipe takes.
@@ -177,11 +172,7 @@ def probe(config: EnvConfig) -> Spaces:
 
 @contextmanager
 def making(config: EnvConfig, more: str = "") -> Iterator[None]:
-    """Turn the errors of making an environment inside into a ConfigError; ``more`` is added to its cure.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
+    """Turn the errors of making an environment inside into a ConfigError; ``more`` is added to its cure."""
     try:
         yield
     except ConfigError:
@@ -198,10 +189,8 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
 
 @contextmanager
 def naming_env(config: EnvConfig) -> Iterator[None]:
-    """Add the environment to the errors of workers that do not start inside; they know only what makes it.
-
-    Raises:
-        WorkerLost, AdoptionTimeout: as inside.
+    """Add the environment to a WorkerLost or AdoptionTimeout inside: workers that do not start know only what
+    makes it.
     """
     try:
         yield

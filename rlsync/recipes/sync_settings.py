@@ -66,10 +66,7 @@ class SyncConfig:
 
 
 def trigger(when: WhenConfig) -> Trigger:
-    """The trigger that a config describes.
-
-    Raises:
-        ConfigError: it describes none, or a number or the unit is wrong.
+    """The trigger that a config describes, or the ConfigError that it describes none.
 
     Example:
         >>> str(trigger(WhenConfig(every=10, unit="seconds", steps_ahead=50)))
@@ -104,13 +101,7 @@ def _steps_ahead(when: WhenConfig) -> StepsAhead:
 
 
 def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
-    """The map ``{destination: source}`` that a config lists.
-
-    Raises:
-        ConfigError: the list is empty, an entry lacks a side or has an unknown dtype, or two entries share a
-            destination.
-        PathSyntaxError: a side is not written in the grammar of paths.
-    """
+    """The map ``{destination: source}`` that a config lists, or the first of :func:`map_errors`."""
     refuse(map_errors(sync))
     return {
         route.destination: Source(route.source, dtype=route.dtype, exclude=tuple(route.exclude))

@@ -45,7 +45,6 @@ class TD3Config(ActorCriticConfig):
     actor_every: int = above_zero(2)
 
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
         if self.anneal_lr:
             yield ConfigError(

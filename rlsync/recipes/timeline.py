@@ -20,30 +20,14 @@ from rlsync.workers.replay.pacing import Pace
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One round of the learner: it takes a batch, and updates as often as the pace allows.
+    """One round of the learner: it takes a batch, and updates as often as the pace allows."""
 
-    Args:
-        frames: collected when the batch has arrived.
-        updates: done when the round is over.
-    """
-
-    frames: int
-    updates: int
+    frames: int  # collected when the batch has arrived
+    updates: int  # done when the round is over
 
 
 def iterations(pace: Pace, frames_per_batch: int, total_frames: int) -> Iterator[Iteration]:
-    """All rounds of a run with a pace that is not ended early.
-
-    Args:
-        pace: of the run.
-        frames_per_batch: that arrive at a time.
-        total_frames: the run ends with the batch that reaches this number.
-
-    Example:
-        >>> rounds = iterations(Pace(0.5, prefill=100), frames_per_batch=64, total_frames=200)
-        >>> [(round_.frames, round_.updates) for round_ in rounds]
-        [(64, 0), (128, 14), (192, 46), (256, 78)]
-    """
+    """All rounds of a run with a pace that is not ended early: the last batch reaches ``total_frames``."""
     return _rounds(pace.due, frames_per_batch, total_frames)
 
 
@@ -88,61 +72,35 @@ def publishes(when: Trigger, rounds: Iterable[Iteration]) -> Iterator[float]:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Rounds of one kind that follow each other.
+    """Rounds of one kind that follow each other."""
 
-    Args:
-        name: ``"prefill"``: no update; ``"learning"``: updates after every batch, as the pace allows.
-        first_frame, last_frame: which of the run's frames, from 0, both included.
-        rounds: batches that the learner takes.
-        updates: of all rounds together.
-        fewest, most: updates in one round.
-    """
-
-    name: str
-    first_frame: int
-    last_frame: int
-    rounds: int
-    updates: int
-    fewest: int
+    name: str  # "prefill": no update; "learning": updates after every batch, as the pace allows
+    first_frame: int  # from 0
+    last_frame: int  # included
+    rounds: int  # batches that the learner takes
+    updates: int  # of all rounds together
+    fewest: int  # updates in one round
     most: int
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a run will do if it is not ended early.
-
-    Args:
-        phases: one after the other.
-        frames, updates: at the end.
-        ratio: updates for each frame after the prefill.
-        publishes: versions after the first one; None where time decides.
-        publish_every: when, in words.
-        evaluation_every_frames: at least; 0: never.
-        evaluation_every_versions: the same in versions; 0: never.
-        checkpoint_every_frames: one more is written at the end.
-        update: what one update trains, and on what, where that is not plain.
-    """
+    """What a run will do if it is not ended early."""
 
     phases: list[Phase]
-    frames: int
-    updates: int
-    ratio: float
-    publishes: int | None
-    publish_every: str
-    evaluation_every_frames: int
-    evaluation_every_versions: int
-    checkpoint_every_frames: int
-    update: str = ""
+    frames: int  # at the end
+    updates: int  # at the end
+    ratio: float  # updates for each frame after the prefill
+    publishes: int | None  # versions after the first one; None where time decides
+    publish_every: str  # in words
+    evaluation_every_frames: int  # at least; 0: never
+    evaluation_every_versions: int  # the same in versions; 0: never
+    checkpoint_every_frames: int  # one more is written at the end
+    update: str = ""  # what one update trains, and on what, where that is not plain
 
 
 def timeline(config: Config) -> Timeline:
-    """The plan of a run.
-
-    Args:
-        config: of a recipe that can tell how many optimizer steps follow a batch, as rlsync's own can.
-
-    Raises:
-        ConfigError: the recipe cannot tell.
+    """The plan of a run; ConfigError if the recipe cannot tell how many optimizer steps follow a batch.
 
     Example:
         >>> from rlsync.recipes.settings import CollectorConfig

@@ -161,7 +161,6 @@ class RandomState(GlobalRNGState):
     """
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set what :meth:`state_dict` returned, here or on another machine."""
         here = dict(state_dict)
         for key, module in _ACCELERATORS.items():
             if key not in here:
