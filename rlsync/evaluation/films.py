@@ -127,9 +127,7 @@ Filmed = FilmedGymnasium | FilmedAtari
 
 
 def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:
-    """Make one environment and draw it once; ConfigError, whose cure is ``leave_out``, if it cannot be
-    filmed.
-    """
+    """Make one environment and draw it, or raise ConfigError, whose cure says to ``leave_out`` the video."""
     draw_into_memory()
     try:
         with warnings.catch_warnings():
@@ -182,9 +180,7 @@ def check_file(file: Path) -> None:
 
 
 def check_packages(file: Path) -> None:
-    """Raise ConfigError for a file of another kind, or one whose package is missing; its folder need not be
-    there.
-    """
+    """Raise ConfigError for a file of another kind or with a package missing. Its folder need not be there."""
     suffix = file.suffix.lower()
     if suffix not in _PACKAGES:
         raise ConfigError(f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4")

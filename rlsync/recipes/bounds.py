@@ -82,18 +82,17 @@ def one_of(default: str, *others: str) -> Any:
 
 
 def kept(default: Any, why: str) -> Any:
-    """A field that a resumed run cannot change: ``why`` is what in the checkpoint would not fit, for the
-    error.
+    """A field that a resumed run cannot change; the error says ``why``: what in the checkpoint would not fit.
 
-    ``default`` is its default, or one of the fields above; so it is below.
+    ``default`` is its default, or one of the fields above; likewise in :func:`in_buffer` and
+    :func:`in_optimizer`.
     """
     return _with(default, "kept", why)
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What brings a setting's old value back when a checkpoint is loaded: a buffer, or an optimizer's option.
-    """
+    """What brings a setting's old value back when a checkpoint is loaded: a buffer, or an option."""
 
     buffer: str = ""  # the name of buffers with one number, in the loss module or in modules of hooks
     option: str = ""  # the name of an option in the parameter groups of optimizers
@@ -123,9 +122,7 @@ def _with(default: Any, name: str, value: object) -> Any:
 
 
 def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:
-    """A field with the range of ``settings.name``, and its default unless one is given: they are written
-    there alone.
-    """
+    """A field with the range and the default of ``settings.name``, or with a default of its own."""
     (spec,) = (spec for spec in fields(settings) if spec.name == name)
     return field(default=spec.default if default is MISSING else default, metadata=spec.metadata)
 

@@ -47,6 +47,7 @@ def publishes(when: Trigger, rounds: Iterable[Iteration]) -> Iterator[float]:
     Nothing is said of a trigger that looks at the time.
 
     Example:
+        >>> from rlsync import Every
         >>> list(publishes(Every(3, "optim_steps"), [Iteration(100, 4), Iteration(200, 8)]))
         [75.0, 150.0]
     """

@@ -32,12 +32,7 @@ class SequenceMemory:
     """Puts the rows of every batch into a replay buffer, and draws the sequences of each optimizer step.
 
     A sequence begins without a state, as an episode does: the recurrent model reads no action in its first
-    row, and makes the state from the observations that follow.
-
-    Args:
-        buffer: the trainer's ``replay_buffer``.
-        sequences: its sampler.
-        state: widths of what the recurrent model carries from row to row, by name.
+    row, and makes the state, whose widths are ``state``, from the observations that follow.
     """
 
     def __init__(self, buffer: TensorDictReplayBuffer, sequences: Sequences, state: dict[str, int]) -> None:
@@ -97,16 +92,8 @@ def make_trainer(
 ) -> Trainer:
     """A trainer that stores the rows of every batch, and learns from sequences at the pace of the config.
 
-    The hooks that publish are not registered yet.
-
-    Args:
-        run: the run.
-        collector: with its workers started.
-        loss: on the learner's device.
-        optimizer: whose rate may be lowered.
-        acting: what acts.
-        stepper: makes the optimizer steps; None: TorchRL's own.
-        within_episodes: draw no sequence that crosses the end of an episode.
+    The hooks that publish are not registered yet. With ``within_episodes`` no sequence crosses the end of an
+    episode.
     """
     recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)

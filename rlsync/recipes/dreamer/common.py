@@ -25,15 +25,7 @@ def imagined_env(
     recipe: DreamerConfig,
     spaces: Spaces,
 ) -> DreamerEnv:
-    """The environment in which an actor's steps are imagined.
-
-    Args:
-        transition: from a state and an action to the next state.
-        reward: of a state.
-        state: width of what is drawn.
-        recipe: its ``belief`` is the width of the rest.
-        spaces: of the real environment.
-    """
+    """The environment in which an actor's steps are imagined; ``state`` is the width of what is drawn."""
     world = WorldModelWrapper(transition, reward)
     env = DreamerEnv(world, prior_shape=(state,), belief_shape=(recipe.belief,))
     env.observation_spec = Composite(state=Unbounded(state), belief=Unbounded(recipe.belief))
@@ -45,12 +37,7 @@ def imagined_env(
 def let_act(loss: LossModule, policy: TensorDictModuleBase, recipe: DreamerConfig) -> None:
     """Let a loss have a player as its ``actor_network``, the name by which TorchRL saves what acts.
 
-    It is no submodule: all its parts are parts of the loss already.
-
-    Args:
-        loss: trains the parts.
-        policy: of the same parts.
-        recipe: says what happens to the state of a player that adopts.
+    It is no submodule: all parts of ``policy`` are parts of the loss already.
     """
     on_adoption: Any = recipe.on_adoption
     vars(loss)["actor_network"] = DreamerPlayer(policy, on_adoption=on_adoption, window=recipe.window)

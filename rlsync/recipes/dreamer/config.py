@@ -83,11 +83,9 @@ class DreamerConfig(ReplayConfig):
     open_loop: OpenLoopConfig = field(default_factory=OpenLoopConfig)
 
     def frames_in_an_update(self) -> int:
-        """See :meth:`ReplayConfig.frames_in_an_update`."""
         return self.batch_size * self.sequence_length
 
     def update_facts(self) -> str:
-        """See :meth:`RecipeConfig.update_facts`."""
         return (
             f"world model, actor and critic, one step each, on {self.batch_size} sequences of "
             f"{self.sequence_length} stored frames; {self.horizon} steps are imagined from each of these "
@@ -98,7 +96,6 @@ class DreamerConfig(ReplayConfig):
         return "recipe.batch_size x recipe.sequence_length"
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
         streams = config.collector.num_workers * config.env.num_envs
         needed = {"recipe.pace.prefill": (self.sequence_length, "recipe.sequence_length", "")}
@@ -142,7 +139,6 @@ class DreamerV3Config(DreamerConfig):
     warmup_steps: int = in_optimizer(not_below_zero(0), "warmup_steps")
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
         if isinstance(env := config.env, RenderedConfig):
             if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
@@ -196,7 +192,6 @@ class DreamerV1Config(DreamerConfig):
     exploration_noise: float = not_below_zero(0.3)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
         if self.belief != self.cells:
             yield ConfigError(

@@ -35,22 +35,15 @@ class OpenLoop:
     as a picture with the real one above the imagined one at each step.
 
     It keeps nothing in checkpoints, and leaves torch's random numbers as they were.
-
-    Args:
-        config: when, and how far.
-        world_model: with the recurrent model, which observes, and a decoder.
-        prior: makes the next state of a state and an action; its last two results are state and belief.
-        draw: gives so many sequences of so many rows, as the loss takes them.
-        run: the folder that the sequence is written to; None: nowhere.
     """
 
     def __init__(
         self,
         config: OpenLoopConfig,
         world_model: TensorDictModuleBase,
-        prior: nn.Module,
-        draw: Callable[[int, int], TensorDictBase],
-        run: Path | None,
+        prior: nn.Module,  # of a state and an action; its last two results are state and belief
+        draw: Callable[[int, int], TensorDictBase],  # so many sequences of so many rows
+        run: Path | None,  # gets the sequence
     ) -> None:
         self._config = config
         self._world_model = world_model

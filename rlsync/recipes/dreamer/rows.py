@@ -51,7 +51,6 @@ class NumberRows(OwnTransform):
         return self._numbered(first)
 
     def at_step(self, after: TensorDictBase) -> TensorDictBase:
-        """All environments have one row more."""
         self._rows += 1
         return self._numbered(after)
 
@@ -60,7 +59,6 @@ class NumberRows(OwnTransform):
         return tensordict.set(STREAM, self._streams.clone()).set(ROW, self._rows.clone())
 
     def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
-        """The two numbers are observations, too."""
         assert isinstance(observation_spec, Composite)
         for key in (STREAM, ROW):
             observation_spec[key] = Unbounded((*observation_spec.shape, 1), dtype=torch.int64)
@@ -68,15 +66,11 @@ class NumberRows(OwnTransform):
 
 
 def as_rows(batch: TensorDictBase) -> TensorDictBase:
-    """The rows that a batch of frames brings, ``[rows]``.
+    """The rows ``[rows]`` that frames bring, from environments with :class:`NumberRows` and ``InitTracker``.
 
-    Args:
-        batch: ``[*]``, of environments with :class:`NumberRows` and ``InitTracker``.
-
-    Returns:
-        ``action``, ``is_init``, ``stream``, ``row``, ``policy_version`` and, under ``next``, ``observation``,
-        ``reward``, ``done`` and ``terminated``: what the action led to. The first row of an episode has an
-        action of zeros, and the version that chose the second one's.
+    They have ``action``, ``is_init``, ``stream``, ``row``, ``policy_version`` and, under ``next``, what the
+    action led to: ``observation``, ``reward``, ``done`` and ``terminated``. The first row of an episode has
+    an action of zeros, and the version that chose the second one's.
     """
     frames = batch.reshape(-1)
     after = frames.get("next")

@@ -20,25 +20,8 @@ class Sequences(OwnSampler):
     TorchRL's SliceSampler finds sequences that lie one behind the other in the storage, so rollouts of
     several environments, of any length, would have to be stored apart.
 
-    Where rows follow each other is read from their numbers, after rows were stored. Nothing of it is kept in
-    checkpoints.
-
-    Args:
-        length: rows in one sequence.
-        within_episodes: sequences do not cross the end of an episode. An episode with fewer rows is never
-            drawn from.
-
-    Example:
-        >>> from tensordict import TensorDict
-        >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-        >>> buffer = TensorDictReplayBuffer(
-        ...     storage=LazyTensorStorage(6), sampler=Sequences(2), batch_size=4
-        ... )
-        >>> rows = {"stream": torch.tensor([7, 8, 7, 8, 7]), "row": torch.tensor([0, 0, 1, 5, 2])}
-        >>> _ = buffer.extend(TensorDict({k: v.unsqueeze(-1) for k, v in rows.items()}, [5]))
-        >>> drawn = buffer.sample()["row"].reshape(2, 2)  # of stream 7; those of stream 8 are torn
-        >>> (drawn[:, 1] - drawn[:, 0]).tolist()
-        [1, 1]
+    Where rows follow each other is read from their numbers, after rows were stored; checkpoints keep nothing
+    of it. Sequences ``within_episodes`` cross no end: an episode with fewer rows is never drawn from.
     """
 
     def __init__(self, length: int, *, within_episodes: bool = False) -> None:
@@ -48,11 +31,7 @@ class Sequences(OwnSampler):
         self._run = np.empty(0, dtype=np.int64)  # equal numbers: one sequence, as long as it gets
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Rows ``[batch_size]``: one sequence after the other.
-
-        Raises:
-            ConfigError: no sequence of that length is stored.
-        """
+        """Rows ``[batch_size]``, one sequence after the other; ConfigError if none of that length is stored."""
         return self.find(storage, batch_size // self.length, self.length).reshape(-1), {}
 
     def find(self, storage: Storage, count: int, length: int) -> Tensor:
@@ -83,15 +62,12 @@ class Sequences(OwnSampler):
         self._order, self._run = order, np.concatenate([[0], np.cumsum(torn)])
 
     def add(self, index: int | Tensor) -> None:
-        """A row was stored."""
         self._order = None
 
     def extend(self, index: Tensor) -> None:
-        """Rows were stored."""
         self._order = None
 
     def clear(self) -> None:
-        """Forget all rows."""
         self._order = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,5 +75,4 @@ class Sequences(OwnSampler):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Look again at the next draw."""
         self._order = None

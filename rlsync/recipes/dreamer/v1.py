@@ -63,11 +63,7 @@ class DreamerV1Loss(LossModule):
     """The losses of a world model, an actor and a critic in one: their sum has the gradient of each.
 
     The gradient of the actor's loss goes through the imagined steps, but not into the world model, and that
-    of the critic's goes into the critic alone.
-
-    Args:
-        model_loss, actor_loss, value_loss: TorchRL's.
-        reward_scale: model and critic learn rewards times this.
+    of the critic's goes into the critic alone. Model and critic learn rewards times ``reward_scale``.
     """
 
     def __init__(
@@ -111,13 +107,7 @@ class _AsPicture(nn.Module):
 
 
 def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV1Loss:
-    """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them.
-
-    Args:
-        recipe: sizes and weights.
-        spaces: of the environment, whose actions are numbers.
-        device: of the networks.
-    """
+    """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
     features = recipe.state + recipe.belief
 
     def net(inputs: int, outputs: int, depth: int = recipe.depth) -> MLP:

@@ -78,7 +78,6 @@ class SymlogMLP(DreamerV3MLP):
     """An MLP whose input is squashed first: numbers of any size become small ones."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """See :class:`torchrl.modules.DreamerV3MLP`."""
         return super().forward(*map(symlog, inputs))
 
 
@@ -196,12 +195,7 @@ def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[n
     """What reads an observation, how many numbers it makes of it, and what says which one to expect.
 
     Pictures stay uint8 until they are used: the encoder and the loss of TorchRL make numbers from 0 to 1 of
-    them. So players and learner convert them alike.
-
-    Args:
-        recipe: sizes.
-        spaces: of the environment.
-        features: numbers in a state, of which the decoder reads an observation.
+    them. So players and learner convert them alike. The decoder reads a state, of ``features`` numbers.
     """
     if spaces.picture is None:
         encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)

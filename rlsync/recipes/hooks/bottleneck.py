@@ -28,29 +28,17 @@ class InSummary(ABC):
 
 
 class Waits(NamedTuple):
-    """How long each side has waited for the other, in seconds, and for how long that was counted.
+    """How long each side has waited for the other, in seconds, and for how long that was counted."""
 
-    Args:
-        seconds: since counting began.
-        learner_s: the learner for frames.
-        workers_s: all workers together for the learner; None where the collector cannot tell.
-        dropped: rollouts that were dropped because no worker may wait; None where none can be.
-    """
-
-    seconds: float
-    learner_s: float
-    workers_s: float | None = None
-    dropped: int | None = None
+    seconds: float  # since counting began
+    learner_s: float  # the learner for frames
+    workers_s: float | None = None  # all workers together for the learner; None: the collector cannot tell
+    dropped: int | None = None  # rollouts, because no worker may wait; None where none can be
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """Who waited for whom.
-
-    Args:
-        learner_busy: fraction of the time in which the learner was not waiting for frames.
-        workers_waited: fraction of the workers' time in which they waited for the learner; None where the
-            collector cannot tell.
 
     Example:
         >>> print(Load(learner_busy=0.97, workers_waited=0.41))
@@ -59,8 +47,8 @@ class Load:
         learner busy 40 %: the workers are the bottleneck
     """
 
-    learner_busy: float
-    workers_waited: float | None = None
+    learner_busy: float  # fraction of the time in which the learner was not waiting for frames
+    workers_waited: float | None = None  # of the workers' time; None where the collector cannot tell
 
     def __str__(self) -> str:
         idle, waited = 1 - self.learner_busy, self.workers_waited
@@ -78,10 +66,7 @@ class Load:
 class Bottleneck(TrainerHookBase, InSummary):
     """Logs who waits for whom, and says at the end who was the bottleneck.
 
-    Args:
-        waits: counted so far.
-        num_workers: how many workers there are.
-        turns: whether workers collect only while the learner waits for them.
+    With ``turns`` workers collect only while the learner waits for them, so they wait while it is busy.
     """
 
     def __init__(self, waits: Callable[[], Waits], num_workers: int, *, turns: bool = False) -> None:
@@ -111,7 +96,6 @@ class Bottleneck(TrainerHookBase, InSummary):
         return {key: value for key, value in told.items() if value is not None}
 
     def summary_line(self) -> str:
-        """Who waited for whom, over the whole run."""
         return str(self.load)
 
     def register(self, trainer: Trainer, name: str = "bottleneck") -> None:

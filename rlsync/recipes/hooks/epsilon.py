@@ -14,17 +14,11 @@ from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
 class EpsilonDecay(TrainerHookBase):
     """Lowers the exploration rate of an EGreedyModule as frames are collected.
 
-    DQNTrainer does this too, but its checkpoints do not say for how many frames the rate has fallen.
+    DQNTrainer does this too, but its checkpoints do not say for how many frames the rate has fallen. They
+    carry the module itself as ``trainer.greedy_module``.
 
     Logs ``exploration/epsilon``, the rate of the worker that explores most, and ``exploration/epsilon_last``,
-    that of the one that explores least.
-
-    Args:
-        greedy: the module, which checkpoints carry as ``trainer.greedy_module``.
-        last_exponent: the power of the rate with which the last worker explores.
-
-    Raises:
-        ConfigError: when it is called before :meth:`register`, or with arguments.
+    that of the one that explores least: the rate to the power ``last_exponent``.
     """
 
     def __init__(self, greedy: EGreedyModule, last_exponent: float = 1.0) -> None:
@@ -53,9 +47,7 @@ class EpsilonDecay(TrainerHookBase):
         return {"exploration/epsilon": rate, "exploration/epsilon_last": rate**self._last_exponent}
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of frames the rate has fallen for."""
         return {"frames": self._frames}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
         self._frames = state_dict["frames"]

@@ -21,29 +21,17 @@ _NORM = "grad_norm"
 
 
 class StopIfNotFinite(RegistersItself):
-    """Raises before an optimizer step whose loss or gradient is infinite or not a number.
+    """Raises NotFinite before an optimizer step whose loss or gradient is infinite or not a number.
 
-    The weights are then still those of before. If they are finite and the trainer has a checkpoint file, it
-    is written once more before the error is raised, so that the run can be resumed from there.
+    The error names the loss or the parameters, the step and the checkpoint. The weights are then still those
+    of before. If they are finite and the trainer has a checkpoint file, it is written once more before the
+    error is raised, so that the run can be resumed from there.
 
     The check costs no pass over the gradient: it reads the norm that TorchRL's steppers have computed to clip
-    it. With a stepper that leaves no norm behind, it computes one. A stepper that calls the optimizers
-    itself is checked too, because the check hangs on ``torch.optim.Optimizer.register_step_pre_hook``.
+    it. With a stepper that leaves no norm behind, it computes one. A stepper that calls the optimizers itself
+    is checked too, because the check hangs on ``torch.optim.Optimizer.register_step_pre_hook``.
 
     The hook keeps nothing in checkpoints.
-
-    Raises:
-        NotFinite: from the optimizer step; names the loss or the parameters, the step and the checkpoint.
-        ConfigError: from :meth:`register`, if the trainer has no optimizer.
-
-    Example:
-        >>> StopIfNotFinite().register(trainer)  # doctest: +SKIP
-        >>> trainer.train()  # doctest: +SKIP
-        Traceback (most recent call last):
-        ...
-        rlsync.core.errors.NotFinite: the loss 'loss_critic' is nan
-          where  optimizer step 321, after 2,048 frames
-          cure   no step was made; runs/a/checkpoint has the weights of before: resume ...
     """
 
     def __init__(self) -> None:
@@ -52,7 +40,7 @@ class StopIfNotFinite(RegistersItself):
         self._steps = 0
 
     def register(self, trainer: Trainer, name: str = "stop_if_not_finite") -> None:
-        """Check every step of every optimizer that the trainer has; ``name`` is not used."""
+        """Check every step of every optimizer; ConfigError if the trainer has none. ``name`` is not used."""
         found = optimizers(trainer)
         if not found:
             raise ConfigError(

@@ -19,19 +19,10 @@ class KeepPace(TrainerHookBase):
     Whichever side is ahead waits. The learner does no update that no frame has allowed: it waits for the next
     batch. Workers collect one rollout ahead at most, and begin the next one when the learner takes it.
 
+    With ``refills`` checkpoints have no replay buffer: a resumed run collects as many frames as the prefill
+    has before its next update, and the ratio holds from there on.
+
     Logs ``pace/ratio``, the updates for each frame that were really done, and ``pace/updates``.
-
-    Args:
-        pace: see :class:`~rlsync.workers.replay.pacing.Pace`.
-        refills: checkpoints have no replay buffer: a resumed run collects as many frames as the prefill has
-            before its next update, and the ratio holds from there on.
-
-    Raises:
-        ConfigError: when it is called before :meth:`register`.
-
-    Example:
-        >>> hook = KeepPace(Pace(ratio=0.5, prefill=1_000))
-        >>> # hook.register(trainer)
     """
 
     def __init__(self, pace: Pace, *, refills: bool = False) -> None:
@@ -41,7 +32,6 @@ class KeepPace(TrainerHookBase):
         self._trainer: Trainer | None = None
 
     def __call__(self, *_: object) -> None:
-        """Say how many optimizer steps the trainer does now."""
         trainer = self._present()
         trainer.optim_steps_per_batch = self.pace.due(trainer.collected_frames, self.updates)
 
@@ -54,7 +44,6 @@ class KeepPace(TrainerHookBase):
         trainer.register_module(name, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been done so far, at which ratio, and where that ratio began."""
         return {
             "ratio": self.pace.pace.ratio,
             "frames": 0 if self._trainer is None else self._trainer.collected_frames,

@@ -14,10 +14,7 @@ from rlsync.workers.replay.mixing import ReplayMix
 class MixReplayed(TrainerHookBase):
     """Adds replayed unrolls to what an optimizer step is about to use.
 
-    Args:
-        mix: what adds them.
-        keep_contents: whether checkpoints carry the unrolls. Without them a resumed run starts with an empty
-            replay.
+    If checkpoints do not ``keep_contents``, a resumed run starts with an empty replay.
     """
 
     def __init__(self, mix: ReplayMix, *, keep_contents: bool = False) -> None:
@@ -41,7 +38,6 @@ class MixReplayed(TrainerHookBase):
         return {"mix": self.mix.state_dict(), "replay": self.mix.replay.state_dict(self.keep_contents)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
         self.mix.load_state_dict(state_dict["mix"])
         replay = dict(state_dict["replay"])
         if "contents" in replay:  # checkpoints give tensordicts back as mappings

@@ -13,16 +13,10 @@ from rlsync.workers.frames import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
 
 
 class EpisodeReturns(TrainerHookBase):
-    """The mean return of the newest finished episodes; stops the trainer when it is high enough.
+    """The mean return of the newest finished episodes; stops the trainer when it reaches ``target``.
 
-    Reads ``("next", "reward_sum")`` where ``("next", "done")``; logs ``return`` and ``episodes``.
-
-    Args:
-        target: stop when the mean reaches this return; None never stops.
-        episodes: the number of newest episodes that make the mean, all of which must be there.
-
-    Raises:
-        ConfigError: when it is called before :meth:`register`.
+    Reads ``("next", "reward_sum")`` where ``("next", "done")``; logs ``return`` and ``episodes``. The mean is
+    of up to ``episodes`` episodes; the trainer is stopped only when there are as many.
     """
 
     def __init__(self, target: float | None = None, episodes: int = 20) -> None:
@@ -51,7 +45,6 @@ class EpisodeReturns(TrainerHookBase):
         return {"return": self.mean, "episodes": self.finished} if self.newest else None
 
     def stop(self, why: str) -> None:
-        """End the run, because its goal is reached."""
         if self._trainer is None:
             raise no_trainer(self)
         self.reached = True
@@ -69,11 +62,9 @@ class EpisodeReturns(TrainerHookBase):
         trainer.register_module(name, self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The newest returns and the number of episodes."""
         return {"newest": list(self.newest), "finished": self.finished}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
         self.newest.clear()
         self.newest.extend(state_dict["newest"])
         self.finished = state_dict["finished"]
@@ -83,7 +74,6 @@ class UnrollReturns(EpisodeReturns):
     """The mean return of the newest finished episodes of unrolls; where lost lives end episodes, of games."""
 
     def ended(self, batch: TensorDictBase) -> list[float]:
-        """The returns of the episodes that ended in this batch."""
         over = batch.get((COLLECTOR, EPISODE_LENGTH)) > 0
         returns: list[float] = batch.get((COLLECTOR, EPISODE_RETURN))[over].tolist()
         return returns

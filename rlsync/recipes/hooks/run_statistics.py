@@ -31,19 +31,10 @@ _WRITE_EVERY_S = 1.0
 
 
 class StatisticsHook:
-    """Writes ``statistics.json`` about every second, and at the end.
+    """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts.
 
     Register it after the hook that publishes, and before hooks that mix other frames into a batch. It keeps
     nothing in checkpoints: a resumed run goes on from the trainer's counters.
-
-    Args:
-        sync: the hook that publishes.
-        staleness: counts how old the consumed steps were.
-        run_dir: the run's folder; None writes nothing.
-        counters: of the ring that rollouts come from; None if the collector has none.
-
-    Raises:
-        ConfigError: when it is called before :meth:`register`.
     """
 
     def __init__(
@@ -73,11 +64,7 @@ class StatisticsHook:
         self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)  # no frames have been made with these yet
 
     def register(self, trainer: Trainer) -> None:
-        """Count each batch of this trainer.
-
-        Args:
-            trainer: the trainer that the hook that publishes is registered with.
-        """
+        """Count each batch of the trainer with which the hook that publishes is registered."""
         self._registered = True
         trainer.register_op("setup", self._begin)
         trainer.register_op("batch_process", self._arrived)
@@ -127,7 +114,6 @@ class StatisticsHook:
         )
 
     def write(self) -> None:
-        """Write the numbers so far."""
         if self._run_dir is not None:
             self._count_receipts()
             self.now().write(self._run_dir)

@@ -23,16 +23,8 @@ class StalenessHistogram(TrainerHookBase):
     """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file.
 
     After every batch it logs ``sync/staleness_versions``: the mean over the steps that the optimizer has used
-    since the batch arrived. Steps of unknown age are left out.
-
-    Args:
-        sync: the hook that publishes.
-        file: a CSV file, ``staleness_versions,steps``; rewritten at each checkpoint and at the end. None
-            writes nothing.
-
-    Raises:
-        ConfigError: when it is called before :meth:`register`. At :meth:`register`: ``sync`` is bound to no
-            trainer, or its frames carry no stamps.
+    since the batch arrived. Steps of unknown age are left out. The CSV file, ``staleness_versions,steps``, is
+    rewritten at each checkpoint and at the end.
     """
 
     def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
@@ -69,7 +61,10 @@ class StalenessHistogram(TrainerHookBase):
         self._ages.clear()
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
-        """Count before each optimizer step, and write at the end."""
+        """Count before each optimizer step, and write at the end.
+
+        ConfigError if ``sync`` is bound to no trainer, or its frames carry no stamps.
+        """
         self.sync.require_stamps("StalenessHistogram")
         self._registered = True
         trainer.register_op("process_optim_batch", self)
@@ -78,17 +73,14 @@ class StalenessHistogram(TrainerHookBase):
         trainer.register_module(name, self)
 
     def write(self) -> None:
-        """Write the counts so far."""
         self._keep()
         if self._file is not None:
             with self._file.open("w", newline="") as file:
                 csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts."""
         self.write()
         return {"counts": dict(self.counts)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
         self.counts = Counter({int(age): int(count) for age, count in state_dict["counts"].items()})

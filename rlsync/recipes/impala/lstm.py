@@ -13,13 +13,6 @@ class EpisodicLSTM(nn.Module):
     a CPU (T=21, B=8, 256 units, forward and backward) this takes as long as nn.LSTM, which cannot reset.
     nn.LSTM run in segments between resets takes 1.4 times as long with two resets, and five times as long
     with a reset at every step.
-
-    Example:
-        >>> lstm = EpisodicLSTM(3, 2)
-        >>> begins = torch.tensor([[True], [False]])
-        >>> outputs, states = lstm(torch.ones(2, 1, 3), begins, torch.zeros(1, 2, 2))
-        >>> outputs.shape, states.shape
-        (torch.Size([2, 1, 2]), torch.Size([2, 1, 2, 2]))
     """
 
     def __init__(self, inputs: int, units: int) -> None:
@@ -36,15 +29,10 @@ class EpisodicLSTM(nn.Module):
             self.inward.bias[units : 2 * units] = 1.0
 
     def forward(self, features: Tensor, is_init: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs, and the states after each step, through which no gradient flows.
+        """Outputs [T, N, units], and the states [T, N, 2, units] after each step, which carry no gradient.
 
-        Args:
-            features: [T, N, inputs].
-            is_init: [T, N] bool, whether the step begins an episode.
-            state: [N, 2, units], output and cell before the first step.
-
-        Returns:
-            outputs [T, N, units] and states [T, N, 2, units].
+        ``features`` is [T, N, inputs]; ``is_init`` [T, N] bool, whether the step begins an episode; ``state``
+        [N, 2, units], output and cell before the first step.
         """
         keep = (~is_init).to(features.dtype).unsqueeze(-1)
         h, c = state.unbind(1)
@@ -57,13 +45,7 @@ class EpisodicLSTM(nn.Module):
         return stacked, torch.stack([stacked.detach(), torch.stack(cells).detach()], 2)
 
     def step(self, features: Tensor, is_init: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: the outputs [N, units] and the state after it, through which no gradient flows.
-
-        Args:
-            features: [N, inputs].
-            is_init: [N] bool, whether the step begins an episode.
-            state: [N, 2, units], output and cell before the step.
-        """
+        """As :meth:`forward`, without T: the outputs [N, units] and the state after the step."""
         h, c = state.masked_fill(is_init.view(-1, 1, 1), 0.0).unbind(1)
         h, c = self._cell(self.inward(features), h, c)
         return h, torch.stack([h.detach(), c.detach()], 1)

@@ -119,9 +119,6 @@ class ImpalaPlayer(Player):
 def actions_of(head: PolicyHead) -> ActionSpec:
     """The actions that a policy head chooses from.
 
-    Args:
-        head: of a network.
-
     Example:
         >>> from rlsync.recipes.impala import Categorical, DiagonalGaussian
         >>> actions_of(Categorical(3)), actions_of(DiagonalGaussian(2))

@@ -71,26 +71,13 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
 
 
 def env_spec(config: EnvConfig) -> EnvSpec:
-    """Which environments a config means: an :class:`AtariConfig` runs on ale-py's vector environment.
-
-    Raises:
-        ConfigError: the id is not one, or that of an Atari game whose protocol is not said.
-
-    Example:
-        >>> from rlsync.recipes.settings import AtariConfig
-        >>> env_spec(AtariConfig("ALE/SpaceInvaders-v5")).game
-        'space_invaders'
-    """
+    """The environments that a config means; ConfigError for a wrong id, or a game whose protocol is not said."""
     refuse_unsaid_protocol(config)
     return config.spec()
 
 
 def probe(config: EnvConfig) -> VectorSpaces:
-    """Make one environment in this process, look at it, and close it.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
+    """Make one environment in this process, look at it, and close it; ConfigError if it cannot be made."""
     with parts.making(config, "; for Atari env=atari env.id=ALE/Pong-v5, with 'rlsync[atari]'"):
         envs = make_venv(env_spec(config), 1)
     try:
@@ -100,16 +87,7 @@ def probe(config: EnvConfig) -> VectorSpaces:
 
 
 def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | None = None) -> ImpalaNet:
-    """The network that a recipe describes, for these environments.
-
-    Args:
-        recipe: its key ``model``.
-        env: the environments.
-        spaces: what :func:`probe` returned of them; None: probe here.
-
-    Raises:
-        ConfigError: the environment cannot be made.
-    """
+    """The network that ``recipe.model`` describes; without ``spaces`` it probes ``env`` here."""
     spaces = spaces or probe(env)
     model, pixels = recipe.model, len(spaces.observation_shape) == 3
     if model.bfloat16 and bfloat16_instructions() == []:

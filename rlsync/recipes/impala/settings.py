@@ -97,12 +97,7 @@ class LossSettings(VTraceSettings):
 
 @dataclass
 class ModelConfig:
-    """The network: a torso, an LSTM if it has units, policy and value; see ``ImpalaNet``.
-
-    The torso ``auto`` is ``mlp`` for vectors and ``shallow`` for pixels. ``hidden`` gives the widths of its
-    dense layers; null takes the usual ones of that torso. ``torso_threads`` is the number of threads that
-    share the learner's passes of the torso; more than one helps where the workers leave cores idle.
-    """
+    """The network: a torso, an LSTM if it has units, policy and value; see ``ImpalaNet``."""
 
     #: mlp for vectors; shallow (as in DQN) or deep (residual) for pixels. auto chooses mlp or shallow.
     torso: str = one_of("auto", "mlp", "shallow", "deep")
@@ -123,12 +118,7 @@ class ModelConfig:
 
 @dataclass
 class UnrollReplayConfig:
-    """Replayed unrolls; with a ``ratio`` of zero there is no replay and the other keys have no effect.
-
-    ``path`` is a folder in which the replay is kept on disk instead of in memory. ``threshold``,
-    ``reference`` and ``gate_delta`` are those of :class:`TrustRegion`; a ``threshold`` of null is no trust
-    region.
-    """
+    """Replayed unrolls, and the trust region of :class:`TrustRegion` for what is learned from them."""
 
     #: Replayed unrolls for each new one. 0: no replay, and the other keys of this section have no effect.
     ratio: float = not_below_zero(0.0)
@@ -164,14 +154,7 @@ class UnrollReplayConfig:
 
 @dataclass
 class ImpalaConfig(RecipeConfig):
-    """The asynchronous actor-learner (IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583).
-
-    One optimizer step uses ``batch_size`` new unrolls of ``unroll_length`` steps each, plus those that a
-    replay adds. ``slots`` is the number of rollout slots, which bounds the lag; null takes one for each
-    worker plus those of two batches. ``when_full`` says what happens when none is free. ``overlap`` steps one
-    half of a worker's environments while the network computes the actions of the other half; it helps where
-    there are more cores than workers.
-    """
+    """The asynchronous actor-learner (IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583)."""
 
     #: The recipe. recipe=... on the command line sets it together with its keys.
     name: str = "impala"
@@ -238,28 +221,20 @@ class ImpalaConfig(RecipeConfig):
         return "laser" if self.replay.ratio else self.name
 
     def evaluations(self) -> EvaluationConfig:
-        """See :meth:`RecipeConfig.evaluations`."""
         return self.evaluation
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
-        """See :meth:`RecipeConfig.updates_after`: one for each batch."""
         return 1
 
     def acts_on_clusters(self) -> bool:
-        """See :meth:`RecipeConfig.acts_on_clusters`."""
         return True
 
     def loss_settings(self) -> LossSettings:
-        """The settings of the loss. Without a replay those under ``replay`` have no effect.
-
-        Raises:
-            ConfigError: a value is out of its range.
-        """
+        """The settings of the loss. Without a replay those under ``replay`` have no effect."""
         options = values_for(LossSettings, self) | {"lam": self.vtrace_lambda} | self.replay.loss_options()
         return LossSettings(**options)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
         if config.collector.kind != "async":
             yield ConfigError(
                 f"the workers of {self.name} never wait for the learner: its collector cannot be sync",

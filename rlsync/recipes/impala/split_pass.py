@@ -24,23 +24,10 @@ def split_pass(
     the result does not depend on which thread was faster. Torch's own threads split every operation and wait
     for each other after each one: where workers use the same cores, that costs more than it gains.
 
-    Args:
-        run: what to run; each row of its result depends on the same row of its input alone.
-        parameters: get gradients, once; the input gets none.
-        inputs: [N, ...].
-        threads: how many slices are under way at once.
+    Each row of the result of ``run`` depends on the same row of its input alone. The ``parameters`` get
+    gradients, once; the input gets none.
 
     Source: torch.autograd.Function; autograd may run in several threads on graphs that share their leaves.
-
-    Example:
-        >>> layer = torch.nn.Linear(3, 2)
-        >>> x = torch.randn(8, 3)
-        >>> split_pass(layer, list(layer.parameters()), x, threads=2).square().sum().backward()
-        >>> split = layer.weight.grad.clone()
-        >>> layer.zero_grad()
-        >>> layer(x).square().sum().backward()
-        >>> torch.allclose(split, layer.weight.grad)
-        True
     """
     out: Tensor = _SplitPass.apply(run, inputs, threads, *parameters)
     return out

@@ -32,22 +32,11 @@ class Steps(NamedTuple):
 def loss_terms(
     seen: Unrolled, steps: Steps, head: PolicyHead, settings: LossSettings
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The losses before their coefficients, and diagnostics to log (detached scalars).
+    """The policy, baseline and entropy losses before their coefficients, and detached scalars to log.
 
-    It has no branches on the values of tensors, so ``torch.compile(fullgraph=True)`` takes it.
-
-    Args:
-        seen: the network's outputs for the T+1 observations.
-        steps: what the workers recorded of the T steps.
-        head: what the policy's outputs mean.
-        settings: the options. The coefficients in it are not used here.
-
-    Raises:
-        ConfigError: an option needs a tensor that is None in ``steps``.
-
-    Returns:
-        ``policy``, ``baseline`` and ``entropy`` losses; and the diagnostics: :data:`DIAGNOSTICS`, with
-        :data:`TRUST_DIAGNOSTICS` where there is a trust region.
+    These are :data:`DIAGNOSTICS`, and with a trust region :data:`TRUST_DIAGNOSTICS`. It has no branches on
+    the values of tensors, so ``torch.compile(fullgraph=True)`` takes it. ConfigError if an option needs a
+    tensor that is None in ``steps``.
 
     Source: IMPALA, arXiv 1802.01561, section 4.2; LASER, arXiv 1909.11583.
     """

@@ -17,10 +17,8 @@ class PixelConv2d(nn.Conv2d):
     """A convolution that takes uint8 pixels and computes with pixels / 255.
 
     It divides the weights, which are few, instead of the pixels. bfloat16 represents 0 to 255 exactly, so
-    under autocast pixels are converted to it directly.
-
-    Args:
-        channels_last: convert the pixels to channels-last, so that the convolutions after it use it as well.
+    under autocast pixels are converted to it directly. With ``channels_last`` it converts the pixels so that
+    the convolutions after it use that format as well.
     """
 
     def __init__(
@@ -55,23 +53,13 @@ class Residual(nn.Module):
 def make_torso(
     name: str, shape: Sequence[int], hidden: Sequence[int], *, channels_last: bool = False
 ) -> nn.Sequential:
-    """Make the torso of this name; the width of its last layer is the number of features.
+    """The torso of this name, or ConfigError if there is none or it takes no such observations.
 
-    Args:
-        name: ``"mlp"`` for vectors; ``"shallow"`` (the convolutions of the DQN agent) or ``"deep"`` (15
-            convolutions in residual blocks) for pixels [C, H, W].
-        shape: of one observation.
-        hidden: widths of the layers of an mlp; of the last layers of the others.
-        channels_last: the memory format of the convolutions.
-
-    Raises:
-        ConfigError: there is no such torso, or it does not take such observations.
+    Its last layer's width is the number of features. ``"mlp"`` takes vectors; ``"shallow"`` (the convolutions
+    of the DQN agent) and ``"deep"`` (15 convolutions in residual blocks) take pixels [C, H, W], and have
+    layers of the widths ``hidden`` after the convolutions.
 
     Source: "shallow": Mnih et al. 2015, doi 10.1038/nature14236; "deep": IMPALA, arXiv 1802.01561, figure 3.
-
-    Example:
-        >>> make_torso("shallow", (4, 84, 84), (512,))(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
-        torch.Size([2, 512])
     """
     _check_torso(name, shape, hidden)
     if name == "mlp":

@@ -31,7 +31,6 @@ class NotKept:
     """Stands in a checkpoint where the replay buffer would be, if it is not kept there."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -16,17 +16,10 @@ _ENDS = ("done", "terminated", "truncated")
 def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDictBase:
     """The same steps with rewards summed over up to ``n`` of them, and the observation after these.
 
-    A sum ends where the episode or the batch ends. TorchRL 0.14's MultiStep leaves ``done`` and
-    ``terminated`` as they were after one step, so that a loss would add the value of a terminal state. Here
-    they are those of the last step of the sum.
-
-    Args:
-        batch: ``[*, time]``, of one rollout.
-        gamma: discount.
-        n: steps; 1 changes nothing.
-
-    Returns:
-        A new tensordict, which has ``steps_to_next_obs`` besides.
+    A sum ends where the episode or the batch, ``[*, time]`` of one rollout, ends. TorchRL 0.14's MultiStep
+    leaves ``done`` and ``terminated`` as they were after one step, so that a loss would add the value of a
+    terminal state. Here they are those of the last step of the sum. The result has ``steps_to_next_obs``
+    besides.
     """
     if n == 1:
         return batch
@@ -45,12 +38,7 @@ class Memory:
     """Puts every batch into a replay buffer, and draws what each optimizer step learns from.
 
     TorchRL's own hooks store a batch only when the trainer learns from it, so the prefill would be lost.
-
-    Args:
-        buffer: the trainer's ``replay_buffer``.
-        gamma: discount of returns of n steps.
-        n_step: see :func:`with_n_step_returns`.
-        squared_errors: whether the loss writes the squares of its errors, or their absolute values.
+    ``squared_errors`` says whether the loss writes the squares of its errors, or their absolute values.
     """
 
     def __init__(

@@ -44,16 +44,6 @@ class Moments:
     """The number, the mean and the variance of the rows seen so far, merged batch by batch in float64.
 
     The numbers do not depend on how the rows were split into batches, but for rounding.
-
-    Args:
-        features: numbers in a row.
-
-    Example:
-        >>> seen = Moments(1)
-        >>> seen.add(torch.tensor([[1.0], [3.0]]))
-        >>> seen.add(torch.tensor([[5.0]]))
-        >>> seen.count, seen.mean.item(), round(seen.variance.item(), 4)
-        (3, 3.0, 2.6667)
     """
 
     def __init__(self, features: int) -> None:
@@ -83,22 +73,16 @@ class Moments:
         return self.variance + self.mean.square()
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it."""
         return {"count": self.count, "mean": self.mean.clone(), "squares": self._squares.clone()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
         self.count = int(state_dict["count"])
         self.mean.copy_(state_dict["mean"])
         self._squares.copy_(state_dict["squares"])
 
 
 class Standardize(nn.Module):
-    """Subtracts ``mean`` and divides by ``std``, which are buffers ``[features]``; the result is clipped.
-
-    Args:
-        features: numbers in an observation.
-        clip: the largest distance from 0 of a number that comes out.
+    """Subtracts ``mean`` and divides by ``std``, buffers ``[features]``, and clips the result at ``clip``.
 
     Example:
         >>> see = Standardize(2, clip=3.0)
@@ -117,18 +101,11 @@ class Standardize(nn.Module):
         self.register_buffer("std", torch.ones(features))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """``[*, features]`` to the same shape."""
         return ((observation - self.mean) / self.std).clamp(-self.clip, self.clip)
 
 
 class Standardized(nn.Module):
-    """A network behind a :class:`Standardize`.
-
-    Args:
-        net: takes an observation, and whatever else follows it.
-        features: numbers in an observation.
-        clip: see :class:`Standardize`.
-    """
+    """A network behind a :class:`Standardize`: it takes an observation, and whatever else follows it."""
 
     def __init__(self, net: nn.Module, features: int, clip: float) -> None:
         super().__init__()
@@ -136,7 +113,6 @@ class Standardized(nn.Module):
         self.net = net
 
     def forward(self, observation: Tensor, *others: Tensor) -> Any:
-        """What the network makes of the standardized observation and the others."""
         return self.net(self.observations(observation), *others)
 
 
@@ -148,13 +124,6 @@ class Normalize(TrainerHookBase):
     count in one unit. Nothing is subtracted from a reward, since that would change which policy is best.
 
     Logs ``normalize/frames`` and, for rewards, ``normalize/reward_scale``.
-
-    Args:
-        config: what to bring to unit spread.
-        features: numbers in an observation.
-
-    Raises:
-        ConfigError: when it is called before :meth:`register`.
     """
 
     def __init__(self, config: NormalizeConfig, features: int) -> None:
@@ -197,7 +166,6 @@ class Normalize(TrainerHookBase):
         return {"observations": self.observations.state_dict(), "rewards": self.rewards.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
         self.observations.load_state_dict(state_dict["observations"])
         self.rewards.load_state_dict(state_dict["rewards"])
 
@@ -210,10 +178,6 @@ def write_statistics(loss: nn.Module, mean: Tensor, std: Tensor) -> None:
     """Write a mean and a spread into every :class:`Standardize` of a TorchRL loss.
 
     A loss holds the leaves of its networks in sets of parameters, those of several critics in one leaf.
-
-    Args:
-        loss: its networks are :class:`Standardized`.
-        mean, std: ``[features]``.
     """
     values = {"mean": mean, "std": std}
     for params in loss.children():

@@ -25,17 +25,7 @@ _LEAST = 1e-6
 
 
 class SumTree:
-    """Numbers in the leaves of a binary tree, whose inner nodes are sums: finding one costs log2(capacity).
-
-    Args:
-        capacity: numbers, all 0 at first.
-
-    Example:
-        >>> tree = SumTree(3)
-        >>> tree.set(np.array([0, 2]), np.array([1.0, 3.0]))
-        >>> tree.total, tree.find(np.array([0.5, 1.0, 3.9])).tolist()
-        (4.0, [0, 2, 2])
-    """
+    """Numbers in the leaves of a binary tree, whose inner nodes are sums: finding one costs log2(capacity)."""
 
     def __init__(self, capacity: int) -> None:
         self._leaves = 1 << max(1, (capacity - 1).bit_length())
@@ -44,7 +34,6 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all numbers."""
         return float(self._nodes[1])
 
     @property
@@ -77,13 +66,9 @@ class SumTree:
 class PrioritizedRows(OwnSampler):
     """Draws frame i with probability ``p_i ** alpha / sum_j p_j ** alpha``; p is its newest error.
 
-    A frame that was never drawn has the largest priority so far. What is drawn has ``priority_weight``,
-    ``(N P(i)) ** -beta`` divided by the largest such weight of all stored frames, which TorchRL's losses use.
-
-    Args:
-        capacity: of the replay buffer.
-        alpha: 0 draws all frames alike.
-        beta: how much of the bias the weights take back; 1 takes back all.
+    A frame that was never drawn has the largest priority so far. What is drawn has ``priority_weight``, which
+    TorchRL's losses use: ``(N P(i)) ** -beta`` divided by the largest such weight of all stored frames. With
+    a beta of 1 it takes back all of the bias.
     """
 
     def __init__(self, capacity: int, alpha: float, beta: float) -> None:
@@ -124,14 +109,11 @@ class PrioritizedRows(OwnSampler):
         self._tree.set(torch.as_tensor(index).reshape(-1).cpu().numpy(), self._largest**self._alpha)
 
     def clear(self) -> None:
-        """Forget all frames."""
         self._tree = SumTree(self._tree.capacity)
 
     def state_dict(self) -> dict[str, Any]:
-        """The priorities."""
         return {"priorities": torch.from_numpy(self._tree.values.copy()), "largest": self._largest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`, for a buffer of the same capacity."""
         self._largest = float(state_dict["largest"])
         self._tree.set(np.arange(self._tree.capacity), state_dict["priorities"].numpy())

@@ -37,34 +37,11 @@ class RowSegments(TensorStorageCheckpointer):
 
     A segment is on disk before ``dumps`` returns. Whatever fails later, or if the process is killed, the
     checkpoint before is untouched. Segments that cannot be linked are written again: those of a checkpoint on
-    another file system, and all of them where files cannot have a second name.
+    another file system, and all of them where files cannot have a second name. Each row is written twice at
+    most, whatever :data:`MOST_SEGMENTS`.
 
     The rows of a buffer must not change once they are stored. ``TensorDictReplayBuffer.extend`` is the only
     way in.
-
-    Args:
-        buffer: whose storage this belongs to.
-        most_segments: see :data:`MOST_SEGMENTS`. Each row is written twice at most, whatever the number.
-        segment_bytes: see :data:`SEGMENT_BYTES`.
-
-    Example:
-        >>> import torch
-        >>> from tempfile import TemporaryDirectory
-        >>> from tensordict import TensorDict
-        >>> from torchrl.data import LazyTensorStorage
-        >>> def make():
-        ...     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
-        ...     buffer.storage.checkpointer = RowSegments(buffer)
-        ...     return buffer
-        >>> first, second = make(), make()
-        >>> with TemporaryDirectory() as folder:
-        ...     _ = first.extend(TensorDict({"a": torch.arange(3)}, [3]))
-        ...     first.dumps(Path(folder) / "one")
-        ...     _ = first.extend(TensorDict({"a": torch.arange(3, 6)}, [3]))
-        ...     first.dumps(Path(folder) / "two")
-        ...     second.loads(Path(folder) / "two")
-        ...     second.storage.get(slice(0, 4))["a"]
-        tensor([4, 5, 2, 3])
     """
 
     def __init__(
@@ -85,8 +62,7 @@ class RowSegments(TensorStorageCheckpointer):
     def dumps(self, storage: TensorStorage, path: str | Path) -> None:
         """Write the rows that no segment of the checkpoints before has, and link those segments.
 
-        Raises:
-            RlsyncError: they could not be written, for example because the disk is full.
+        RlsyncError if they cannot be written, for example because the disk is full.
         """
         folder = Path(path)
         folder.mkdir(exist_ok=True)
@@ -114,8 +90,7 @@ class RowSegments(TensorStorageCheckpointer):
     def loads(self, storage: TensorStorage, path: str | Path) -> None:
         """Put the rows of a checkpoint at their places; also of one that TorchRL's checkpointer wrote.
 
-        Raises:
-            ConfigError: a segment is missing or damaged, or the buffer has another capacity.
+        ConfigError if a segment is missing or damaged, or the buffer has another capacity.
         """
         folder = Path(path)
         self._segments = []

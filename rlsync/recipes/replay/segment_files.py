@@ -24,19 +24,14 @@ _DAMAGED = (OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZi
 class Segment:
     """Consecutive rows in one file, which is never changed.
 
-    Args:
-        file: its name, which no other segment has, in any run.
-        first: the number of its first row. Rows are numbered from 0 in the order in which they came.
-        end: the number after that of its last row.
-        file_bytes: the size of the file.
-        merged: whether it has the rows of many small segments.
+    Rows are numbered from 0 in the order in which they came.
     """
 
-    file: str
-    first: int
-    end: int
+    file: str  # its name, which no other segment has, in any run
+    first: int  # the number of its first row
+    end: int  # the number after that of its last row
     file_bytes: int
-    merged: bool = False
+    merged: bool = False  # whether it has the rows of many small segments
 
 
 class Folder:
@@ -68,17 +63,7 @@ class Folder:
 
 
 def write(rows: TensorDictBase, folder: Path, first: int, *, merged: bool) -> Segment:
-    """Write rows as a segment, which is on disk when this returns.
-
-    Args:
-        rows: ``[*rows]``, on any device.
-        folder: where the file goes.
-        first: the number of the first row.
-        merged: see :class:`Segment`.
-
-    Raises:
-        RlsyncError: they could not be written, for example because the disk is full.
-    """
+    """Write rows as a segment, which is on disk when this returns, or raise RlsyncError if the disk is full."""
     end = first + len(rows)
     file = folder / f"{first}-{end}.{uuid.uuid4().hex}.pt"
     try:
@@ -101,11 +86,7 @@ def _copied(rows: TensorDictBase) -> dict[str, Any]:
 
 
 def read(folder: Path, segment: Segment) -> TensorDict:
-    """The rows of a segment, memory-mapped.
-
-    Raises:
-        ConfigError: the file is missing or damaged.
-    """
+    """The rows of a segment, memory-mapped; ConfigError if the file is missing or damaged."""
     file = folder / segment.file
     try:
         if file.stat().st_size != segment.file_bytes:

@@ -41,15 +41,7 @@ class PaceConfig:
     prefill: int = kept(not_below_zero(1_000), "the pace is counted from the end of the prefill")
 
     def pace(self) -> Pace:
-        """The pace that these settings describe.
-
-        Raises:
-            ConfigError: a number cannot be.
-
-        Example:
-            >>> PaceConfig(ratio=0.5).pace().due(frames=1_100, updates=0)
-            50
-        """
+        """The pace that these settings describe; ConfigError if a number cannot be."""
         return Pace(self.ratio, self.burst, self.prefill)
 
 
@@ -57,10 +49,7 @@ class PaceConfig:
 class ReplayConfig(RecipeConfig):
     """What these recipes share. ``target_return`` is that of greedy evaluations, where there are some.
 
-    With ``buffer_checkpointed`` a checkpoint has the replay buffer, and a resumed run draws from it at once.
-    It writes only the frames that are new since the checkpoint before; see
-    :class:`~rlsync.recipes.replay.row_segments.RowSegments`. Without, checkpoints have no frames, and a
-    resumed run collects ``pace.prefill`` frames before its next update.
+    How checkpoints have the buffer: :class:`~rlsync.recipes.replay.row_segments.RowSegments`.
     """
 
     #: Number of frames that the replay buffer holds. By default it holds all frames of the run.
@@ -79,15 +68,12 @@ class ReplayConfig(RecipeConfig):
     in_stock_collectors: ClassVar[bool] = True
 
     def evaluations(self) -> EvaluationConfig:
-        """See :meth:`RecipeConfig.evaluations`."""
         return self.evaluation
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
-        """See :meth:`RecipeConfig.updates_after`: as many as the pace allows."""
         return self.pace.pace().due(frames, updates)
 
     def prefill_frames(self) -> int:
-        """See :meth:`RecipeConfig.prefill_frames`."""
         return self.pace.prefill
 
     def frames_in_an_update(self) -> int:
@@ -95,7 +81,6 @@ class ReplayConfig(RecipeConfig):
         return self.batch_size
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
         if not list(bound_errors(self.pace)):  # those are told with their keys
             yield from caught(self.pace.pace, "recipe.pace")
         if self.pace.prefill >= self.total_frames:
@@ -134,11 +119,9 @@ class OffPolicyConfig(ReplayConfig):
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
 
     def acts_on_clusters(self) -> bool:
-        """See :meth:`RecipeConfig.acts_on_clusters`."""
         return True
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        """See :meth:`RecipeConfig.errors`."""
         yield from super().errors(config)
         if self.normalize.observations and any(route.dtype for route in config.sync.map):
             yield ConfigError(
