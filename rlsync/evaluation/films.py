@@ -180,7 +180,7 @@ def check_file(file: Path) -> None:
 
 
 def check_packages(file: Path) -> None:
-    """Raise ConfigError for a file of another kind or with a package missing. Its folder need not be there."""
+    """Raise ConfigError for a file of another kind or with a package missing; the folder need not exist."""
     suffix = file.suffix.lower()
     if suffix not in _PACKAGES:
         raise ConfigError(f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4")

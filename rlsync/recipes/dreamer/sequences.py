@@ -31,7 +31,7 @@ class Sequences(OwnSampler):
         self._run = np.empty(0, dtype=np.int64)  # equal numbers: one sequence, as long as it gets
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
-        """Rows ``[batch_size]``, one sequence after the other; ConfigError if none of that length is stored."""
+        """Rows ``[batch_size]``, one sequence after the other; ConfigError if none that long is stored."""
         return self.find(storage, batch_size // self.length, self.length).reshape(-1), {}
 
     def find(self, storage: Storage, count: int, length: int) -> Tensor:

@@ -71,7 +71,7 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
 
 
 def env_spec(config: EnvConfig) -> EnvSpec:
-    """The environments that a config means; ConfigError for a wrong id, or a game whose protocol is not said."""
+    """The environments that a config means; ConfigError for a wrong id, or a game without its protocol."""
     refuse_unsaid_protocol(config)
     return config.spec()
 

@@ -25,7 +25,7 @@ _LEAST = 1e-6
 
 
 class SumTree:
-    """Numbers in the leaves of a binary tree, whose inner nodes are sums: finding one costs log2(capacity)."""
+    """Numbers in the leaves of a binary tree, whose inner nodes are sums: finding takes log2(capacity)."""
 
     def __init__(self, capacity: int) -> None:
         self._leaves = 1 << max(1, (capacity - 1).bit_length())

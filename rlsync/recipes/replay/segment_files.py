@@ -63,7 +63,7 @@ class Folder:
 
 
 def write(rows: TensorDictBase, folder: Path, first: int, *, merged: bool) -> Segment:
-    """Write rows as a segment, which is on disk when this returns, or raise RlsyncError if the disk is full."""
+    """Write rows as a segment, which is on disk when this returns; RlsyncError if it cannot be written."""
     end = first + len(rows)
     file = folder / f"{first}-{end}.{uuid.uuid4().hex}.pt"
     try:
