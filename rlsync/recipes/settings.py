@@ -302,7 +302,7 @@ class PPOConfig(RecipeConfig):
 
 @dataclass
 class Config:
-    """One run.
+    """One run. Built in Python without a ``run_dir`` it writes nothing.
 
     ``cluster`` says on which machines workers act. ``learner`` has the device of the networks that are
     trained, ``evaluation`` that of ``rlsync eval`` and of the evaluating process.

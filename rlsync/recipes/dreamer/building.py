@@ -92,8 +92,8 @@ def make_trainer(
 ) -> Trainer:
     """A trainer that stores the rows of every batch, and learns from sequences at the pace of the config.
 
-    The hooks that publish are not registered yet. With ``within_episodes`` no sequence crosses the end of an
-    episode.
+    The loss is on the learner's device, and the rate of ``optimizer`` may be lowered. The hooks that publish
+    are not registered yet. With ``within_episodes`` no sequence crosses the end of an episode.
     """
     recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
