@@ -11,6 +11,11 @@ class ToLearner:
     """Moves each batch of a stock collector to the learner's device, before anything computes with it.
 
     It is the one place where frames leave host memory. Batches that are there already are not copied.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> ToLearner(torch.device("cpu"))(TensorDict({"reward": torch.ones(2)}, [2]))["reward"].device
+        device(type='cpu')
     """
 
     def __init__(self, device: torch.device) -> None:
