@@ -28,7 +28,7 @@ from rlsync.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_
 from rlsync.recipes.impala.recipe import env_spec
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run_files import RESOLVED
-from rlsync.recipes.settings import AtariConfig, Config, EnvConfig
+from rlsync.recipes.settings import AtariConfig, Config
 from rlsync.workers.players.uniform import UniformPlayer
 from tests.tools.parts.configs import configs_of
 from tests.tools.parts.programs import run_program
@@ -327,23 +327,6 @@ def test_a_check_tells_general_settings_from_tuned_ones(capsys: pytest.CaptureFi
     (told,) = json.loads(capsys.readouterr().out)["configs"]
     assert told["settings"].startswith("recipe/impala with tuned/impala_pixels (Atari games from pixels")
     assert told["plays"].startswith("ALE/Breakout-v5: no sticky actions")
-
-
-def test_an_old_run_on_atari_is_read_as_it_was_played(tmp_path: Path) -> None:
-    written = OmegaConf.structured(Config(recipe=ImpalaConfig()))
-    old = OmegaConf.to_container(written)
-    assert isinstance(old, dict)
-    kwargs = {"max_episode_frames": 400, "options": {"noop_max": 3, "thread_affinity_offset": 0}}
-    old["env"] = {"id": "ALE/Pong-v5", "num_envs": 2, "kwargs": kwargs}
-    OmegaConf.save(OmegaConf.create(old), tmp_path / RESOLVED)
-    env = config_of(tmp_path).env
-    assert env.spec() == AtariEnvs(
-        "pong", max_episode_frames=400, noop_max=3, options={"thread_affinity_offset": 0}
-    )
-    assert env.num_envs == 2
-    old["env"] = {"id": "Acrobot-v1", "num_envs": 2, "kwargs": {}}
-    OmegaConf.save(OmegaConf.create(old), tmp_path / RESOLVED)
-    assert config_of(tmp_path).env == EnvConfig("Acrobot-v1", 2)
 
 
 def test_a_config_in_python_is_checked_like_one_of_the_command_line() -> None:
