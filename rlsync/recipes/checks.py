@@ -100,7 +100,7 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
         yield ConfigError(
             f"the recipe {config.recipe.name!r} cannot act on a cluster",
             f"cluster.kind={cluster.kind}",
-            "give cluster=none, or a recipe whose workers never wait for the learner: impala or laser",
+            "give cluster=none, or a recipe that acts on nodes: impala, laser, ppo, dqn, sac or td3",
         )
     if cluster.placement == "others" and cluster.address is None:
         yield ConfigError(
