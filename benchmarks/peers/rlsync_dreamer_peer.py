@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     run(
-        v3.build,
+        v3.RECIPE.build,
         options.env,
         CollectorConfig(options.collector, 1, 16),
         recipe_of(options),

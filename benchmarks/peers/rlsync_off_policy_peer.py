@@ -19,7 +19,7 @@ from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig
 from rlsync.recipes.td3 import TD3Config
 
-RECIPES = {"sac": (sac.build, SACConfig), "td3": (td3.build, TD3Config)}
+RECIPES = {"sac": (sac.RECIPE.build, SACConfig), "td3": (td3.RECIPE.build, TD3Config)}
 
 
 def main() -> None:
