@@ -7,6 +7,7 @@
     │   ├── DestinationNotFound      a path leads nowhere on the collector
     │   ├── LayoutMismatch           names, shapes or dtypes of the leaves do not fit
     │   ├── AmbiguousSource          a path leads to weights that are not the trained ones
+    │   ├── DoesNotAct               weights arrive, and what acts does not compute with them
     │   └── NothingToSync            no byte would move, and no leaf is aliased
     ├── PublishError             weights could not be published, or did not arrive
     │   ├── WorkerLost               a worker died
@@ -17,6 +18,7 @@
     ├── ConfigError              a configuration or an argument is wrong (also a ValueError)
     └── RlsyncWarning            probably a mistake; shown as a Python warning (also a UserWarning)
         ├── NoBoard                  worker processes get their weights without rlsync's promises
+        ├── IdleLeaves               some of the weights that arrive do not act
         ├── NothingPublished         a hook publishes nothing, because its trainer does not call it
         └── NothingChanged           the same weights were published again and again
 
@@ -84,6 +86,10 @@ class AmbiguousSource(SyncMapError):
     """A source path leads to weights that are not the trained ones."""
 
 
+class DoesNotAct(SyncMapError):
+    """Weights arrive, and what acts does not compute with them."""
+
+
 class NothingToSync(SyncMapError):
     """No byte would move, and no leaf is aliased."""
 
@@ -122,6 +128,10 @@ class RlsyncWarning(RlsyncError, UserWarning):
 
 class NoBoard(RlsyncWarning):
     """Worker processes get their weights through TorchRL's own scheme, without rlsync's promises."""
+
+
+class IdleLeaves(RlsyncWarning):
+    """Some of the weights that arrive do not act."""
 
 
 class NothingPublished(RlsyncWarning):

@@ -11,6 +11,8 @@ from enum import Enum
 from rlsync.core.crossing import Crossing, crossings
 from rlsync.core.errors import (
     DestinationNotFound,
+    DoesNotAct,
+    IdleLeaves,
     LayoutMismatch,
     NothingToSync,
     SyncMapError,
@@ -51,6 +53,8 @@ class Source:
         dtype: a publish casts the weights to this dtype, for example ``"bfloat16"`` or
             ``torch.bfloat16``; ``None`` keeps the dtype of each leaf.
         exclude: glob patterns of leaf names, relative to ``path``; these leaves are not sent.
+        idle: glob patterns of leaf names, relative to ``path``; these leaves are sent, and need not act:
+            no output of the policy depends on them, as on a critic that travels along.
 
     Example:
         >>> Source("loss_module.actor_network", exclude=("*.running_mean",)).path
@@ -60,6 +64,7 @@ class Source:
     path: str
     dtype: object = None
     exclude: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +76,14 @@ class Route:
         source: where they come from, a path on the trainer.
         dtype: the declared dtype, for example ``"bfloat16"``; empty when none is declared.
         exclude: glob patterns of leaf names, relative to the route; these leaves are not sent.
+        idle: glob patterns of leaf names, relative to the route; these leaves need not act.
     """
 
     destination: str
     source: str
     dtype: str = ""
     exclude: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.destination} <- {self.source}"
@@ -97,6 +104,7 @@ class Row:
         note: the reason for the verdict, if it needs one.
         source_device: the device of the source leaf, for example ``"cuda:0"``; empty if it is missing.
         device: that of the destination leaf; several, with commas, where workers differ; empty if unknown.
+        idle: whether no output of what acts depends on the leaf, and its source does not declare it.
     """
 
     destination: str
@@ -109,6 +117,7 @@ class Row:
     note: str = ""
     source_device: str = ""
     device: str = ""
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +190,7 @@ class SyncPlan:
         Raises:
             LayoutMismatch: a leaf is missing, unexpected or a mismatch.
             NothingToSync: the routes contain no leaf at all.
+            DoesNotAct: no parameter of a route acts.
         """
         bad = self.refused()
         if bad:
@@ -191,7 +201,18 @@ class SyncPlan:
                 "; ".join(str(r) for r in self.routes) or "an empty sync map",
                 "name a module that has parameters or buffers",
             )
+        for route in self.routes:
+            of_route = f"{route.destination}."
+            sent = [r for r in self.rows if r.kind == "parameter" and r.destination.startswith(of_route)]
+            if sent and all(row.idle for row in sent):
+                raise DoesNotAct(*_idle(sent, f"{route}, {len(sent)} of {len(sent)} parameters"))
         return self
+
+    def warning(self) -> IdleLeaves | None:
+        """The warning about parameters that arrive and do not act; ``None`` if all act."""
+        idle = [row for row in self.rows if row.idle]
+        where = "; ".join(map(str, self.routes))
+        return IdleLeaves(*_idle(idle, f"{where}, {len(idle)} parameters")) if idle else None
 
     def _layout_error(self, bad: tuple[Row, ...]) -> SyncMapError:
         first = bad[0]
@@ -248,6 +269,8 @@ class SyncPlan:
         at_most = len(self.rows) + len(self.unsent) if all_names else _NAMES_IN_SUMMARY
         if self.frozen:
             lines.append(f"frozen     sent, and in no optimizer: {listed(self.frozen, at_most)}")
+        if idle := [row.destination for row in self.rows if row.idle]:
+            lines.append(f"idle       sent, and does not act: {listed(idle, at_most)}")
         if self.unsent:
             lines.append(f"unsent     trained, and not sent: {listed(self.unsent, at_most)}")
         lines.extend(f"note       {note}" for note in self.notes)
@@ -255,6 +278,29 @@ class SyncPlan:
 
     def __str__(self) -> str:
         return self.table()
+
+
+#: How the note of a leaf begins that does not act.
+IDLE = "arrives, and does not act"
+#: How it ends if the leaf would act in copy mode.
+BY_COPY = "adopt='copy' reaches it"
+
+
+def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:
+    """What, where and cure of leaves that arrive and do not act."""
+    by_copy = all(row.note.endswith(BY_COPY) for row in rows)
+    cure = (
+        "give adopt='copy': the policy computes with the memory that the parameters had before"
+        if by_copy
+        else "read the weights from the module at each call, and keep no twin, packed, traced or quantised "
+        "copy of them"
+    )
+    names = listed([row.destination for row in rows], _NAMES_IN_SUMMARY)
+    return (
+        f"{names} {IDLE}: the policy computes with other tensors",
+        where,
+        f"{cure}; declare leaves that need not act: Source(..., idle=('critic.*',))",
+    )
 
 
 _NAMES_IN_SUMMARY = 3

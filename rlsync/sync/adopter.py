@@ -13,6 +13,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from rlsync.sync.acts import Acting
 from rlsync.sync.verification import answering, digests_of
 from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
@@ -98,6 +99,10 @@ class Adopter:
         """Say where the weights of each destination go; those of other destinations are not taken."""
         self._let_go()
         self._destinations = dict(destinations)
+
+    def note_acting(self, acting: Acting) -> None:
+        """Tell the learner which leaves act here; before :meth:`tell`, after which it is asked for."""
+        self._reader.leave_note(acting.to_json(), Note.ACTING)
 
     def tell(self) -> None:
         """Tell the learner which leaves each destination has here, so that it can check its map."""

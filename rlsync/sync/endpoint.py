@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from rlsync.core.path import Path
+from rlsync.sync.acts import Acting
 from rlsync.sync.publisher import Publisher
 from rlsync.sync.verification import Verification
 from rlsync.tensors.layout import LeafSpec
@@ -59,6 +60,9 @@ class Endpoint(Protocol):
 
     def tensors(self, destination: str) -> dict[str, Tensor] | None:
         """The live tensors of a destination, by name, where this process holds them."""
+
+    def acting(self) -> Acting:
+        """What is known of which leaves act."""
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all workers act with the newest version; WorkerLost, AdoptionTimeout."""

@@ -16,7 +16,8 @@ from rlsync.core.errors import (
     SourceNotFound,
 )
 from rlsync.core.path import Attr, Path, parse, walk
-from rlsync.core.plan import MOVED, Route, Row, Source, SyncPlan, Verdict
+from rlsync.core.plan import BY_COPY, IDLE, MOVED, Route, Row, Source, SyncPlan, Verdict
+from rlsync.sync.acts import Acting
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.sharded.ranks import require_board
 from rlsync.sync.trained import Training, frozen, unsent
@@ -131,7 +132,8 @@ def bind_route(
 ) -> BoundRoute:
     declared = source if isinstance(source, Source) else Source(source)
     path, target = parse(declared.path), parse(destination)
-    route = Route(str(target), str(path), _floating_name(declared.dtype, where), declared.exclude)
+    dtype = _floating_name(declared.dtype, where)
+    route = Route(str(target), str(path), dtype, declared.exclude, declared.idle)
     live = _walk_source(root, path, where)
     check_trained(root, path, where)
     leaves = Leaves(live, str(path), shards=True)
@@ -255,12 +257,12 @@ def _same_memory(module: object, trained: TensorDictParams) -> bool:
 
 def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:
     """The plan of bound routes, without what is known of training."""
-    rows = [_row(b.route, c) for b in bound for c in b.comparisons]
+    acting = endpoint.acting()
+    rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
     routes = tuple(b.route for b in bound)
     through_host = endpoint.publisher.transport.through_host
-    return SyncPlan(
-        routes, tuple(rows), endpoint.description, notes=endpoint.notes, through_host=through_host
-    )
+    notes = (*endpoint.notes, *acting.remarks())
+    return SyncPlan(routes, tuple(rows), endpoint.description, notes=notes, through_host=through_host)
 
 
 def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training) -> SyncPlan:
@@ -274,9 +276,16 @@ def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, trainin
     )
 
 
-def _row(route: Route, comparison: Comparison) -> Row:
-    spec = comparison.spec
+def _row(bound: BoundRoute, comparison: Comparison, acting: Acting) -> Row:
+    route, spec = bound.route, comparison.spec
     moved = comparison.verdict in MOVED and not spec.tie
+    note = comparison.note or (f"tied to {spec.tie}" if spec.tie else "")
+    leaf = f"{bound.prefix}.{comparison.name}" if bound.prefix else comparison.name
+    idle = moved and acting.is_idle(bound.destination, leaf)
+    declared = excluded(comparison.name, route.idle)
+    if idle:
+        reached = f"; {BY_COPY}" if acting.by_copy and not declared else ""
+        note = IDLE + (", as declared" if declared else reached)
     return Row(
         f"{route.destination}.{comparison.name}",
         f"{route.source}.{comparison.name}",
@@ -285,7 +294,8 @@ def _row(route: Route, comparison: Comparison) -> Row:
         spec.shape,
         spec.dtype_name,
         spec.payload_bytes if moved else 0,
-        comparison.note or (f"tied to {spec.tie}" if spec.tie else ""),
+        note,
         comparison.source_device,
         spec.device,
+        idle and not declared,
     )

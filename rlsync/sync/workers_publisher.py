@@ -16,6 +16,7 @@ from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Ledger
 from rlsync.core.path import nearest_name
 from rlsync.core.plan import no_destination
+from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.publisher import LeavesAt, Publisher
 from rlsync.tensors.compare import Fit, check_same_leaves
@@ -107,6 +108,11 @@ class WorkersPublisher(Publisher):
             return self._specs.get(destination)
         expected = self.expected(destination)
         return None if expected is None else list(expected)
+
+    def acting(self) -> Acting:
+        """What the workers found out about which of their leaves act."""
+        notes = (self.transport.note(worker, Note.ACTING) for worker in range(self.collector.num_workers))
+        return Acting.of_all(Acting.from_json(note) for note in notes if note is not None)
 
     def has_told(self, worker: int) -> bool:
         """Whether a worker has said which leaves it has, of every destination."""

@@ -105,9 +105,9 @@ class RayBoardScheme(WorkerScheme):
           cure   choose one of: alias, copy
     """
 
-    def __init__(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout") -> None:
+    def __init__(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout", prove: bool = True) -> None:
         self._check(adopt, adopt_at)
-        super().__init__(adopt, adopt_at, None)
+        super().__init__(adopt, adopt_at, None, prove=prove)
         self._receiver: NodeReceiver | None = None
 
     def _serve(self, collector: Any, model_id: str) -> Served:

@@ -140,6 +140,8 @@ class BoardScheme(WorkerScheme):
             buffers.
         adopt_at: ``"rollout"`` adopts between two rollouts. ``"policy_call"`` adopts before each call of the
             policy, too, for rollouts that are long. Then the frames of one rollout may have several versions.
+        prove: before its first frame each worker finds out whether its parameters act: whether the outputs of
+            the policy depend on each of them. Those that do not are named when a hook is registered.
         start_timeout_s: how long the workers may take to make their environments and policies, seconds.
             ``None`` waits for ever for those that live.
         per_worker_weights: an argument of TorchRL's schemes; must be false.
@@ -171,6 +173,7 @@ class BoardScheme(WorkerScheme):
         adopt: Adopt = "alias",
         *,
         adopt_at: AdoptAt = "rollout",
+        prove: bool = True,
         start_timeout_s: float | None = 300.0,
         per_worker_weights: bool = False,
         _board: WeightBoard | None = None,
@@ -183,7 +186,7 @@ class BoardScheme(WorkerScheme):
         self._owns_board = _board is None
         board = WeightBoard() if _board is None else _board
         self._board: WeightBoard | None = board
-        super().__init__(adopt, adopt_at, board.link())
+        super().__init__(adopt, adopt_at, board.link(), prove=prove)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -14,6 +15,7 @@ from torchrl.collectors import Collector
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, parse, walk
+from rlsync.sync.acts import Acting, examined, in_mid_episode, own_shared_memory
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin.compat import collectors, schemes, stamps
@@ -36,16 +38,19 @@ class WorkerSync:
         self._adopt_by: dict[str, Adopt] = {}
         self._paths: dict[str, Path] = {}
         self._places: dict[str, Destination] = {}
-        self._at_policy_calls = False
+        self._at_policy_calls = self._prove = False
         self._collector: weakref.ref[Collector] | None = None
+        self._owned: tuple[str, ...] = ()  #: tensors that shared memory with the learner
+        self._call: collectors.PolicyCall | str = "there is no collector yet"
         self._acting: ExitStack | None = None  #: what ends the use of the version that acts, in a rollout
         self._called = False  #: whether the policy was called in this rollout
         self._memory: set[int] = set()
         self._adopter = Adopter(handle, worker_idx)
 
-    def declare(self, destination: str, adopt: Adopt, adopt_at: AdoptAt) -> None:
-        """Say that this worker takes weights for ``destination``."""
+    def declare(self, destination: str, adopt: Adopt, adopt_at: AdoptAt, *, prove: bool) -> None:
+        """Say that this worker takes weights for ``destination``; with ``prove`` it finds out if they act."""
         self._at_policy_calls = adopt_at == "policy_call"
+        self._prove = prove
         self._adopt_by[destination] = adopt
         self._paths[destination] = parse(destination)
 
@@ -66,6 +71,8 @@ class WorkerSync:
             collectors.drop_first_weights(collector)
             collectors.around_rollouts(collector, self._rollout)
             collectors.before_state_dict(collector, self._between_rollouts)
+            self._owned = tuple(own_shared_memory(collectors.policy_of(collector), "policy"))
+            self._call = collectors.policy_call(collector)
             if self._at_policy_calls:
                 collectors.around_policy_calls(collector, self._before_policy, self._after_policy)
             self._adopter.end_with_the_learner()
@@ -74,7 +81,15 @@ class WorkerSync:
             find = partial(self.module, destination)
             self._places[destination] = Destination(find, "copy" if compiled else adopt)
         self._adopter.place(self._places)
+        self._adopter.note_acting(self._examined(collector))
         self._adopter.tell()
+
+    def _examined(self, collector: Collector) -> Acting:
+        if not self._prove:
+            return Acting(owned=self._owned)
+        places = {name: place.find() for name, place in self._places.items()}
+        alias = {name for name, place in self._places.items() if place.adopt == "alias"}
+        return replace(acting_in(collector, self._call, places, alias), owned=self._owned)
 
     def leave(self, destination: str | None) -> bool:
         """Take no more weights for ``destination``; whether it was the last one, and the board was left."""
@@ -139,3 +154,23 @@ class WorkerSync:
             where=f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}",
         )
         return schemes.weights_of(found)
+
+
+def acting_in(
+    collector: Collector,
+    call: collectors.PolicyCall | str,
+    places: Mapping[str, object],
+    alias: Collection[str],
+) -> Acting:
+    """Which leaves of the modules at some places of a collector act; those in ``alias`` adopt by alias."""
+    policy = collectors.policy_of(collector)
+    modules = {name: module for name, module in places.items() if isinstance(module, nn.Module)}
+    if isinstance(call, str) or policy is None:
+        why = call if isinstance(call, str) else "the policy is no module"
+        return Acting(unknown=dict.fromkeys(modules, why))
+
+    def outputs(plain: bool) -> Sequence[Tensor]:
+        answered = call((lambda given: given) if plain else in_mid_episode)
+        return [value for value in answered.values(True, True) if isinstance(value, Tensor)]
+
+    return examined(modules, outputs, alias=alias, within=policy)

@@ -97,8 +97,9 @@ class WorkerScheme(WeightSyncScheme):
 
     _link: Link | None
 
-    def __init__(self, adopt: Adopt, adopt_at: AdoptAt, link: Link | None) -> None:
+    def __init__(self, adopt: Adopt, adopt_at: AdoptAt, link: Link | None, *, prove: bool = True) -> None:
         super().__init__(strategy="tensordict")
+        self.prove = prove
         self.adopt: Adopt = adopt
         self.adopt_at: AdoptAt = adopt_at
         self._link = link
@@ -173,7 +174,7 @@ class WorkerScheme(WeightSyncScheme):
         stamps.make_room_for_the_stamp()
         self.worker_idx = worker_idx
         worker = self._link.in_worker(worker_idx)
-        worker.declare(model_id, self.adopt, self.adopt_at)
+        worker.declare(model_id, self.adopt, self.adopt_at, prove=self.prove)
         weights = None if model is None else schemes.weights_of(model)
         if isinstance(weights, nn.Module):
             worker.prepare(model_id, weights)

@@ -12,10 +12,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError
+from rlsync.sync.acts import Call, mid_episode
 from rlsync.tensors.target import materialise
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import ActionSpec, same_form
 from rlsync.workers.envs.base import Envs
+
+#: Environments of a call that looks whether a player's parameters act.
+_ROWS = 4
 
 #: What a player remembers of N environments: tensors [N, ...] by name.
 State = dict[str, Tensor]
@@ -238,6 +242,26 @@ def materialised(player: Player, device: torch.device = CPU) -> Player:
         materialise(module.requires_grad_(False))
         module.to(device)
     return player
+
+
+def player_call(player: Player, device: torch.device) -> Call:
+    """What calls a player on an input of its own, with the same random numbers each time."""
+
+    def call(plain: bool) -> list[Tensor]:
+        generator = torch.Generator(device).manual_seed(0)
+        observation = torch.zeros(
+            _ROWS, *player.observation_shape, dtype=player.observation_dtype, device=device
+        )
+        reward = torch.zeros(_ROWS, device=device)
+        state = {name: value.to(device) for name, value in player.begin(_ROWS, generator).items()}
+        if not plain:
+            observation, reward = mid_episode(observation), mid_episode(reward)
+            state = {name: mid_episode(value) for name, value in state.items()}
+        is_init = torch.full((_ROWS,), plain, device=device)
+        acted = player.act(observation, is_init, reward, state, generator)
+        return [acted.action, *acted.records.values(), *acted.state.values()]
+
+    return call
 
 
 def check_fits(player: Player, envs: Envs, where: str) -> None:

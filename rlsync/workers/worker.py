@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rlsync.core.errors import BoardClosed, RlsyncError
+from rlsync.sync.acts import examined
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.transport.board.reader import BoardHandle
@@ -22,7 +23,7 @@ from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.frames import RolloutShape
-from rlsync.workers.player import Player, Seat, check_fits, materialised
+from rlsync.workers.player import Player, Seat, check_fits, materialised, player_call
 from rlsync.workers.rollout import Roller, make_roller
 from rlsync.workers.supervision import Restarts, Supervisor
 
@@ -46,6 +47,9 @@ class CollectSettings:
     restarts: Restarts  # of one worker
     start_method: str  # of multiprocessing
     silent_timeout_s: float  # without a sign of life
+    prove: bool = (
+        True  # whether each worker finds out, before its first frame, if the player's parameters act
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,15 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
 
 
-def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt, device: torch.device) -> Adopter:
+def adopting(
+    board: BoardHandle,
+    reader: int,
+    player: Player,
+    adopt: Adopt,
+    device: torch.device,
+    *,
+    prove: bool = False,
+) -> Adopter:
     """Give a player memory on a device, and attach it to the board as this reader; it has the newest version
     when this returns.
 
@@ -124,6 +136,10 @@ def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt, devi
     adopter = Adopter(board, reader)
     adopter.end_with_the_learner()
     adopter.place(places)
+    if prove:
+        adopter.adopt()
+        alias = player.modules if adopt == "alias" else ()
+        adopter.note_acting(examined(player.modules, player_call(player, device), alias=alias))
     adopter.tell()
     adopter.adopt()
     return adopter
@@ -132,7 +148,7 @@ def adopting(board: BoardHandle, reader: int, player: Player, adopt: Adopt, devi
 def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     settings = job.settings
     device = settings.devices[worker]
-    adopter = adopting(job.board, worker, settings.player, settings.adopt, device)
+    adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=settings.prove)
     offset = worker * settings.shape.num_envs
     seed = writer.new_seed()
     first = (job.seed if seed is None else seed) + offset + life * _SEEDS_APART

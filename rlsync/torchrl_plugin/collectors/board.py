@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from rlsync.core.errors import DestinationNotFound, WorkerLost
 from rlsync.core.path import Path, did_you_mean, nearest_name, parse
 from rlsync.core.plan import no_destination
+from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.processes import ending
 from rlsync.sync.verification import Verification
@@ -95,6 +96,9 @@ class BoardEndpoint:
 
     def tensors(self, destination: str) -> None:
         return None
+
+    def acting(self) -> Acting:
+        return self.publisher.acting()
 
     def wait(self, timeout_s: float) -> None:
         publisher = self.publisher

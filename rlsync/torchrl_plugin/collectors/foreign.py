@@ -14,6 +14,7 @@ from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, Pu
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.core.path import Path, nearest_name, parse, walk
 from rlsync.core.plan import no_destination
+from rlsync.sync.acts import Acting
 from rlsync.sync.publisher import Publisher
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
@@ -119,6 +120,9 @@ class ForeignEndpoint:
 
     def tensors(self, destination: str) -> None:
         return None
+
+    def acting(self) -> Acting:
+        return Acting()
 
     def wait(self, timeout_s: float) -> None:
         """Nothing to wait for: TorchRL's update returns when it is done."""

@@ -11,6 +11,7 @@ from torchrl.collectors import Collector
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, walk
+from rlsync.sync.acts import Acting
 from rlsync.sync.publisher import Publisher
 from rlsync.sync.verification import Verification, answering, digests_of
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
@@ -18,6 +19,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import write
 from rlsync.torchrl_plugin.compat import collectors, stamps
+from rlsync.torchrl_plugin.worker import acting_in
 from rlsync.transport.local import LocalTransport
 from rlsync.transport.rules import Key
 
@@ -32,6 +34,7 @@ class InProcessEndpoint:
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self._found: dict[str, tuple[Path, Leaves]] = {}
+        self._call = collectors.policy_call(collector)
         self._fresh = False
         self._answered = 0
         # A publish writes in the learner's thread, a rollout may run in another. On an accelerator each has
@@ -71,6 +74,10 @@ class InProcessEndpoint:
     def tensors(self, destination: str) -> dict[str, Tensor]:
         leaves = self._leaves(destination)
         return dict(zip(leaves.names, leaves.tensors(), strict=True))
+
+    def acting(self) -> Acting:
+        places = {name: leaves.root for name, (_, leaves) in self._found.items()}
+        return acting_in(self.collector, self._call, places, ())
 
     def wait(self, timeout_s: float) -> None:
         self.publisher.transport.wait(self.publisher.version, timeout_s, [0])

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import nn
 from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
-from torchrl.envs import EnvBase, EnvCreator
+from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_type
 
 from rlsync.torchrl_plugin.compat import present
 from rlsync.torchrl_plugin.compat.distributed import (
@@ -122,6 +123,38 @@ def around_policy_calls(
 
     # Around the policy that was compiled, not inside it, so that compiled code is not traced anew.
     collector._wrapped_policy_maybe_compiled = call
+
+
+def policy_of(collector: Collector) -> nn.Module | None:
+    """The module that the collector calls in each step, not compiled; None if it is none."""
+    policy = collector._wrapped_policy_uncompiled
+    return policy if isinstance(policy, nn.Module) else None
+
+
+#: Calls a policy on its next input, as its argument changes it.
+PolicyCall = Callable[[Callable[[TensorDictBase], TensorDictBase]], TensorDictBase]
+
+
+def policy_call(collector: Collector) -> PolicyCall | str:
+    """What calls the policy as a rollout does, without exploration; or why nobody can.
+
+    Its argument changes a copy of the observation that the next rollout begins with, the policy's input. Call
+    this before the policy's calls are wrapped. Written against torchrl 0.14.1.
+    """
+    if isinstance(type(collector).rollout, property):
+        return "a call of a language model generates a whole answer"
+    if collector.cudagraphed_policy:
+        return "the policy is recorded as a CUDA graph"
+    policy = collector._wrapped_policy
+
+    def call(change: Callable[[TensorDictBase], TensorDictBase]) -> TensorDictBase:
+        given = change(collector._carrier.clone())
+        if collector._cast_to_policy_device and collector.policy_device is not None:
+            given = given.to(collector.policy_device)
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            return policy(given)
+
+    return call
 
 
 def before_state_dict(collector: Collector, call: Callable[[Collector], None]) -> None:

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, Evaluator
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, warn
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
@@ -138,6 +138,8 @@ class SyncWeights(PublishHook):
             with self._enrolled(trainer, name):
                 self._register_ops(trainer, endpoint)
                 warn_without_board(endpoint, "SyncWeights.register")
+                if (idle := self._bound_map.plan.warning()) is not None:
+                    warn(idle)
                 self._owe("start")
         except BaseException:
             self.collector, self._bound_map = given, None

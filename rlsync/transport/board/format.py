@@ -6,7 +6,7 @@
     control   head (newest version and its slot), slot count, closed, the question to the readers, generation
     slots     one line for each slot: state, version, time, where its image and its layout are, generation
     readers   one line for each reader: pid, adopted version, heartbeat, leased slot, sizes of its notes
-    notes     room for two notes for each reader, sparse: its leaves, and its answer to the learner
+    notes     room for a note of each kind for each reader, sparse
     then      page-aligned layouts (JSON) and slot images, added when they are needed
 
 All words are 64 bits. ``head`` packs version and slot, so that one aligned read sees both.
@@ -20,7 +20,7 @@ from rlsync.transport.contract import Note
 from rlsync.transport.shared_file import PAGE_BYTES, whole_pages
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
-FORMAT = 5
+FORMAT = 6
 
 # 2 * readers + 2 slots always suffice: a reader that adopts by alias holds two leases for a moment, one slot
 # has the newest version, and one is written. Most runs use three.
@@ -43,14 +43,15 @@ CONTROL_BYTES = whole_pages((_READER_LINES + MAX_READERS * LINE_WORDS) * 8)
 # pipes while a collector starts makes a worker drop its rollout.
 NOTE_BYTES = 1 << 20
 # These are offsets in the file. Pages that nobody writes to take no memory.
-DATA_AT = CONTROL_BYTES + 2 * MAX_READERS * NOTE_BYTES
+DATA_AT = CONTROL_BYTES + len(Note) * MAX_READERS * NOTE_BYTES
 
 # A slot's line says where its image and its layout are: a destination may join later, because its source is
 # known only when the map is. The board is then laid out anew, and old slots are retired.
 SLOT_STATE, SLOT_VERSION, SLOT_TIME_NS = range(3)
 SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES, SLOT_GENERATION = range(3, 8)
 READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE = range(4)
-_NOTE_WORD = {Note.LEAVES: 4, Note.ANSWER: 5}
+_NOTES = tuple(Note)
+_FIRST_NOTE_WORD = 4  # of a reader's line
 
 # Locks are at offsets far behind the data: a byte-range lock needs no bytes in the file.
 SLOT_LOCK = 1 << 40
@@ -91,9 +92,9 @@ def reader_line(reader: int) -> int:
 
 def note_bytes(reader: int, kind: Note) -> int:
     """Index of the word that holds the size of a reader's note."""
-    return reader_line(reader) + _NOTE_WORD[kind]
+    return reader_line(reader) + _FIRST_NOTE_WORD + _NOTES.index(kind)
 
 
 def note_at(reader: int, kind: Note) -> int:
     """Offset of a reader's note in the file."""
-    return CONTROL_BYTES + (2 * reader + (kind is Note.ANSWER)) * NOTE_BYTES
+    return CONTROL_BYTES + (len(_NOTES) * reader + _NOTES.index(kind)) * NOTE_BYTES

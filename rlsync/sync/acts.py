@@ -1,0 +1,408 @@
+"""Do the leaves that arrive act? Each is changed alone, and the outputs must move.
+
+That the bytes of a version are in the module says nothing about what its outputs are computed from: a policy
+may compute with a detached twin, a dict of tensors, or a weight that was packed at the first call.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlsync.core.plan import listed
+from rlsync.tensors.digest import digest
+from rlsync.tensors.layout import LeafSpec
+from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.target import Target
+from rlsync.tensors.wrappers import is_tensordict
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+#: ``call(plain)``: what acts is called on one fixed input, without exploration; returns its outputs. The
+#: input is the first of an episode, or if not ``plain`` one in its middle, without zeros in floating-point
+#: numbers.
+Call = Callable[[bool], Sequence[Tensor]]
+
+#: With more leaves than this, gradients of one call speak for most of them.
+_MANY = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Acting:
+    """What workers found out about what they act with, before their first frame."""
+
+    #: By destination: parameters on which no output depends.
+    idle: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: By destination: why its leaves could not be examined.
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    #: Tensors besides the leaves that shared memory with the learner, and are a worker's own now.
+    owned: Sequence[str] = ()
+    #: Whether the idle parameters would act if they were copied into the module's own memory.
+    by_copy: bool = False
+
+    def is_idle(self, destination: str, leaf: str) -> bool:
+        return leaf in self.idle.get(destination, ())
+
+    def remarks(self) -> Iterator[str]:
+        """What a reader of the plan should know."""
+        for destination, why in self.unknown.items():
+            yield f"whether the leaves of {destination} act was not examined: {why}"
+        if self.owned:
+            yield f"shared memory with the learner, and is the worker's own now: {listed(self.owned, 3)}"
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Acting:
+        return cls(**json.loads(data))
+
+    @classmethod
+    def of_all(cls, workers: Iterable[Acting]) -> Acting:
+        """What all workers found out; a leaf that is idle in one of them is idle."""
+        idle: dict[str, dict[str, None]] = {}
+        unknown: dict[str, str] = {}
+        owned: dict[str, None] = {}
+        by_copy = True
+        for worker in workers:
+            for destination, names in worker.idle.items():
+                idle.setdefault(destination, {}).update(dict.fromkeys(names))
+            unknown |= worker.unknown
+            owned |= dict.fromkeys(worker.owned)
+            by_copy = by_copy and (worker.by_copy or not worker.idle)
+        return cls(
+            {d: tuple(names) for d, names in idle.items()}, unknown, tuple(owned), bool(idle) and by_copy
+        )
+
+
+def _speaking(call: Call, policy: nn.Module) -> Call:
+    """The call, whose outputs are those of all parts of the policy if it returns only a choice.
+
+    Other weights often lead to the same choice.
+    """
+    if any(output.dtype.is_floating_point for output in call(True)):
+        return call
+
+    def all_outputs(plain: bool) -> Sequence[Tensor]:
+        outputs: list[Tensor] = []
+
+        def keep(_: object, __: object, output: object) -> None:
+            outputs.extend(tensor for _, tensor in tensors_of(output, ""))
+
+        parts = (part for part in policy.modules() if not isinstance(part, torch.jit.ScriptModule))
+        hooks = [part.register_forward_hook(keep) for part in parts]
+        try:
+            return [*call(plain), *outputs]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    return all_outputs
+
+
+def examined(
+    modules: Mapping[str, nn.Module], call: Call, *, alias: Collection[str], within: nn.Module | None = None
+) -> Acting:
+    """Which leaves of some destinations act.
+
+    ``alias`` names the destinations that adopt by alias. Those that are no part of ``within``, what ``call``
+    calls, are not examined.
+    """
+    idle: dict[str, Sequence[str]] = {}
+    unknown: dict[str, str] = {}
+    by_copy = True
+    parts = None if within is None else set(within.modules())
+    for destination, module in modules.items():
+        if parts is not None and module not in parts:
+            unknown[destination] = "the policy does not contain it"
+            continue
+        policy = module if within is None else within
+        with undisturbed(policy), torch.no_grad():
+            speaking = _speaking(call, policy)
+            names, why = idle_leaves(module, destination, speaking, alias=destination in alias)
+            if why:
+                unknown[destination] = why
+            if names:
+                idle[destination] = names
+                still = (
+                    idle_leaves(module, destination, speaking, alias=False)[0]
+                    if destination in alias
+                    else names
+                )
+                by_copy = by_copy and not set(still) & set(names)
+    return Acting(idle, unknown, (), bool(idle) and by_copy)
+
+
+def idle_leaves(module: nn.Module, where: str, call: Call, *, alias: bool) -> tuple[tuple[str, ...], str]:
+    """The parameters of ``module`` on which no output of ``call`` depends, or why nobody can tell.
+
+    The values are brought in as a version is: by alias or by copy. All parameters hold fixed numbers that are
+    not zero, and one of them at a time holds others. Afterwards their memory and values are what they were;
+    call it in :func:`undisturbed` for the rest.
+    """
+    wanted = [s for s in Leaves(module, where).specs() if s.kind == "parameter" and s.dtype.is_floating_point]
+    specs = [spec for spec in wanted if spec.payload_bytes]
+    if not specs:
+        return (), ""
+    # What packs a weight or caches it at its first call does so now, with the weights that are there.
+    call = _repeated(call)
+    with torch.no_grad():
+        call(True)
+        target = Target(module, where, specs)
+        alias = alias and target.may_alias()
+        with _own_values(target, alias=alias):
+            probe = _Probe(target, specs, call, alias=alias)
+            left = [i for i, spec in enumerate(specs) if not spec.tie]
+            for plain, positive in ((True, False), (False, False), (False, True)):
+                if left:
+                    probe.begin(plain=plain, positive=positive)
+                    if not probe.repeats():
+                        return (), "two calls with the same weights and the same input give different outputs"
+                    left = [i for i in probe.not_in_gradient(left) if not probe.moves(i)]
+    return tuple(specs[i].name for i in left), ""
+
+
+def in_mid_episode(given: TensorDictBase) -> TensorDictBase:
+    """An input of a policy as from the middle of an episode: see :data:`Call`."""
+    for key, value in list(given.items(True, True)):
+        if isinstance(value, Tensor):
+            given.set(key, mid_episode(value, is_init=key == "is_init"))
+    return given
+
+
+def mid_episode(value: Tensor, *, is_init: bool = False) -> Tensor:
+    """One tensor of such an input. Masks and numbers of a choice stay as they are."""
+    if is_init:
+        return torch.zeros_like(value)
+    if value.dtype.is_floating_point:
+        return torch.linspace(0.1, 1.0, max(1, value.numel())).to(value)[: value.numel()].view(value.shape)
+    if value.dtype is torch.uint8:  # pixels
+        return (torch.arange(value.numel(), device=value.device) % 251 + 1).to(value.dtype).view(value.shape)
+    return value
+
+
+class _Probe:
+    """Private values of a module's parameters, and what its outputs are with them."""
+
+    def __init__(self, target: Target, specs: Sequence[LeafSpec], call: Call, *, alias: bool) -> None:
+        self._specs, self._call = specs, call
+        self._adopt = target.alias if alias else target.copy
+        self._target = target
+        self._number = {spec.name: i for i, spec in enumerate(specs)}
+
+    def begin(self, *, plain: bool, positive: bool) -> None:
+        self._plain = plain
+        owners = [self._number[spec.tie] if spec.tie else i for i, spec in enumerate(self._specs)]
+        own = {i: _values(self._specs[i], i, positive=positive) for i in set(owners)}
+        self._image = [own[i] for i in owners]
+        self._owners = owners
+        self._adopt(self._image)
+        self._outputs = self._digest()
+
+    def repeats(self) -> bool:
+        return self._digest() == self._outputs
+
+    def moves(self, leaf: int) -> bool:
+        """Whether the outputs are others with other values of this leaf alone."""
+        # Larger ones: a policy may report the largest of its weights, or round its outputs.
+        other = 8 * _values(self._specs[leaf], len(self._specs) + leaf, positive=False)
+        self._adopt(
+            [other if owner == leaf else now for owner, now in zip(self._owners, self._image, strict=True)]
+        )
+        moved = self._digest() != self._outputs
+        self._adopt(self._image)
+        return moved
+
+    def not_in_gradient(self, leaves: Sequence[int]) -> list[int]:
+        """The leaves for which the gradients of one call do not vouch; all, if there are only a few."""
+        if len(leaves) <= _MANY:
+            return list(leaves)
+        live = self._target.live
+        needed = [tensor.requires_grad for tensor in live]
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                for tensor in live:
+                    tensor.requires_grad_(True)
+                outputs = [o for o in self._call(self._plain) if o.requires_grad and o.is_floating_point()]
+                parts = [live[i] for i in leaves]
+                if not outputs:
+                    return list(leaves)
+                total = torch.stack([(o.double().square() + o.double()).sum() for o in outputs]).sum()
+                grads = torch.autograd.grad(total, parts, allow_unused=True)
+        except RuntimeError:  # a part that cannot be differentiated: the leaves are changed one by one
+            return list(leaves)
+        finally:
+            for tensor, before in zip(live, needed, strict=True):
+                tensor.requires_grad_(before)
+        return [i for i, grad in zip(leaves, grads, strict=True) if grad is None or not bool(grad.any())]
+
+    def _digest(self) -> int:
+        return digest(self._call(self._plain))
+
+
+def _values(spec: LeafSpec, seed: int, *, positive: bool) -> Tensor:
+    """Fixed numbers for a leaf, none of them zero, as large as those of a network at its start."""
+    generator = torch.Generator().manual_seed(seed)
+    size = torch.rand(spec.shape, generator=generator) / 2 + 0.5
+    sign = torch.randint(0, 2, spec.shape, generator=generator) * 2 - 1
+    inputs = max(1, size.numel() // spec.shape[0]) if spec.shape else 1
+    scaled = size / inputs if positive else size * sign / inputs**0.5
+    return scaled.to(spec.dtype)
+
+
+def _repeated(call: Call) -> Call:
+    """The same call with the same random numbers each time."""
+    numbers = _random_states()
+
+    def again(plain: bool) -> Sequence[Tensor]:
+        _set_random_states(numbers)
+        return call(plain)
+
+    return again
+
+
+@contextmanager
+def _own_values(target: Target, *, alias: bool) -> Iterator[None]:
+    """Afterwards the target's parameters have the memory and the values that they had before."""
+    held = [(tensor, tensor.data, None if alias else tensor.data.clone()) for tensor in target.live]
+    try:
+        yield
+    finally:
+        for tensor, memory, values in held:
+            tensor.data = memory
+            if values is not None:
+                memory.copy_(values)
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Afterwards random numbers, and the buffers and attributes of ``module``, are what they were.
+
+    Parameters are left to the block.
+    """
+    numbers = _random_states()
+    restores: list[Callable[[], object]] = []
+    for part in module.modules():
+        restores += [_kept(vars(part)), *map(_kept, vars(part).values()), *map(_kept, part._buffers.values())]
+    try:
+        yield
+    finally:
+        for restore in restores:
+            restore()
+        _set_random_states(numbers)
+
+
+def _kept(value: Any) -> Callable[[], object]:
+    """What gives an attribute back the content that it has now."""
+    match value:
+        case dict():
+            return partial(_refill, value, dict(value))
+        case list():
+            return partial(value.__setitem__, slice(None), list(value))
+        case torch.Generator():
+            return partial(value.set_state, value.get_state())
+        case Tensor() if not isinstance(value, nn.Parameter):
+            return partial(_put_back, value, value.detach().clone())
+    return lambda: None
+
+
+def _refill(held: dict[str, Any], content: dict[str, Any]) -> None:
+    held.clear()
+    held.update(content)
+
+
+@torch.no_grad()
+def _put_back(tensor: Tensor, values: Tensor) -> None:
+    if tensor.shape != values.shape or digest([tensor]) != digest([values]):
+        tensor.data = values
+
+
+def _random_states() -> tuple[Any, ...]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state_all(states[1])
+    np.random.set_state(states[2])
+    random.setstate(states[3])
+
+
+# ------------------------------------------------------------------------- memory besides the leaves
+
+
+@torch.no_grad()
+def own_shared_memory(acts: object, name: str) -> list[str]:
+    """Give what ``acts`` holds besides its leaves memory of this process, where the learner has it, too.
+
+    Tensors that travel to another process share their memory with the process that sent them. Returns the
+    names of those that were copied.
+    """
+    leaves = set()
+    if isinstance(acts, nn.Module):
+        leaves = {id(tensor) for tensor in (*acts.parameters(), *acts.buffers())}
+    memory: dict[int, Tensor] = {}
+    copied = []
+    for path, tensor in tensors_of(acts, name):
+        if id(tensor) in leaves or not tensor.is_cpu or not tensor.numel() or not tensor.is_shared():
+            continue
+        storage = tensor.untyped_storage()
+        whole = memory.setdefault(storage.data_ptr(), torch.empty(0))
+        if not whole.numel():
+            whole = memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage.clone())
+        own = torch.empty(0, dtype=tensor.dtype).set_(
+            whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+        tensor.data = own
+        copied.append(path)
+    return copied
+
+
+def tensors_of(acts: object, name: str) -> Iterator[tuple[str, Tensor]]:
+    """All tensors that an object holds in modules, containers, functions and their closures, by path."""
+    seen: set[int] = set()
+    stack: list[tuple[str, object]] = [(name, acts)]
+    while stack:
+        path, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        match value:
+            case Tensor():
+                yield path, value
+            case dict():
+                stack += [(f"{path}[{key!r}]", item) for key, item in value.items()]
+            case list() | tuple() | set() | frozenset():
+                stack += [(f"{path}[{number}]", item) for number, item in enumerate(value)]
+            case partial():
+                stack += [(path, value.func), (path, value.args), (path, value.keywords)]
+            case MethodType():
+                stack += [(path, value.__func__), (path, value.__self__)]
+            case FunctionType():
+                cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+                stack += [(f"{path}.{variable}", cell) for variable, cell in cells]
+                stack += [(path, value.__defaults__), (path, value.__kwdefaults__)]
+            case CellType():
+                if value != CellType():
+                    stack.append((path, value.cell_contents))
+            case nn.Module():
+                held = {**vars(value), **value._parameters, **value._buffers, **value._modules}
+                stack += [(f"{path}.{key}", item) for key, item in held.items() if key not in _STORES]
+            case _ if is_tensordict(value):
+                stack += [(f"{path}[{key!r}]", item) for key, item in value.items(True, True)]
+
+
+_STORES = ("_parameters", "_buffers", "_modules")

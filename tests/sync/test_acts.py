@@ -1,0 +1,241 @@
+"""Which leaves act: each is changed alone, and nothing else is, then or later."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from tensordict import from_module
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rlsync.sync.acts import Acting, Call, examined, mid_episode, own_shared_memory, undisturbed
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+class Functional(nn.Module):
+    """Computes with a dict of detached parameters that it made at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+        self.held = {name: tensor.detach() for name, tensor in self.net.named_parameters()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional_call(self.net, self.held, (x,))
+
+
+class Twin(nn.Module):
+    """Computes with a detached twin, as LeanRL's scripts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, twin = mlp(), mlp()
+        from_module(self.net).data.to_module(twin)
+        self.twin = [twin]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.twin[0](x)
+
+
+class Packed(nn.Module):
+    """Transposes its weight at the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 4))
+        self.packed: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed is None:
+            self.packed = self.weight.detach().t().contiguous()
+        return x @ self.packed
+
+
+class Spare(nn.Module):
+    """Has a head that nobody asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.spare = mlp(), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+class Choice(nn.Module):
+    """Returns the choice alone: other weights often lead to the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).argmax(-1)
+
+
+class Restless(nn.Module):
+    """Dropout, batch statistics, counters, random numbers of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop, self.norm, self.b = (
+            nn.Linear(4, 8),
+            nn.Dropout(0.5),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, 2),
+        )
+        self.calls, self.seen, self.kept = 0, [], torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        self.kept += 1
+        self.new = x
+        return self.b(self.norm(self.drop(self.a(x)))) + np.random.rand() + random.random()
+
+
+class Deep(nn.Sequential):
+    """So many leaves that gradients speak for most."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Linear(4, 4) for _ in range(16)))
+
+
+def call_of(module: nn.Module) -> Call:
+    def call(plain: bool) -> Sequence[Tensor]:
+        observation = torch.zeros(3, 4)
+        return [module(observation if plain else mid_episode(observation))]
+
+    return call
+
+
+def of(module: nn.Module, *, alias: bool = True) -> Acting:
+    return examined({"policy": module}, call_of(module), alias=["policy"] if alias else [])
+
+
+@pytest.mark.parametrize("alias", [True, False])
+@pytest.mark.parametrize(
+    "make",
+    [
+        mlp,
+        Choice,
+        Deep,
+        Restless,
+        lambda: nn.Sequential(nn.Linear(4, 1), nn.ReLU(), nn.Linear(1, 2)),  # its one unit may be dead
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2)).eval(),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
+        lambda: mlp().bfloat16().float(),
+    ],
+)
+def test_a_policy_that_computes_with_its_leaves_raises_no_alarm(
+    make: Callable[[], nn.Module], alias: bool
+) -> None:
+    module = make()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()  # as a head that begins with zeros
+    assert of(module, alias=alias) == Acting()
+
+
+@pytest.mark.parametrize("make", [Functional, Twin])
+def test_a_policy_that_computes_with_detached_tensors_is_reached_by_copy_alone(
+    make: Callable[[], nn.Module],
+) -> None:
+    found = of(make())
+    assert len(found.idle["policy"]) == 4
+    assert found.by_copy
+    assert of(make(), alias=False).idle == {}
+
+
+@pytest.mark.parametrize("alias", [True, False])
+def test_a_weight_that_is_packed_at_the_first_call_does_not_act(alias: bool) -> None:
+    module = Packed()
+    weight = module.weight.detach().clone()
+    found = of(module, alias=alias)
+    assert found.idle == {"policy": ("weight",)}
+    assert not found.by_copy
+    assert module.packed is None  # the next call packs the weights that are there then
+    assert torch.equal(module.weight, weight)
+
+
+def test_the_one_leaf_that_does_not_act_is_named_among_many_that_do() -> None:
+    assert of(Spare()).idle == {"policy": ("spare.weight", "spare.bias")}
+    deep = Deep()
+    deep.spare = nn.Linear(4, 4)
+    deep.forward = lambda x: nn.Sequential(*list(deep)[:16])(x)  # type: ignore[method-assign]
+    assert of(deep).idle == {"policy": ("spare.weight", "spare.bias")}
+
+
+@pytest.mark.parametrize("alias", [True, False])
+def test_nothing_is_changed_by_the_examination(alias: bool) -> None:
+    torch.manual_seed(3)
+    module = Restless()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    memory = [parameter.data_ptr() for parameter in module.parameters()]
+    numbers = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    of(module, alias=alias)
+    assert (module.calls, module.seen, module.kept.tolist()) == (0, [], [0, 0])
+    assert "new" not in vars(module)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert [parameter.data_ptr() for parameter in module.parameters()] == memory
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
+    assert torch.equal(torch.get_rng_state(), numbers[0])
+    assert (np.random.get_state()[1] == numbers[1]).all()
+    assert random.getstate() == numbers[2]
+
+
+def test_a_module_that_the_policy_does_not_contain_is_not_judged() -> None:
+    policy, transform = mlp(), nn.Linear(2, 2)
+    found = examined({"env.transform[0]": transform}, call_of(policy), alias=[], within=policy)
+    assert found.idle == {}
+    assert list(found.remarks()) == [
+        "whether the leaves of env.transform[0] act was not examined: the policy does not contain it"
+    ]
+
+
+def test_outputs_that_differ_by_themselves_are_not_judged() -> None:
+    module, count = mlp(), iter(range(1000))
+    found = examined({"policy": module}, lambda _: [module(torch.ones(1, 4)) + next(count)], alias=[])
+    assert found.idle == {}
+    assert "different outputs" in found.unknown["policy"]
+
+
+def test_memory_of_another_process_becomes_the_workers_own_and_views_stay_views() -> None:
+    net = mlp()
+    whole = torch.arange(6.0).share_memory_()
+    held = {"row": whole[:3], "same": whole}
+    net.register_buffer("mean", torch.zeros(2).share_memory_())  # a leaf: it travels
+    net.extra = [held]
+    net.act = lambda x: x + whole
+    assert own_shared_memory(net, "policy") == ["policy.act.whole", "policy.extra[0]['row']"]
+    assert not held["row"].is_shared()
+    held["same"].fill_(7)
+    assert held["row"].tolist() == [7, 7, 7]
+    assert net.mean.is_shared()
+
+
+def test_what_workers_found_out_is_put_together() -> None:
+    one = Acting({"policy": ("a",)}, {}, ("policy.twin",), True)
+    other = Acting({"policy": ("a", "b")}, {"env": "why"}, (), True)
+    found = Acting.of_all([one, Acting.from_json(other.to_json())])
+    assert found == Acting({"policy": ("a", "b")}, {"env": "why"}, ("policy.twin",), True)
+    assert found.is_idle("policy", "b")
+    assert not found.is_idle("other", "b")
+    assert not Acting.of_all([one, Acting({"policy": ["b"]})]).by_copy
+
+
+def test_undisturbed_gives_back_what_the_block_replaced() -> None:
+    module = Restless()
+    first = module.a
+    with undisturbed(module):
+        module.a = nn.Linear(1, 1)
+        del module.drop
+    assert module.a is first
+    assert isinstance(module.drop, nn.Dropout)
