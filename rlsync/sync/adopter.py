@@ -7,13 +7,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
 from rlsync.sync.acts import Acting
+from rlsync.sync.sample import Shadow, sampling
 from rlsync.sync.verification import answering, digests_of
 from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
@@ -77,6 +78,7 @@ class Adopter:
         self._had: set[tuple[str, str]] = set()
         self._fresh = False
         self._answered = 0
+        self.shadow: Callable[[], Shadow] | None = None  #: how to call what acts once more
         self._guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._reader = handle.subscribe(self._apply, worker)
 
@@ -131,9 +133,21 @@ class Adopter:
         """Adopt the newest version for the rollout in the block; answer the learner's question after it."""
         version = self.adopt()
         fresh, self._fresh = self._fresh, False
-        with answering(self._reader, version, self._answered, fresh, self._digests) as answered:
+        sampling = None if self.shadow is None else self._sampling
+        with answering(self._reader, version, self._answered, fresh, self._digests, sampling) as answered:
             yield version
         self._answered = answered
+
+    def _sampling(self, asked: int, version: int) -> AbstractContextManager[None]:
+        assert self.shadow is not None
+        arrive = {b.destination: b.names for b in self._bindings}
+        return sampling(
+            self.shadow(),
+            asked,
+            version,
+            lambda destination: arrive.get(destination, ()),
+            lambda note: self._reader.leave_note(note, Note.SAMPLE),
+        )
 
     def memory(self) -> set[int]:
         """The addresses of the memory that holds what acts: adoptions change it, or give it back."""

@@ -13,9 +13,11 @@ from torch import Tensor
 from rlsync.core.errors import PublishError
 from rlsync.core.plan import Receipt, SyncPlan, Verdict
 from rlsync.core.trigger import Counters
+from rlsync.sync.behaviour import judge
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publish
 from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
+from rlsync.sync.sample import Judgement, Sample
 from rlsync.sync.sharded.ranks import require_shards
 from rlsync.sync.trained import Training
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, Unchanged
@@ -88,6 +90,10 @@ class BoundMap:
     def plan(self) -> SyncPlan:
         """The resolved map, with what is known of training now."""
         return with_training(self._plan, self._routes, self._root, self._training)
+
+    def judge(self, sample: Sample, image: Mapping[Key, Tensor]) -> Judgement:
+        """Whether a worker's policy computed what the sources compute with the image of its version."""
+        return judge(sample, self._routes, image)
 
     def brought(self) -> set[Key]:
         """The leaves that a publish brings, aliased ones included."""

@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.sync.publisher import Publisher
+from rlsync.sync.sample import Judgement, Sample
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Kind, Layout
 from rlsync.tensors.leaves import Leaf
 from rlsync.transport.contract import Note, Subscriber
+from rlsync.transport.rules import Key
+
+#: ``judge(sample, image)``: see :func:`rlsync.sync.behaviour.judge`.
+Judge = Callable[[Sample, Mapping[Key, Tensor]], Judgement]
+
+#: ``sampling(asked, version)``: leaves a sample of the rollout in the block.
+Sampling = Callable[[int, int], AbstractContextManager[None]]
+
+#: A worker that begins a rollout right after the question has this version or the next one.
+_IMAGES = 2
 
 #: ``digests(parameters)``: of what acts now, by destination: of the parameters, or of all other leaves.
 Digests = Callable[[bool], dict[str, int]]
@@ -60,6 +71,8 @@ class Found:
     whole: int = 0  #: those among them whose answers covered buffers and extra state
     waiting: tuple[str, ...] = ()  #: living workers that have not answered yet, in words
     deviations: tuple[Deviation, ...] = ()
+    #: How the outputs of each worker that sent some compare with the learner's, if that was asked.
+    behaviour: tuple[Judgement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +135,20 @@ class Verification:
         self._question = 0
         self._open = False
         self._published: dict[int, dict[str, Prints]] = {}
+        self._judge: Judge | None = None
+        self._images: dict[int, dict[Key, Tensor]] = {}
+        self._judged: dict[int, Judgement] = {}
 
-    def ask(self) -> None:
-        """Ask every worker; what it was asked before is forgotten."""
+    def ask(self, judge: Judge | None = None) -> None:
+        """Ask every worker; what it was asked before is forgotten.
+
+        ``judge`` compares what a worker's policy computed with the image of its version, which is kept for
+        that.
+        """
         publisher = self._publisher
         publisher.join()
         self._published, self._open = {}, True
+        self._judge, self._images, self._judged = judge, {}, {}
         newest = publisher.transport.newest_leaves()
         if newest is not None:
             self._remember(publisher.transport.newest_stamp.version, *newest)
@@ -150,8 +171,23 @@ class Verification:
             whole += bool(answer.arrived)
             who = f"{self._called(worker)} (pid {status.pid if status else 'unknown'})"
             wrong += _deviations(self._published[answer.version], answer, who)
+            judged = self._judgement(worker)
+            wrong += [Deviation(what, who) for what in judged.wrong]
         self._open = self._open and bool(waiting)
-        return Found(not waiting, answered, whole, tuple(waiting), tuple(wrong))
+        if not self._open:
+            self._images = {}
+        behaviour = tuple(self._judged.values())
+        return Found(not waiting, answered, whole, tuple(waiting), tuple(wrong), behaviour)
+
+    def _judgement(self, worker: int) -> Judgement:
+        """Compare a worker's sample once: the learner's weights go on."""
+        if self._judge is not None and worker not in self._judged:
+            note = self._publisher.transport.note(worker, Note.SAMPLE)
+            sample = None if note is None else Sample.from_bytes(note)
+            if sample is None or sample.asked != self._question or sample.version not in self._images:
+                return Judgement(uncompared=("no sample of a version whose image was kept",))
+            self._judged[worker] = self._judge(sample, self._images[sample.version])
+        return self._judged.get(worker, Judgement())
 
     def _answer(self, worker: int) -> WorkerAnswer | None:
         note = self._publisher.transport.note(worker, Note.ANSWER)
@@ -177,25 +213,36 @@ class Verification:
                 kind = kinds[destination].get(leaf.name, leaf.kind)
                 found.setdefault(destination, []).append((kind, tensor.to(leaf.dtype)))
         self._published[version] = {d: Prints.of(of_d) for d, of_d in found.items()}
+        if self._judge is not None and len(self._images) < _IMAGES:
+            held = ((e, tensors[e.owner]) for e in layout.entries)
+            self._images[version] = {
+                (e.destination, e.leaf.name): t.clone() for e, t in held if t is not None
+            }
 
 
 @contextmanager
 def answering(
-    subscriber: Subscriber, version: int, answered: int, fresh: bool, digests: Digests
+    subscriber: Subscriber,
+    version: int,
+    answered: int,
+    fresh: bool,
+    digests: Digests,
+    sampling: Sampling | None = None,
 ) -> Iterator[int]:
     """Around one rollout: answer the learner's question about the version that acts in it, if there is one.
 
     Buffers are as published until forward() changes them, so they are digested before the rollout, and only
     if it is the first one with this version (``fresh``). Parameters must still be as published after it.
     ``answered`` is the number of the question that was answered last; the number of the one that is answered
-    when the rollout has ended is yielded.
+    when the rollout has ended is yielded. ``sampling`` leaves what the policy computes.
     """
     asked = subscriber.asked
     if asked in (0, answered):
         yield answered
         return
     arrived = digests(False) if fresh else {}
-    yield asked
+    with nullcontext() if sampling is None else sampling(asked, version):
+        yield asked
     answer = WorkerAnswer(asked, version, digests(True), arrived)
     subscriber.leave_note(answer.to_json(), Note.ANSWER)
 

@@ -17,6 +17,7 @@ from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, parse, walk
 from rlsync.sync.acts import Acting, examined, in_mid_episode, own_shared_memory
 from rlsync.sync.adopter import Adopt, Adopter, Destination
+from rlsync.sync.sample import Shadow
 from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin.compat import collectors, schemes, stamps
 from rlsync.transport.contract import Handle
@@ -84,12 +85,20 @@ class WorkerSync:
         self._adopter.note_acting(self._examined(collector))
         self._adopter.tell()
 
+    def _shadow(self) -> Shadow:
+        collector = None if self._collector is None else self._collector()
+        assert collector is not None, "it is in the middle of a rollout"
+        return shadow_of(collector, self._call, self._modules())
+
+    def _modules(self) -> dict[str, object]:
+        return {name: place.find() for name, place in self._places.items()}
+
     def _examined(self, collector: Collector) -> Acting:
         if not self._prove:
             return Acting(owned=self._owned)
-        places = {name: place.find() for name, place in self._places.items()}
+        self._adopter.shadow = self._shadow
         alias = {name for name, place in self._places.items() if place.adopt == "alias"}
-        return replace(acting_in(collector, self._call, places, alias), owned=self._owned)
+        return replace(acting_in(collector, self._call, self._modules(), alias), owned=self._owned)
 
     def leave(self, destination: str | None) -> bool:
         """Take no more weights for ``destination``; whether it was the last one, and the board was left."""
@@ -174,3 +183,18 @@ def acting_in(
         return [value for value in answered.values(True, True) if isinstance(value, Tensor)]
 
     return examined(modules, outputs, alias=alias, within=policy)
+
+
+def shadow_of(
+    collector: Collector, call: collectors.PolicyCall | str, places: Mapping[str, object]
+) -> Shadow:
+    """How to call the policy of a collector once more, for what stands at some places in it."""
+    policy = collectors.policy_of(collector)
+    if isinstance(call, str) or policy is None:
+        return Shadow.missing(call if isinstance(call, str) else "the policy is no module")
+    if collectors.runs_compiled(collector):
+        return Shadow.missing("the policy runs compiled: its parts cannot be looked into")
+    parts = set(policy.modules())
+    modules = {n: m for n, m in places.items() if isinstance(m, nn.Module) and m in parts}
+    before = partial(collectors.before_policy_calls, collector)
+    return Shadow(policy, modules, lambda: call(lambda given: given), before)

@@ -47,6 +47,7 @@ class Note(Enum):
 
     LEAVES = "leaves"  #: which leaves each destination has in this worker
     ANSWER = "answer"  #: what this worker acted with, when it was asked
+    SAMPLE = "sample"  #: what its policy computed then, see rlsync.sync.behaviour
     ACTING = "acting"  #: which of its leaves do not act, as it found out before its first frame
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -134,6 +135,13 @@ class Group:
                     "give one entry for each environment, in the shape that actions and records declare",
                 )
 
+    def act_once_more(self, step: int) -> None:
+        """Call the player on copies of what a step is chosen by, with random numbers of its own."""
+        seat = replace(self._seat, generator=torch.Generator(self._seat.device).manual_seed(0))
+        state = {name: value.clone() for name, value in self._state.items()}
+        rows = self._rows
+        seat.act(rows.observation[step].clone(), rows.is_init[step].clone(), self._reward.clone(), state)
+
     def finish(self, step: int) -> None:
         """Wait for the environments, and write what came of a step."""
         rows, answer = self._rows, self.envs.recv()
@@ -170,6 +178,8 @@ class Roller:
         self._player = player
         self._steps = steps
         self._rows: dict[int, list[Rows]] = {}  # of each group, by the number of the slot
+        self._step = 0
+        self._before_act: Callable[[], None] | None = None
 
     @torch.inference_mode()
     def reset(self, seed: int) -> None:
@@ -192,17 +202,37 @@ class Roller:
         slot[keys.POLICY_VERSION].fill_(version)
         for group, rows in zip(groups, self._rows[number], strict=True):
             group.begin(slot, rows)
-            group.act(0)
+            self._act(group, 0)
         for step in range(1, self._steps):
             if stop():
                 return False
             for group in groups:
                 group.finish(step - 1)
-                group.act(step)
+                self._act(group, step)
         for group in groups:
             group.finish(self._steps - 1)
             group.end()
         return True
+
+    def _act(self, group: Group, step: int) -> None:
+        self._step = step
+        if self._before_act is not None and group is self._groups[0]:
+            self._before_act()
+        group.act(step)
+
+    @contextmanager
+    def before_acts(self, call: Callable[[], None]) -> Iterator[None]:
+        """Call ``call()`` before each action of the first group in the block."""
+        self._before_act = call
+        try:
+            yield
+        finally:
+            self._before_act = None
+
+    @torch.inference_mode()
+    def act_once_more(self) -> None:
+        """Call the player on copies of what its next action answers, with random numbers of its own."""
+        self._groups[0].act_once_more(self._step)
 
     def close(self) -> None:
         for group in self._groups:

@@ -11,10 +11,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
+from torch import nn
 
 from rlsync.core.errors import BoardClosed, RlsyncError
 from rlsync.sync.acts import examined
 from rlsync.sync.adopter import Adopt, Adopter, Destination
+from rlsync.sync.sample import Shadow
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.ring.format import RingHandle
@@ -156,6 +158,11 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     with job.logs[worker].making():
         roller = _roller(settings, seat)
         roller.reset(first)
+    if settings.prove:
+        acts = nn.ModuleList(settings.player.modules.values())
+        adopter.shadow = lambda: Shadow(
+            acts, settings.player.modules, roller.act_once_more, roller.before_acts
+        )
     writer.announce_ready()
     try:
         while (views := writer.take()) is not None and writer.slot is not None:

@@ -128,11 +128,10 @@ def test_nobody_looks_if_the_scheme_says_so() -> None:
 
 def test_a_collector_in_this_process_is_examined_where_it_has_a_copy() -> None:
     collector = make_collector(actor_of(Functional()))
-    with pytest.raises(DoesNotAct), running(collector):
-        # What it adopts is copied in place, which its dict of tensors sees; a packed copy would not.
-        collector.policy.module[0].module.held = {
-            n: t.clone() for n, t in collector.policy.module[0].module.held.items()
-        }
+    # What it adopts is copied in place, which its dict of tensors sees. Another memory would not.
+    net = collector.policy.module[0].module
+    net.held = {name: tensor.clone() for name, tensor in net.held.items()}
+    with running(collector), pytest.raises(DoesNotAct):
         ours(make_trainer(collector, trained(Functional())))
     with running(make_collector(make_policy())) as right:
         before = [parameter.clone() for parameter in right.policy.parameters()]

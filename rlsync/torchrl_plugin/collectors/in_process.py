@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -13,13 +13,15 @@ from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, walk
 from rlsync.sync.acts import Acting
 from rlsync.sync.publisher import Publisher
+from rlsync.sync.sample import sampling
 from rlsync.sync.verification import Verification, answering, digests_of
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import write
 from rlsync.torchrl_plugin.compat import collectors, stamps
-from rlsync.torchrl_plugin.worker import acting_in
+from rlsync.torchrl_plugin.worker import acting_in, shadow_of
+from rlsync.transport.contract import Note
 from rlsync.transport.local import LocalTransport
 from rlsync.transport.rules import Key
 
@@ -104,10 +106,25 @@ class InProcessEndpoint:
             stamps.stamp(collector, version)
             fresh, self._fresh = self._fresh, False
             self._written.order()
-            with answering(self._reader, version, self._answered, fresh, self._digests) as answered:
+            with answering(
+                self._reader, version, self._answered, fresh, self._digests, self._sampling
+            ) as answered:
                 yield
             self._answered = answered
             self._read = Moment.now(self._devices)
+
+    def _sampling(self, asked: int, version: int) -> AbstractContextManager[None]:
+        layout = self.publisher.transport.layout
+        brought = {} if layout is None else layout.destinations
+        places = {name: self._leaves(name).root for name in self._found}
+        shadow = shadow_of(self.collector, self._call, places)
+        return sampling(
+            shadow,
+            asked,
+            version,
+            lambda destination: (leaf.name for leaf in brought.get(destination, ())),
+            lambda note: self._reader.leave_note(note, Note.SAMPLE),
+        )
 
     def _digests(self, parameters: bool) -> dict[str, int]:
         """Digests of the live leaves that publishes bring, by destination."""

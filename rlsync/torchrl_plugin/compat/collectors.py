@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -155,6 +155,22 @@ def policy_call(collector: Collector) -> PolicyCall | str:
             return policy(given)
 
     return call
+
+
+@contextmanager
+def before_policy_calls(collector: Collector, call: Callable[[], None]) -> Iterator[None]:
+    """Call ``call()`` before each call of the policy in the block."""
+    policy = collector._wrapped_policy
+
+    def after(tensordict: TensorDictBase) -> TensorDictBase:
+        call()
+        return policy(tensordict)
+
+    collector._wrapped_policy_maybe_compiled = after
+    try:
+        yield
+    finally:
+        collector._wrapped_policy_maybe_compiled = policy
 
 
 def before_state_dict(collector: Collector, call: Callable[[Collector], None]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.collectors import BaseCollector, Evaluator
 from torchrl.trainers import Trainer
 
@@ -16,6 +17,7 @@ from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.sample import Judgement, Sample
 from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
 from rlsync.sync.version_copies import VersionCopies
@@ -244,6 +246,15 @@ class SyncWeights(PublishHook):
             ConfigError: the workers of this collector cannot be asked, or are being asked already.
         """
         return self._bound.endpoint.verification()
+
+    def judge(self, sample: Sample, image: Mapping[tuple[str, str], Tensor]) -> Judgement:
+        """Compare what a worker's policy computed with what the sources compute; for :class:`VerifySync`.
+
+        Args:
+            sample: what the worker sent.
+            image: the published leaves of its version.
+        """
+        return self._bound.judge(sample, image)
 
     def staleness(self, batch: TensorDictBase) -> Staleness:
         """How old the frames of a batch are, now.

@@ -10,6 +10,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
+from rlsync.sync.sample import Judgement
 from rlsync.sync.verification import Deviation, Found, Verification
 from rlsync.torchrl_plugin.compat.trainers import free_name
 from rlsync.torchrl_plugin.hooks.misuse import Logs, no_trainer, refuse_arguments
@@ -54,6 +55,12 @@ class VerifySync(Logs):
         action: ``"raise"`` raises a PublishError; ``"log"`` writes an error to Python's logging and goes on.
         timeout_s: how many seconds a worker may take to answer; longer than its longest rollout.
         prefix: the beginning of the logged names.
+        behaviour: when a check also compares what the policies compute; None never does. A worker makes one
+            more call of its policy, without exploration, on the input that its rollout begins with. The
+            learner calls the parts of the source on the same input, with the weights of that version, and
+            with those of now. Outputs that differ from the first are a deviation. Where the others agree as
+            well, the comparison had no power. ``outputs_held`` and ``outputs_without_power`` are logged, and
+            :attr:`behaviour_held` has the newest version for which it held.
 
     Raises:
         ConfigError: an argument is wrong. At :meth:`register`: the workers of the collector cannot be asked,
@@ -76,6 +83,7 @@ class VerifySync(Logs):
         action: Action = "raise",
         timeout_s: float = 60.0,
         prefix: str = "verify_sync",
+        behaviour: Trigger | None = None,
     ) -> None:
         if action not in get_args(Action):
             raise ConfigError(
@@ -83,17 +91,21 @@ class VerifySync(Logs):
                 f"VerifySync(action={action!r})",
                 f"choose one of: {', '.join(get_args(Action))}",
             )
-        if when is not None and not isinstance(when, Trigger):
-            raise ConfigError(
-                f"'when' is a trigger, got {type(when).__name__}",
-                f"VerifySync(when={when!r})",
-                "for example when=Every(100, 'batches')",
-            )
+        for name, trigger in (("when", when), ("behaviour", behaviour)):
+            if trigger is not None and not isinstance(trigger, Trigger):
+                raise ConfigError(
+                    f"{name!r} is a trigger, got {type(trigger).__name__}",
+                    f"VerifySync({name}={trigger!r})",
+                    f"for example {name}=Every(100, 'batches')",
+                )
         self.sync = sync
         self.when = Every(10, "batches") if when is None else when
         self.action = action
         self.timeout_s = timeout_s
         self.prefix = prefix
+        self.behaviour = behaviour
+        self.behaviour_held: int | None = None  #: the newest version whose outputs were compared, and held
+        self._compared: tuple[Judgement, ...] = ()
         self.checks = 0
         self.deviations: list[Deviation] = []
         self._verification: Verification | None = None
@@ -103,6 +115,12 @@ class VerifySync(Logs):
         self._asked_at = 0.0
         self._batches_since = 0
         self._last = Counters()
+        self._last_compared = Counters()
+
+    @property
+    def uncompared(self) -> tuple[str, ...]:
+        """What the last comparison of outputs could not compare, and why."""
+        return tuple(dict.fromkeys(why for judged in self._compared for why in judged.uncompared))
 
     def register(self, trainer: Trainer, name: str = "verify_sync") -> None:
         """Check this trainer's workers. Call it after the SyncWeights is registered.
@@ -130,10 +148,13 @@ class VerifySync(Logs):
         if self._open:
             self._hear(self._verification)
         now = self.sync.counters()
-        if not self._open and self.when.due(self._last, now):
+        compares = self.behaviour is not None and self.behaviour.due(self._last_compared, now)
+        if not self._open and (compares or self.when.due(self._last, now)):
             self._last, self._version = now, self.sync.version
             self._open, self._asked_at, self._batches_since = True, time.monotonic(), 0
-            self._verification.ask()
+            if compares:
+                self._last_compared = now
+            self._verification.ask(self.sync.judge if compares else None)
 
     def _hear(self, verification: Verification) -> None:
         self._batches_since += 1
@@ -144,6 +165,10 @@ class VerifySync(Logs):
             return
         self._open = False
         self.checks += 1
+        if found.behaviour:
+            self._compared = found.behaviour
+            if all(judged.held and not judged.wrong for judged in found.behaviour):
+                self.behaviour_held = self._version
         wrong = [*found.deviations, *(self._silent(worker) for worker in found.waiting)]
         self.deviations += wrong
         if wrong:
@@ -170,6 +195,9 @@ class VerifySync(Logs):
         metrics: dict[str, Any] = {"checks": self.checks, "deviations": len(self.deviations)}
         if self._found is not None:
             metrics |= {"answered": self._found.answered, "whole": self._found.whole}
+        if self._compared:
+            metrics["outputs_held"] = sum(judged.held for judged in self._compared)
+            metrics["outputs_without_power"] = sum(len(judged.powerless) for judged in self._compared)
         return {f"{self.prefix}/{name}": value for name, value in metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,4 +212,5 @@ class VerifySync(Logs):
         """
         self.checks = int(state_dict["checks"])
         self._last = Counters.from_dict({k.removeprefix("last_"): v for k, v in state_dict.items()})
+        self._last_compared = self._last
         self._open = False

@@ -1,0 +1,259 @@
+"""What a worker's policy computes: recorded in one more call, for the learner to compare.
+
+A worker that is asked makes one more call of its policy in its rollout, without exploration, on a copy of the
+present input. It leaves a sample: inputs and outputs of the policy's parts, and the leaves that no
+version brings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlsync.sync.acts import undisturbed
+from rlsync.tensors.digest import digest
+from rlsync.tensors.layout import dtype_name, dtype_named
+from rlsync.tensors.leaves import Leaves
+from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
+
+#: A sample must fit into a note; see ``NOTE_BYTES`` of the board.
+_SAMPLE_BYTES = 900_000
+#: Of so many parts of a policy, the outermost first, calls are recorded.
+_PARTS = 48
+#: A sample is of one of so many calls at the beginning of a rollout: episodes may begin where rollouts do.
+_CALLS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """One more call of what acts."""
+
+    policy: nn.Module  #: all that the call may change
+    modules: Mapping[str, nn.Module]  #: by destination
+    call: Callable[[], object]  #: on a copy of the present input, without exploration
+    #: Calls its argument before each call of the policy in the block.
+    before_calls: Callable[[Callable[[], None]], AbstractContextManager[None]]
+    why_not: str = ""  #: why it cannot be called, or cannot be looked into
+
+    @classmethod
+    def missing(cls, why: str) -> Shadow:
+        return cls(nn.Module(), {}, dict, lambda _: nullcontext(), why)
+
+
+@dataclass(slots=True)
+class PartCall:
+    """One call of a part of a policy, its arguments and outputs as :class:`Sample` stores them."""
+
+    destination: str
+    module: str  #: its path below the destination; empty for the destination itself
+    args: list[Any]
+    outs: Any = None
+
+
+@dataclass(slots=True)
+class Sample:
+    """What a worker's policy computed in one call. Tensors are stored once, and named by their number."""
+
+    asked: int
+    version: int
+    why_not: str = ""
+    calls: list[PartCall] = field(default_factory=list)
+    held: dict[str, dict[str, int]] = field(default_factory=dict)  #: leaves that no version brings
+    tensors: list[Tensor] = field(default_factory=list)
+    _known: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def put(self, value: object) -> Any:
+        """Store what a part was given or returned; TypeError if it holds anything but tensors and numbers."""
+        if value is None or isinstance(value, bool | int | float | str):
+            return {"is": value}
+        if isinstance(value, Tensor):
+            plain = value.detach().to("cpu", copy=True).contiguous()
+            key = (digest([plain]), plain.dtype, plain.shape)
+            if key not in self._known:
+                self._known[key] = len(self.tensors)
+                self.tensors.append(plain)
+            return self._known[key]
+        if is_tensordict(value):
+            items = [(key, item) for key, item in value.items(True, True) if isinstance(item, Tensor)]
+            return {"batch": list(value.batch_size), "items": [[key, self.put(item)] for key, item in items]}
+        if isinstance(value, tuple | list):
+            return [self.put(item) for item in value]
+        raise TypeError(type(value).__name__)
+
+    def get(self, stored: Any, device: torch.device) -> Any:
+        match stored:
+            case int():
+                return self.tensors[stored].to(device, copy=True)
+            case list():
+                return tuple(self.get(item, device) for item in stored)
+            case {"is": value}:
+                return value
+        from tensordict import TensorDict
+
+        keys = [tuple(key) if isinstance(key, list) else key for key, _ in stored["items"]]
+        values = [self.get(item, device) for _, item in stored["items"]]
+        made = TensorDict({}, stored["batch"], device=device)
+        for key, value in zip(keys, values, strict=True):
+            made.set(key, value)
+        return made
+
+    def to_bytes(self) -> bytes:
+        """Packed; with a reason in place of the calls if they are too large for a note."""
+        bodies = [tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in self.tensors]
+        if sum(map(len, bodies)) > _SAMPLE_BYTES:
+            return Sample(
+                self.asked, self.version, "its inputs and outputs are larger than a note"
+            ).to_bytes()
+        head = {
+            "asked": self.asked,
+            "version": self.version,
+            "why_not": self.why_not,
+            "calls": [[c.destination, c.module, c.args, c.outs] for c in self.calls],
+            "held": self.held,
+            "tensors": [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors],
+        }
+        return b"\n".join([json.dumps(head).encode(), b"".join(bodies)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Sample:
+        head, _, body = data.partition(b"\n")
+        made = json.loads(head)
+        sample = cls(made["asked"], made["version"], made["why_not"])
+        sample.calls = [PartCall(*call) for call in made["calls"]]
+        sample.held = made["held"]
+        at = 0
+        for dtype, shape in made["tensors"]:
+            empty = torch.empty(shape, dtype=dtype_named(dtype))
+            size = empty.numel() * empty.element_size()
+            if size:
+                flat = torch.frombuffer(bytearray(body[at : at + size]), dtype=torch.uint8)
+                empty = flat.view(empty.dtype).view(shape)
+            sample.tensors.append(empty)
+            at += size
+        return sample
+
+
+@contextmanager
+def sampling(
+    shadow: Shadow,
+    asked: int,
+    version: int,
+    arrive: Callable[[str], Iterable[str]],
+    leave: Callable[[bytes], None],
+) -> Iterator[None]:
+    """Leave a sample of one call in the rollout of the block, of another one for each question."""
+    before, taken = asked % _CALLS, False
+
+    def take() -> None:
+        nonlocal taken
+        taken = True
+        leave(sample_of(shadow, asked, version, arrive).to_bytes())
+
+    def look() -> None:
+        nonlocal before
+        if not taken and before == 0:
+            take()
+        before -= 1
+
+    with shadow.before_calls(look):
+        yield
+    if not taken:
+        take()
+
+
+def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], Iterable[str]]) -> Sample:
+    """Call what acts once more, and record it. ``arrive`` names the leaves that versions bring."""
+    sample = Sample(asked, version, shadow.why_not)
+    if shadow.why_not:
+        return sample
+    with undisturbed(shadow.policy), torch.no_grad():
+        for destination, module in shadow.modules.items():
+            brought = set(arrive(destination))
+            leaves = (leaf for leaf in Leaves(module, destination).leaves if leaf.kind != "extra_state")
+            kept = [leaf for leaf in leaves if leaf.kind != "parameter" or leaf.name not in brought]
+            sample.held[destination] = {leaf.name: sample.put(leaf.read()) for leaf in kept}
+        recorder = _Recorder(sample)
+        try:
+            recorder.watch(shadow.modules)
+            shadow.call()
+        finally:
+            recorder.stop()
+    sample.calls = recorder.once()
+    return sample
+
+
+class _Recorder:
+    """Records the calls of the outer parts of some modules, as long as it watches."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample = sample
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._calls: dict[tuple[str, str], list[PartCall | None]] = {}
+
+    def watch(self, modules: Mapping[str, nn.Module]) -> None:
+        for destination, module in modules.items():
+            parts = sorted(unwrap(module, destination).named_modules(), key=lambda named: named[0].count("."))
+            for name, part in parts[:_PARTS]:
+                if not isinstance(part, torch.jit.ScriptModule) and not is_tensordict_params(part):
+                    self._watch(destination, name, part)
+
+    def _watch(self, destination: str, name: str, part: nn.Module) -> None:
+        calls = self._calls.setdefault((destination, name), [])
+
+        def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+            try:
+                if kwargs:
+                    raise TypeError("keyword arguments")
+                calls.append(
+                    PartCall(
+                        destination, name, [self._sample.put(selected(module, a, "in_keys")) for a in args]
+                    )
+                )
+            except TypeError:
+                calls.append(None)
+
+        def after(module: nn.Module, _: object, outs: object) -> None:
+            call = calls[-1]
+            try:
+                if call is not None:
+                    call.outs = self._sample.put(selected(module, outs, "out_keys"))
+            except TypeError:
+                calls[-1] = None
+
+        self._handles.append(part.register_forward_pre_hook(before, with_kwargs=True))
+        self._handles.append(part.register_forward_hook(after))
+
+    def stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def once(self) -> list[PartCall]:
+        """The calls of those parts that were called exactly once, and whose arguments could be stored."""
+        return [calls[0] for calls in self._calls.values() if len(calls) == 1 and calls[0] is not None]
+
+
+def selected(module: nn.Module, value: object, keys: str) -> object:
+    """Of a tensordict, what a TensorDictModule says that it reads or writes."""
+    if not is_tensordict(value):
+        return value
+    from tensordict.nn import TensorDictModuleBase
+
+    if not isinstance(module, TensorDictModuleBase):
+        return value
+    return value.select(*(module.in_keys if keys == "in_keys" else module.out_keys), strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How a sample compares with what the learner's modules compute."""
+
+    wrong: tuple[str, ...] = ()  #: what differs, in words; by destination
+    held: int = 0  #: parts that computed the same, and something else with other weights
+    powerless: tuple[str, ...] = ()  #: destinations for which other weights give the same
+    uncompared: tuple[str, ...] = ()  #: what was not compared, and why
