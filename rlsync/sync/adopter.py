@@ -14,9 +14,9 @@ from typing import Literal
 from torch import Tensor, nn
 
 from rlsync.sync.verification import answering, digests_of
+from rlsync.tensors.device import return_freed_memory
 from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.memory import return_freed_memory
 from rlsync.tensors.target import Target
 from rlsync.transport.contract import Handle, Note, Subscriber
 

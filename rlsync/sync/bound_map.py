@@ -1,4 +1,4 @@
-"""BoundMap: a checked map, tied to live sources and an endpoint, ready to be published."""
+"""BoundMap: a checked map, tied to live sources and an endpoint. It is published, and copied out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class BoundMap:
     def _bind(self) -> None:
         self._routes = bind_routes(self._map, self._root, self.endpoint)
         self._plan = plan_of(self._routes, self.endpoint).check()
-        self._unchanged.restart([leaf for route in self._routes for leaf in route.picked])
+        self._unchanged.restart([sent.leaf for route in self._routes for sent in route.sent])
         gathered = self._gather()
         if not self._aliased:
             self._aliased = gathered.aliased
@@ -90,14 +90,14 @@ class BoundMap:
 
     def brought(self) -> set[Key]:
         """The leaves that a publish brings, aliased ones included."""
-        return {key for route in self._routes for key in route.keys}
+        return {sent.key for route in self._routes for sent in route.sent}
 
     def copies(self) -> dict[Key, Tensor]:
         """A copy of what each source holds now, in the dtype that its destination has."""
         return {
-            key: tensor.detach().to(spec.dtype, copy=True)
+            sent.key: sent.leaf.read().detach().to(sent.spec.dtype, copy=True)
             for route in self._routes
-            for key, spec, tensor in zip(route.keys, route.specs, route.tensors(), strict=True)
+            for sent in route.sent
         }
 
     def memory(self) -> set[object]:
@@ -146,7 +146,8 @@ class BoundMap:
             self._require_finite(publish.stamp.version)
         if self._sharded:
             for route in self._routes:
-                require_shards(route.picked, route.verdicts, route.route)
+                sharded = [sent.leaf for sent in route.sent if sent.verdict is Verdict.SHARDED]
+                require_shards(sharded, route.route)
         self._unchanged.look(self._plan.routes, now.optim_steps)
         gathered = self._gather()
         steady = self._steady(gathered.copied) if in_background else {}
@@ -176,16 +177,16 @@ class BoundMap:
         found = Gathered()
         for route in self._routes:
             live = self.endpoint.tensors(route.destination)  # looked at anew at every publish
-            for key, spec, tensor in zip(route.keys, route.specs, route.tensors(), strict=True):
-                moved_bytes = 0 if spec.tie else spec.payload_bytes
+            for sent in route.sent:
+                key, tensor = sent.key, sent.leaf.read()
                 there = live.get(key[1]) if live else None
                 if there is not None and (there is tensor or memory_key(there) == memory_key(tensor)):
                     found.aliased.add(key)
-                    found.aliased_bytes += moved_bytes
+                    found.aliased_bytes += sent.moved_bytes
                     continue
-                becomes = spec.dtype if there is None else there.dtype
+                becomes = sent.spec.dtype if there is None else there.dtype
                 found.copied[key] = tensor
-                found.copied_bytes += moved_bytes
+                found.copied_bytes += sent.moved_bytes
                 found.cast_leaves += becomes is not tensor.dtype
         return found
 
@@ -197,22 +198,22 @@ class BoundMap:
                 optimizer.register_step_pre_hook(self._join)  # an optimizer writes to what is being copied
                 self._joined.add(optimizer)
             held |= {memory_key(p) for group in optimizer.param_groups for p in group["params"]}
-        moved_bytes = {
-            key: 0 if spec.tie else spec.payload_bytes
+        return {
+            sent.key: sent.moved_bytes
             for route in self._routes
-            for key, spec in zip(route.keys, route.specs, strict=True)
+            for sent in route.sent
+            if sent.key in leaves and memory_key(leaves[sent.key]) in held
         }
-        return {key: moved_bytes[key] for key, tensor in leaves.items() if memory_key(tensor) in held}
 
     def _join(self, *_: object) -> None:
         self.endpoint.publisher.join()
 
     def _require_finite(self, version: int) -> None:
         for route in self._routes:
-            for leaf, spec, tensor in zip(route.picked, route.specs, route.tensors(), strict=True):
-                if not all_finite(tensor, spec.dtype):
+            for sent in route.sent:
+                if not all_finite(sent.leaf.read(), sent.spec.dtype):
                     raise PublishError(
-                        f"{route.route.source}.{leaf.name} is not finite; nothing was published",
+                        f"{route.route.source}.{sent.leaf.name} is not finite; nothing was published",
                         f"version {version}, destination {route.destination!r}",
                         "look at the loss and the gradients of the last steps; resume from a checkpoint",
                     )

@@ -1,4 +1,10 @@
-"""Worker processes as the learner sees them: are they ready, do they give signs of life, how did one end?"""
+"""Worker processes as the learner sees them: are they ready, do they give signs of life, how did one end?
+
+And they end with the program, also when nobody shuts their collector down. Python waits at its exit for every
+process that it started. A collector that a traceback or a global name holds is not deleted before that, and
+its workers wait for their learner. So a program that ends by an exception would hang. Here the workers are
+ended first.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +19,35 @@ from multiprocessing.util import Finalize
 from typing import Protocol, runtime_checkable
 from weakref import WeakSet
 
+from torch import nn
+
 from rlsync.core.errors import AdoptionTimeout, RlsyncError, WorkerLost
-from rlsync.sync.workers_publisher import WorkerProcesses
 
 #: A wait for processes looks this often whether they still live, seconds.
 LOOK_EVERY_S = 0.1
 
 #: What the learner does, in errors, until its workers are ready.
 STARTING = "starting the workers of a collector"
+
+
+class WorkerProcesses(Protocol):
+    """A collector whose workers read a transport."""
+
+    num_workers: int
+
+    @property
+    def procs(self) -> list[BaseProcess]:
+        """The worker processes, by their numbers."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers were ended."""
+
+    def get_model(self, model_id: str) -> nn.Module:
+        """The learner's module for a destination."""
+
+    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
+        """End the workers."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Which of the weights that a map sends are trained, and which trained weights it leaves out."""
+"""Which weights of a map are trained, which trained ones it leaves out, and whether what it sends moves."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from rlsync.core.errors import ConfigError, NothingChanged, SourceNotFound, warn
 from rlsync.core.path import Path, walk
 from rlsync.core.plan import Route
+from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes
 from rlsync.tensors.leaves import Leaf
-from rlsync.tensors.memory import Covered
 from rlsync.tensors.wrappers import uncompiled
 
 

@@ -7,16 +7,16 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Ledger
 from rlsync.core.path import nearest_name
 from rlsync.core.plan import no_destination
 from rlsync.sync.adopter import Adopt
+from rlsync.sync.processes import WorkerProcesses
 from rlsync.sync.publisher import LeavesAt, Publisher
 from rlsync.tensors.compare import Fit, check_same_leaves
 from rlsync.tensors.layout import LeafSpec, specs_from_json
@@ -24,26 +24,6 @@ from rlsync.transport.contract import Note, Transport
 from rlsync.transport.rules import Key, keyed
 
 _log = logging.getLogger(__name__)
-
-
-class WorkerProcesses(Protocol):
-    """A collector whose workers read a transport."""
-
-    num_workers: int
-
-    @property
-    def procs(self) -> list[BaseProcess]:
-        """The worker processes, by their numbers."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the workers were ended."""
-
-    def get_model(self, model_id: str) -> nn.Module:
-        """The learner's module for a destination."""
-
-    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """End the workers."""
 
 
 @runtime_checkable

@@ -175,12 +175,7 @@ class Layout:
 
 
 def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
-    """Leaves by destination as canonical JSON; a destination without leaves is in it, too.
-
-    Example:
-        >>> specs_from_json(specs_to_json({"policy": []}))
-        {'policy': []}
-    """
+    """Leaves by destination as canonical JSON; a destination without leaves is in it, too."""
     return json.dumps(_rows(destinations), separators=(",", ":")).encode()
 
 
@@ -211,12 +206,7 @@ def _view(image: torch.Tensor, entry: Entry) -> torch.Tensor:
 
 
 def dtype_name(dtype: object) -> str:
-    """A torch dtype, or its name, without the ``torch.`` prefix.
-
-    Example:
-        >>> dtype_name(torch.bfloat16), dtype_name("bfloat16")
-        ('bfloat16', 'bfloat16')
-    """
+    """A torch dtype, or its name, without the ``torch.`` prefix."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -224,10 +214,5 @@ _DTYPES = {dtype_name(d): d for d in vars(torch).values() if isinstance(d, torch
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The torch dtype called ``name``.
-
-    Example:
-        >>> dtype_named("bfloat16")
-        torch.bfloat16
-    """
+    """The torch dtype called ``name``."""
     return _DTYPES[name]

@@ -38,13 +38,7 @@ def any_sharded(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: the local shard of a DTensor, any other tensor as it is.
-
-    Example:
-        >>> weight = torch.ones(2)
-        >>> own_part(weight) is weight
-        True
-    """
+    """What this process holds of a tensor: the local shard of a DTensor, any other tensor as it is."""
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlsync.core.errors import LayoutMismatch, PublishError, RlsyncError
 from rlsync.core.ledger import Stamp
 from rlsync.core.path import parse
-from rlsync.core.plan import Route, Verdict
+from rlsync.core.plan import Route
 from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.sharded.wire import (
     TIMEOUT_S,
@@ -50,10 +50,10 @@ def require_board(leaves: Sequence[Leaf], transport: Transport, where: str) -> N
             raise _without_board(f"{leaf.name} is", where)
 
 
-def require_shards(leaves: Sequence[Leaf], verdicts: Sequence[Verdict], route: Route) -> None:
+def require_shards(leaves: Sequence[Leaf], route: Route) -> None:
     """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this."""
-    for leaf, verdict in zip(leaves, verdicts, strict=True):
-        if verdict is Verdict.SHARDED and not is_sharded(leaf.read()):
+    for leaf in leaves:
+        if not is_sharded(leaf.read()):
             raise PublishError(
                 f"{route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
                 "forward pass, and optimizer steps do not reach it",
@@ -361,10 +361,5 @@ class Roster:
 
 
 def full_name(key: Key) -> str:
-    """The name under which all ranks know a leaf.
-
-    Example:
-        >>> full_name(("policy", "0.weight"))
-        'policy.0.weight'
-    """
+    """The name under which all ranks know a leaf."""
     return f"{parse(key[0]).leaf_prefix()}.{key[1]}"

@@ -131,12 +131,7 @@ def first_ready(wires: list[Wire], timeout_s: float) -> list[Wire]:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, as bytes.
-
-    Example:
-        >>> bytes(raw(torch.tensor([1, 2], dtype=torch.int8)))
-        b'\\x01\\x02'
-    """
+    """The memory of a contiguous CPU tensor, as bytes."""
     return memoryview(cast("Any", tensor.reshape(-1).view(torch.uint8).numpy()))
 
 

@@ -252,17 +252,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class Untouched:
-    """Tensors that nobody is to write to for a while.
-
-    Example:
-        >>> import torch
-        >>> weights = Untouched.now([torch.zeros(2)], version=1)
-        >>> weights.check()
-        >>> _ = weights.tensors[0].add_(1)
-        >>> weights.check()
-        Traceback (most recent call last):
-        rlsync.core.errors.PublishError: weights were written to while version 1 was copied from them...
-    """
+    """Tensors that nobody is to write to for a while."""
 
     tensors: Sequence[Tensor]
     writes: Sequence[int]  # autograd's write counter of each, when the copy began
