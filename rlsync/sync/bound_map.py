@@ -35,18 +35,11 @@ class Gathered:
 
 
 class BoundMap:
-    """Publishes a map.
+    """Publishes a map, whose source paths begin at ``root``, the trainer, to the destinations of an endpoint.
 
-    Args:
-        sync_map: the map.
-        root: where its source paths begin: the trainer.
-        endpoint: where its destinations are.
-        training: what writes to the sources; a background publish is joined before its next step.
-        max_unchanged_publishes: see :class:`rlsync.sync.trained.Unchanged`.
-        finite: whether weights that are not all finite are refused.
-
-    Raises:
-        SyncMapError: the map cannot be carried out.
+    A background publish is joined before the next step of what ``training`` says writes to the sources.
+    ``finite`` refuses weights that are not all finite. See :class:`rlsync.sync.trained.Unchanged` for
+    ``max_unchanged_publishes``. SyncMapError if the map cannot be carried out.
     """
 
     def __init__(
@@ -109,14 +102,11 @@ class BoundMap:
         return found
 
     def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
-        """Publish the present weights as one version.
+        """Publish the present weights as one version; ``reason`` and the counters go into the receipt.
 
-        Args:
-            reason: why, for the receipt.
-            now: the learner's counters, for the receipt.
-            in_background: copy what the optimizers write after this has returned, and before their next
-                step. Everything else is copied at once: forward() writes to buffers, and nobody knows who
-                writes to the rest.
+        With ``in_background``, what the optimizers write is copied after this has returned, and before their
+        next step. Everything else is copied at once: forward() writes to buffers, and nobody knows who writes
+        to the rest.
 
         Raises:
             SyncMapError: the sources have changed and do not fit any more.
@@ -130,9 +120,7 @@ class BoundMap:
     ) -> Receipt | None:
         """Publish, as :meth:`publish` does, if every gate is open; ``None`` if one is not.
 
-        Args:
-            gates: asked when the publish before is visible.
-            reason, now, in_background: see :meth:`publish`.
+        They are asked when the publish before is visible.
         """
         with self.endpoint.publisher.begin() as publish:
             held = not all(gate() for gate in gates)

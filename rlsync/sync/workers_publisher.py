@@ -21,7 +21,7 @@ from rlsync.sync.publisher import LeavesAt, Publisher
 from rlsync.tensors.compare import Fit, check_same_leaves
 from rlsync.tensors.layout import LeafSpec, specs_from_json
 from rlsync.transport.contract import Note, Transport
-from rlsync.transport.rules import Key, keyed
+from rlsync.transport.rules import Key, held
 
 _log = logging.getLogger(__name__)
 
@@ -167,9 +167,7 @@ class WorkersPublisher(Publisher):
         Names that the workers do not have are left out. LayoutMismatch: the weights do not fit.
         """
         specs = self.specs(destination) or ()
-        newest = self.transport.newest_leaves()
-        held = {} if newest is None else keyed(*newest)
-        kept = {name: tensor for (of, name), tensor in held.items() if of == destination}
+        kept = {name: tensor for (of, name), tensor in held(self.transport).items() if of == destination}
         named = {spec.name for spec in specs}
         self.send(destination, kept | {name: t for name, t in weights.items() if name in named})
 

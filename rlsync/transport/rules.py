@@ -88,11 +88,16 @@ def whole(transport: Transport, tensors: Sequence[Tensor | None], stamp: Stamp) 
     layout = laid_out(transport)
     given = [tensor for tensor in tensors if tensor is not None]
     if len(given) < len(tensors):
-        newest = transport.newest_leaves()
-        given = completed(tensors, layout, {} if newest is None else keyed(*newest))
+        given = completed(tensors, layout, held(transport))
     layout.check(given)
     check_newer(stamp, transport.newest_stamp)
     return given
+
+
+def held(transport: Transport) -> dict[Key, Tensor]:
+    """The newest version's tensors by destination and leaf; none where the transport keeps no copy."""
+    newest = transport.newest_leaves()
+    return {} if newest is None else keyed(*newest)
 
 
 def laid_out(transport: Transport) -> Layout:

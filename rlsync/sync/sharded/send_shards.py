@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.path import parse
-from rlsync.sync.sharded.wire import (
+from rlsync.sync.sharded.meeting import (
     TIMEOUT_S,
     RankNote,
     Wire,

@@ -20,17 +20,11 @@ from rlsync.transport.shared_file import FileAddress, Mark, SharedFile, whole_pa
 
 @dataclass(frozen=True, slots=True)
 class BoardHandle:
-    """How a worker finds a board: small, picklable, valid while the learner lives.
+    """How a worker finds a board: small, picklable, valid while the learner lives."""
 
-    Args:
-        address: where the file is.
-        board_id: which board it must be.
-        generation: the learner's generation when this handle was made; an older board is refused.
-    """
-
-    address: FileAddress
-    board_id: int
-    generation: int = 0
+    address: FileAddress  #: where the file is
+    board_id: int  #: which board it must be
+    generation: int = 0  #: the learner's when this handle was made; an older board is refused
 
     def open(self) -> tuple[SharedFile, memoryview]:
         """Open the board with a descriptor and locks of this process's own, and map its control words.
@@ -71,13 +65,7 @@ class BoardReader(Subscriber):
     """Adopts versions from a board, in the caller's thread, without ever waiting for the learner.
 
     One open file, one line on the board, both held for life: when the process dies the kernel frees
-    them, and the learner sees it.
-
-    Args:
-        handle: from :attr:`WeightBoard.handle`.
-        reader: this worker's number; ``None`` takes the first free one.
-        apply: writes a version into what acts. When it returns true the views stay leased until the next
-            adoption.
+    them, and the learner sees it. ``reader`` is this worker's number; ``None`` takes the first free one.
 
     Raises:
         BoardClosed: the learner has closed the board or died.

@@ -1,4 +1,9 @@
-"""Wire: short messages and bytes between two processes of one learner, where every wait has an end."""
+"""How the ranks of a learner find each other and talk, where every wait has an end.
+
+Each leaves a note in the store of its process group, without waiting. The rank that owns the board reads the
+notes of the others, with a deadline, and connects to them. ``torch.distributed`` is used for nothing else: a
+rank that is late or dead breaks no process group.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,19 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from rlsync.core.errors import ConfigError, PublishError
-from rlsync.tensors.sharded import Sharding
+from rlsync.core.errors import ConfigError, LayoutMismatch, PublishError
+from rlsync.core.path import parse
+from rlsync.tensors.sharded import Block, Sharding, part_of
+from rlsync.transport.board.format import process_state
+from rlsync.transport.board.reader import BoardHandle
+from rlsync.transport.rules import Key
 from rlsync.transport.shared_file import this_host
 
 _HEAD = struct.Struct("!I")
@@ -60,7 +69,6 @@ class Wire:
         self.send_bytes(memoryview(_HEAD.pack(len(text)) + text), timeout_s)
 
     def send_bytes(self, data: memoryview, timeout_s: float) -> None:
-        """Send raw bytes; see :meth:`send`."""
         self._connection.settimeout(timeout_s)
         try:
             self._connection.sendall(data)
@@ -203,9 +211,8 @@ def listen() -> socket.socket:
     """A socket for other ranks, on the address by which this host reaches the group's master."""
     master = os.environ.get("MASTER_ADDR", "")
     try:
-        with socket.socket(
-            socket.AF_INET, socket.SOCK_DGRAM
-        ) as probe:  # a datagram socket sends nothing here
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # A datagram socket sends nothing here.
             probe.connect((master or socket.gethostname(), 9))
             host = probe.getsockname()[0]
     except OSError:
@@ -214,7 +221,6 @@ def listen() -> socket.socket:
 
 
 def leave_note(note: RankNote) -> None:
-    """Leave this rank's note; the first one of a process group, the second one, and so on."""
     store = _store()
     number = store.add(f"rlsync/notes/{note.rank}", 1)
     store.set(_key(note.rank, number), note.to_json())
@@ -247,12 +253,7 @@ def read_notes(meeting: int, ranks: Iterable[int], timeout_s: float) -> list[Ran
 
 
 def named(ranks: list[int]) -> str:
-    """Ranks in words.
-
-    Example:
-        >>> named([1]), named([1, 3])
-        ('rank 1', 'ranks 1, 3')
-    """
+    """Ranks in words: ``rank 1``, ``ranks 1, 3``."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
@@ -265,3 +266,85 @@ def _store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name for it
 
     return _get_default_store()
+
+
+@dataclass
+class Other:
+    """Another rank, as the owner knows it."""
+
+    note: RankNote
+    wire: Wire | None = None  #: before the first message there is none
+    in_place: bool | None = None  #: whether it writes into the board; unknown before it has answered
+    gone: str = ""  #: how it was lost
+
+    def __post_init__(self) -> None:
+        self._leaves = {
+            full_name((destination, leaf)): how
+            for destination, leaves in self.note.leaves.items()
+            for leaf, how in leaves.items()
+        }
+
+    @property
+    def state(self) -> str:
+        """``"running"``, ``"stopped"`` or ``"dead"``; empty for a process of another host."""
+        if not self.note.host or self.note.host != this_host():  # empty: hidden from that process
+            return ""
+        return process_state(self.note.pid) or "dead"
+
+    def send(self, message: dict[str, Any], board: BoardHandle) -> None:
+        """Send a message; before the first one, connect, and say where the board is.
+
+        EOFError: the rank is gone, or takes no messages.
+        """
+        timeout_s = self.note.timeout_s
+        try:
+            if self.wire is None:
+                self.wire = Wire(socket.create_connection(self.note.address, timeout_s))
+                hello = {"token": self.note.token, "owner": own_rank(), "board": asdict(board)}
+                self.wire.send(hello, timeout_s)
+            self.wire.send(message, timeout_s)
+        except OSError as gone:  # a TimeoutError is one, too
+            raise EOFError(str(gone)) from gone
+
+    def receive(self) -> dict[str, Any]:
+        """What the rank has said; empty when that is nothing."""
+        assert self.wire is not None
+        message = self.wire.receive(0.0) or {}
+        self.in_place = message.get("in_place", self.in_place)
+        return message
+
+    @torch.no_grad()
+    def receive_blocks(self, view: Tensor, blocks: Sequence[Block], timeout_s: float) -> None:
+        """Read blocks of a leaf that the rank sends; raises what :meth:`Wire.receive_into` does."""
+        assert self.wire is not None
+        for block in blocks:
+            place = part_of(view, block)
+            into = place if place.is_contiguous() else torch.empty(place.shape, dtype=place.dtype)
+            self.wire.receive_into(raw(into), timeout_s)
+            if into is not place:
+                place.copy_(into)
+
+    def lose(self, how: str) -> None:
+        """Give this rank up for good."""
+        self.gone = how
+        if self.wire is not None:
+            self.wire.close()
+
+    def check_alike(self, name: str, sharding: Sharding) -> None:
+        """Refuse a leaf that this rank does not have, or has sharded in another way (LayoutMismatch)."""
+        theirs = self._leaves.get(name)
+        if theirs != sharding:
+            rank, owner = self.note.rank, own_rank()
+            raise LayoutMismatch(
+                f"{name} is not on rank {rank} as it is on rank {owner}",
+                f"rank {rank}: {theirs or 'no such sharded leaf'}; rank {owner}: {sharding}",
+                "build and shard the module alike on all ranks, and give SendShards the map's destinations",
+            )
+
+    def __str__(self) -> str:
+        return f"rank {self.note.rank} ({', '.join(filter(None, (f'pid {self.note.pid}', self.state)))})"
+
+
+def full_name(key: Key) -> str:
+    """The name under which all ranks know a leaf: ``("policy", "0.weight")`` is ``policy.0.weight``."""
+    return f"{parse(key[0]).leaf_prefix()}.{key[1]}"
