@@ -20,7 +20,7 @@ from rlsync.core.errors import BoardClosed, ConfigError, PublishError, RlsyncErr
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.program_end import end_with_program
+from rlsync.sync.processes import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import Transport

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlsync.tensors.layout import Layout
+from rlsync.transport.ring.format import RingCounters
 from rlsync.transport.ring.reader import TakenRollout
-from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers import frames as keys
 from rlsync.workers.cluster.flat import Arrived, Flat, unpack
 from rlsync.workers.cluster.job import Orders

@@ -23,7 +23,7 @@ from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.learner import RayTransport
 from rlsync.transport.ray.receiver import NodeReceiver
-from rlsync.transport.ring.watch import RingCounters
+from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.cluster.agent import NodeAgent
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
 from rlsync.workers.cluster.crew import Crew, LeftAgent, newest_stamp, taken_over

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Stamp
-from rlsync.transport.ring.watch import RingCounters
+from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.worker import CollectSettings
 
 

@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from rlsync.core.errors import RlsyncError, first_line
-from rlsync.transport.board.watch import process_state
-from rlsync.transport.ring.watch import RingCounters
+from rlsync.transport.board.format import process_state
+from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.cluster.job import AgentState
 
 #: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
