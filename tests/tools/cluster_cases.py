@@ -21,7 +21,7 @@ from rlsync.core.errors import WorkerLost
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.node import Node
 from rlsync.workers.cluster.nodes import Placement
-from rlsync.workers.cluster.status import ClusterStatus
+from rlsync.workers.cluster.session import ClusterStatus
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.supervision import Restarts
 from tests.tools.broken_player import BrokenPlayer

@@ -20,8 +20,7 @@ from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.reader import RingCounters, RolloutRing
-from rlsync.workers.cluster.flat import Flat, pack
-from rlsync.workers.cluster.job import AgentState, NodeJob, Orders, Turns
+from rlsync.workers.cluster.job import AgentState, Flat, NodeJob, Orders, Turns, pack
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S, Supervisor
 from rlsync.workers.worker import start_workers
 

@@ -13,8 +13,7 @@ from rlsync.tensors.layout import Layout
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers import frames as keys
-from rlsync.workers.cluster.flat import Arrived, Flat, unpack
-from rlsync.workers.cluster.job import Orders
+from rlsync.workers.cluster.job import Arrived, Flat, Orders, unpack
 from rlsync.workers.cluster.node import ANSWER_WITHIN_S, Node
 from rlsync.workers.cluster.nodes import Nodes
 

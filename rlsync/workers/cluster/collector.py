@@ -30,8 +30,7 @@ from rlsync.workers.cluster.crew import Crew, LeftAgent, newest_stamp, taken_ove
 from rlsync.workers.cluster.job import NodeJob, likeness_of
 from rlsync.workers.cluster.node import Machine, Node
 from rlsync.workers.cluster.nodes import NodeCounts, Nodes, Placement
-from rlsync.workers.cluster.session import Session
-from rlsync.workers.cluster.status import ClusterStatus, NodeStatus
+from rlsync.workers.cluster.session import ClusterStatus, NodeStatus, Session
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.frames import RolloutShape
