@@ -25,8 +25,8 @@ from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import BEST, CHECKPOINT, RECEIPTS, RESOLVED, video_file
 from rlsync.recipes.settings import Config
 from rlsync.workers.devices import device_named
-from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.envs.vectors import Envs
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
 

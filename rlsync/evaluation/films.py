@@ -24,10 +24,8 @@ from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.whole_file import write_whole
 from rlsync.evaluation.play import Episode, play
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.base import EnvStep
-from rlsync.workers.envs.rendered import draw_into_memory
-from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs
-from rlsync.workers.envs.vectors import AleEnvs, VectorEnvs
+from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
+from rlsync.workers.envs.vectors import AleEnvs, EnvStep, VectorEnvs
 from rlsync.workers.player import Player
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.base import Envs
+from rlsync.workers.envs.vectors import Envs
 from rlsync.workers.player import Player, Seat
 
 #: How many environments play at once, at most.

@@ -15,7 +15,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.tensors.target import materialise
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import ActionSpec, same_form
-from rlsync.workers.envs.base import Envs
+from rlsync.workers.envs.vectors import Envs
 
 #: What a player remembers of N environments: tensors [N, ...] by name.
 State = dict[str, Tensor]
