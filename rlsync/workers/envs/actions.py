@@ -85,13 +85,7 @@ def same_form(one: ActionSpec, other: ActionSpec) -> bool:
 
 
 def actions_of(space: Space[Any], name: str) -> ActionSpec:
-    """The actions of a gymnasium space, which is a choice or a vector; ``name`` is the environment's in
-    errors.
-
-    Example:
-        >>> actions_of(Discrete(3), "a game")
-        DiscreteActions(n=3)
-    """
+    """The actions of a gymnasium space; ``name`` is the environment's in errors."""
     match space:
         case Discrete():
             return DiscreteActions(int(space.n))
