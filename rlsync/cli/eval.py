@@ -16,8 +16,7 @@ from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_best
-from rlsync.evaluation.films import Film, Filmed, check_file, film, filmed
-from rlsync.evaluation.play import Score, at_once, play
+from rlsync.evaluation.play import Film, Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making

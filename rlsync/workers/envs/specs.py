@@ -280,7 +280,9 @@ def draw_into_memory() -> None:
 
 
 class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes each action several times, until the episode ends, and adds the rewards up."""
+    """Takes each action several times, until the episode ends, and adds the rewards up, as gymnasium's
+    RepeatAction does from 1.3 on.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any], times: int) -> None:
         super().__init__(env)
