@@ -116,7 +116,12 @@ class Score:
 
 
 def at_once(episodes: int) -> int:
-    """How many environments can share so many episodes equally; at most eight."""
+    """How many environments can share so many episodes equally; at most eight.
+
+    Example:
+        >>> at_once(20), at_once(3), at_once(11)
+        (5, 3, 1)
+    """
     return max(count for count in range(1, _AT_ONCE + 1) if episodes % count == 0)
 
 

@@ -90,15 +90,11 @@ class Pauses(Generic[_Who]):
 class Supervisor:
     """Starts worker processes and keeps them running.
 
-    A worker that ends by an error, or is killed, is started again after a pause. It adopts the newest
-    version; the other workers go on meanwhile. If one worker is silent for too long and others are not, it is
-    killed and started again. The run ends when one worker ends too often, when all were killed, or when all
-    are silent.
-
-    A worker that waits for a free slot is not silent. Silence counts only while :meth:`look` is called.
-
-    ``start(worker, life)`` starts the process of a worker; life 0 is its first start. In the ring, workers
-    leave signs of life, and why they ended.
+    A worker that ends by an error, or is killed, is started again after a pause; the others go on meanwhile.
+    If one worker is silent for too long and others are not, it is killed. The run ends when one worker ends
+    too often, when all were killed, or when all are silent. A worker that waits for a free slot is not
+    silent, and silence counts only while :meth:`look` is called. In the ring, workers leave signs of life,
+    and why they ended. ``start(worker, life)`` starts the process of a worker; life 0 is its first start.
     """
 
     def __init__(
@@ -124,11 +120,8 @@ class Supervisor:
         return sum(self._lives)
 
     def await_start(self, timeout_s: float, logs: StartLogs) -> None:
-        """Wait until all workers are ready, for ``timeout_s`` in all; the logs of their start are closed
-        then.
-
-        A worker that ends here raises WorkerLost and is not started again: its job has never worked yet. One
-        that is late raises AdoptionTimeout.
+        """Wait until all workers are ready, and close the logs of their start. AdoptionTimeout: one is late.
+        WorkerLost: one ended; it is not started again, because its job has never worked yet.
         """
 
         def last_words(worker: int) -> str:
@@ -146,10 +139,9 @@ class Supervisor:
         return self._ring.writer(worker).ready
 
     def look(self) -> bool:
-        """Note which workers have ended, kill silent ones, and start those again whose pause is over.
-
-        Returns whether a worker was killed or started: its slot is free again, so rollouts may arrive now.
-        WorkerLost: one ended too often, or none is left. AdoptionTimeout: all are silent.
+        """Note which workers have ended, kill silent ones, and start those again whose pause is over; whether
+        one was killed or started: its slot is free again. WorkerLost: one ended too often, or none is left.
+        AdoptionTimeout: all are silent.
         """
         for worker, process in enumerate(self.procs):
             if worker not in self._pauses.due and process.exitcode is not None:

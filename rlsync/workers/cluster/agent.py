@@ -69,9 +69,7 @@ class NodeAgent:
 
     def start(self, timeout_s: float) -> int:
         """Wait for the newest version, then start the workers; returns this agent's process id.
-
-        AdoptionTimeout: no version came, or a worker is not ready, in time. WorkerLost: a worker ended before
-        it was ready.
+        AdoptionTimeout: no version came, or a worker is not ready, in time. WorkerLost: a worker ended.
         """
         deadline, job = time.monotonic() + timeout_s, self._job
         # A player without weights publishes no version.
@@ -98,12 +96,10 @@ class NodeAgent:
             self._orders = orders
 
     def take(self, number: int, timeout_s: float) -> Flat | None:
-        """The rollout that was completed first on this node, of those not taken yet; ``None`` if none came in
-        time.
+        """The oldest rollout of this node that is not taken yet; ``None`` if none came in time.
 
-        Calls are served in the order of their numbers. The slot of the rollout is free again. WorkerLost: a
-        worker ended too often, or none is left. AdoptionTimeout: all workers are silent. PublishError: this
-        node cannot receive weights any more.
+        Calls are served in the order of their numbers. Errors are those of :meth:`Supervisor.look`, and
+        PublishError: this node cannot receive weights any more.
         """
         turns = self._turns
         if number < turns.first:
@@ -133,9 +129,7 @@ class NodeAgent:
 
     def follow(self, mailbox: Any, keep_s: float) -> AgentState:
         """Follow the next learner, and wait ``keep_s`` for the one after it. Workers begin no rollout until
-        it gives orders.
-
-        PublishError: the learner before is not gone, or this agent is about to end.
+        it gives orders. PublishError: the learner before is not gone, or this agent is about to end.
         """
         with self._supervising, self._ordering:
             if self._ending.is_set() or not self._receiver.learner_died:

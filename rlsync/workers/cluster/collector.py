@@ -211,10 +211,8 @@ class ClusterCollector(RolloutCollector):
         return self._arrivals.counters()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
-
-        ``seed`` is that of the first environment of the first worker of the first node. Returns the first
-        seed that the nodes that there are do not use, or with ``static_seed`` the same one.
+        """Reset all environments and random numbers, as ``UnrollCollector`` does, from the first node on.
+        Returns the first seed that the nodes that there are do not use, or with ``static_seed`` the same one.
         """
         self._arrivals.seed(seed)
         return seed if static_seed else seed + self._nodes.seats * self._envs_per_node
@@ -279,11 +277,8 @@ class ClusterCollector(RolloutCollector):
 
 
 class BoardHere:
-    """A board on the learner's machine with every version that nodes get, for readers that are no workers.
-
-    It receives them as a node does, under the same stamp, in a thread of the learner's process. Its readers
-    are not told to the learner, which waits for none of them. AdoptionTimeout: the first version did not come
-    in time.
+    """A board on the learner's machine with every version that nodes get, for readers that are no workers:
+    the learner waits for none of them. AdoptionTimeout: the first version did not come in time.
     """
 
     def __init__(self, mailbox: Any, timeout_s: float = 60.0) -> None:

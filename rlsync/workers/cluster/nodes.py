@@ -72,10 +72,9 @@ class Nodes:
     """Keeps an agent on every node that should have one.
 
     An agent that dies, gives no answer, or says that its workers cannot go on, is started again after a
-    pause, as a worker is on one host; a node where that happens too often is given up. A node that joins gets
-    an agent. The run ends when no node is left.
-
-    ``start(machine, seat)`` starts an agent; ``joined`` is called with each node whose workers are ready.
+    pause, as a worker is on one host; a node where that happens too often is given up. The run ends when no
+    node is left. ``start(machine, seat)`` starts an agent; ``joined`` is called with each node whose workers
+    are ready.
     """
 
     def __init__(
@@ -109,10 +108,8 @@ class Nodes:
         return 1 + max((node.seat for node in self), default=-1)
 
     def await_start(self) -> None:
-        """Wait until all nodes that are there are ready, and there are enough.
-
-        WorkerLost: a node was lost before it was ready; nothing is started again here. AdoptionTimeout: the
-        nodes are not ready, or not enough, in time.
+        """Wait until all nodes that are there are ready, and there are enough, or raise AdoptionTimeout.
+        WorkerLost: a node was lost before it was ready; nothing is started again here.
         """
         deadline = time.monotonic() + self._placement.start_timeout_s + self._placement.node_timeout_s
         while True:
@@ -159,9 +156,7 @@ class Nodes:
 
     def look(self) -> bool:
         """Start agents where they are missing, and end those that do not answer; whether one was started or
-        ended.
-
-        WorkerLost: no node is left.
+        ended. WorkerLost: no node is left.
         """
         before = self.tally.lost + self.tally.restarted + len(self._by_id)
         if time.monotonic() - self._looked_at_s >= LOOK_EVERY_S:  # not before each of many rollouts
