@@ -180,7 +180,6 @@ class UnrollCollector(RolloutCollector):
         return self._workers.restarts
 
     def board_here(self) -> BoardHandle:
-        """The board that the workers read."""
         return self.board.handle
 
     def counters(self) -> RingCounters:

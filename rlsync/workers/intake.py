@@ -140,7 +140,6 @@ class Intake:
         return batch
 
     def stop_waiting(self, error: RlsyncError) -> None:
-        """Raise this error where a rollout is awaited, now or next; another thread may call it."""
         self._stopped = error
 
     def close(self) -> None:
@@ -157,7 +156,6 @@ class Intake:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Workers begin no further rollout inside the block."""
         self._ring.pause()
         try:
             yield

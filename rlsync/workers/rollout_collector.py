@@ -190,7 +190,6 @@ class RolloutCollector(BaseCollector):
         return OrderedDict(frames=self._frames, batches=self._batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Set the counters."""
         self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
 
     def shutdown(

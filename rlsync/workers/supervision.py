@@ -200,7 +200,6 @@ class Supervisor:
         return self._ring.writer(worker).last_words.partition("\n")[0]
 
     def silent(self) -> AdoptionTimeout:
-        """The error to raise when no worker has completed a rollout within the timeout."""
         lines = [self._ring.writer(worker) for worker in range(len(self.procs))]
         workers = ", ".join(
             f"worker {line.writer} (pid {line.pid}, {'alive' if line.alive else 'dead'}, last seen "

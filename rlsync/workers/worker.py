@@ -300,7 +300,6 @@ class Roller:
 
     @torch.inference_mode()
     def reset(self, seed: int) -> None:
-        """Begin an episode in every environment; ``seed`` is that of the first one."""
         for group in self._groups:
             group.reset(seed)
 

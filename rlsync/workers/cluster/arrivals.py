@@ -60,11 +60,9 @@ class Arrivals:
         return tuple(self._origins)
 
     def begin_batch(self) -> None:
-        """Forget where the rollouts of the last batch came from."""
         self._origins = []
 
     def run(self) -> None:
-        """Let workers begin rollouts."""
         self._give(running=True)
 
     def pause(self) -> None:
@@ -79,13 +77,11 @@ class Arrivals:
         self._give(running=self.orders.running)
 
     def order(self, node: Node) -> ray.ObjectRef:
-        """Give a node the orders that hold now."""
         seed = self.orders.seed + node.seat * self._envs_per_node
         ref: ray.ObjectRef = node.agent.order.remote(replace(self.orders, seed=seed))
         return ref
 
     def take(self, timeout_s: float) -> TakenRollout | None:
-        """The next rollout; ``None`` if there was none in time."""
         started = time.monotonic()
         try:
             while True:

@@ -185,7 +185,6 @@ class ClusterCollector(RolloutCollector):
 
     @property
     def last_origins(self) -> tuple[Origin, ...]:
-        """Where the rollouts of the last batch come from."""
         return self._arrivals.origins
 
     def status(self) -> ClusterStatus:
@@ -220,7 +219,6 @@ class ClusterCollector(RolloutCollector):
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """End agents and workers, and the session."""
         closes = not self._closed
         super().shutdown(timeout)
         if closes and self.closed:

@@ -51,7 +51,6 @@ class Crew:
             raise ConfigError(f"agents cannot wait {self.keep_s:g} s", str(self), "give keep_s=0 or more")
 
     def options(self) -> dict[str, Any]:
-        """What Ray is told when it starts an agent."""
         if not self.keep_s:
             return {}
         name = f"{self._prefix}{uuid.uuid4().hex[:12]}"

@@ -48,7 +48,6 @@ class Machine:
 
 
 def living_machines() -> list[Machine]:
-    """The machines of the cluster that live now, as Ray knows them."""
     return [
         Machine(
             node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"], dict(node["Resources"])
@@ -177,7 +176,6 @@ def kill_family(pid: int) -> None:
 
 
 def why(error: RayError) -> str:
-    """Why a call to an agent failed, in one line."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         return (

@@ -51,7 +51,6 @@ class Placement:
             raise ConfigError("a number is too small", str(self), "give at least one node, credit and second")
 
     def takes(self, resources: Mapping[str, float]) -> bool:
-        """Whether a node with these resources gets an agent."""
         return all(resources.get(name, 0.0) >= amount for name, amount in self.resources.items())
 
 
@@ -169,7 +168,6 @@ class Nodes:
         return before != self.tally.lost + self.tally.restarted + len(self._by_id)
 
     def silent(self) -> AdoptionTimeout:
-        """The error to raise when no rollout comes from any node."""
         nodes = ", ".join(f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self)
         return AdoptionTimeout(
             f"no rollout came from {nodes or 'any node'}",

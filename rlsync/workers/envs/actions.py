@@ -27,12 +27,10 @@ class DiscreteActions:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one action."""
         return ()
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of an action."""
         return torch.int64
 
 
@@ -55,12 +53,10 @@ class BoxActions:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one action."""
         return (self.size,)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of an action."""
         return torch.float32
 
 

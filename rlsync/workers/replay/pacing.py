@@ -70,7 +70,6 @@ class PaceFrom:
         return self.pace.due(self._since(frames), updates - self.updates)
 
     def measured(self, frames: int, updates: int) -> float:
-        """The ratio that was held since this pace began."""
         return self.pace.measured(self._since(frames), updates - self.updates)
 
     def _since(self, frames: int) -> int:
