@@ -176,7 +176,11 @@ class RolloutCollector(BaseCollector):
             self._intake.release()
 
     def stop_waiting(self, error: RlsyncError) -> None:
-        """Raise this error where the learner waits for rollouts, now or next; any thread may call it."""
+        """Raise an error where the learner waits for rollouts, now or next; any thread may call it.
+
+        Args:
+            error: the error to raise there.
+        """
         if self._intake is not None:
             self._intake.stop_waiting(error)
 
@@ -190,6 +194,11 @@ class RolloutCollector(BaseCollector):
         return OrderedDict(frames=self._frames, batches=self._batches)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set the counters.
+
+        Args:
+            state_dict: what :meth:`state_dict` returned.
+        """
         self._frames, self._batches = int(state_dict["frames"]), int(state_dict["batches"])
 
     def shutdown(

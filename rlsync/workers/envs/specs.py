@@ -49,7 +49,11 @@ class GymnasiumEnvs:
     vectorized: bool = False
 
     def vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
-        """So many of these environments as one, which resets in the step that ends an episode."""
+        """These environments as one, which resets in the step that ends an episode.
+
+        Args:
+            num_envs: their number.
+        """
         if self.vectorized:
             return gymnasium.make_vec(self.id, num_envs, "vector_entry_point", **self.options)
         how = {"autoreset_mode": AutoresetMode.SAME_STEP}
