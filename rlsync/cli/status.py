@@ -19,7 +19,7 @@ from rlsync.transport.board.format import BoardWatch, process_state
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.shared_file import FileAddress
-from rlsync.workers.cluster.status import ClusterStatus
+from rlsync.workers.cluster.session import ClusterStatus
 
 _EXAMPLES = """examples:
   rlsync status runs/2026-11-20/18-00-00-000000
