@@ -48,7 +48,7 @@ from ray_parts import Leftovers, add_node, cluster_of, objects_left
 from soak import board_mappings, descriptors
 
 from rlsync.core.errors import RlsyncError, WorkerLost
-from rlsync.transport.relay.sender import KEPT_IMAGES
+from rlsync.transport.relay.ends import KEPT_IMAGES
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.nodes import Placement
 from rlsync.workers.envs.specs import GymnasiumEnvs

@@ -52,8 +52,8 @@ from rlsync.cli.measure import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, t
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
-from rlsync.transport.ray.handle import RayHandle
 from rlsync.transport.ray.learner import RayTransport
+from rlsync.transport.ray.receiver import RayHandle
 
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
     "RayBoardScheme": RayBoardScheme,

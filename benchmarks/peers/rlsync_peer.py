@@ -36,7 +36,7 @@ from rlsync.recipes.settings import (
     Config,
     LoggerConfig,
 )
-from rlsync.tensors.memory import keep_freed_memory
+from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 REPORT_EVERY_S = 0.5

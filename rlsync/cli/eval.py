@@ -16,8 +16,7 @@ from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_best
-from rlsync.evaluation.films import Film, Filmed, check_file, film, filmed
-from rlsync.evaluation.play import Score, at_once, play
+from rlsync.evaluation.play import Film, Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
@@ -25,8 +24,8 @@ from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import BEST, CHECKPOINT, RECEIPTS, RESOLVED, video_file
 from rlsync.recipes.settings import Config
 from rlsync.workers.devices import device_named
-from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.envs.vectors import Envs
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
 

@@ -15,11 +15,11 @@ from rlsync.cli.ended import Ended, at, ended
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.recipes.run_files import BOARD, CHECKPOINT, CLUSTER, METRICS, RECEIPTS, RESOLVED
 from rlsync.recipes.statistics import RunStatistics, statistics_in, statistics_schema
+from rlsync.transport.board.format import BoardWatch, process_state
 from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.board.watch import BoardWatch, process_state
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.shared_file import FileAddress
-from rlsync.workers.cluster.status import ClusterStatus
+from rlsync.workers.cluster.session import ClusterStatus
 
 _EXAMPLES = """examples:
   rlsync status runs/2026-11-20/18-00-00-000000

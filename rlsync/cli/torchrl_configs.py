@@ -22,7 +22,7 @@ from hydra.core.config_store import ConfigStore
 from rlsync import SyncWeights
 from rlsync.recipes.settings import CollectorConfig, RouteConfig, SyncConfig, WhenConfig
 from rlsync.recipes.sync_settings import sync_map, trigger
-from rlsync.sync.unchanged import UNCHANGED_PUBLISHES
+from rlsync.sync.trained import UNCHANGED_PUBLISHES
 
 PROVIDER = "rlsync"
 

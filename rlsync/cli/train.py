@@ -32,7 +32,7 @@ from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
 from rlsync.recipes.hooks import EpisodeReturns, InSummary
 from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.recipes.settings import Config
-from rlsync.tensors.memory import keep_freed_memory
+from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors, trainers

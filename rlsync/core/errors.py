@@ -152,10 +152,5 @@ def warn(warning: RlsyncWarning) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error message.
-
-    Example:
-        >>> first_line(ValueError("too wide\\nat line 3"))
-        'too wide'
-    """
+    """The first line of another library's error message."""
     return str(error).strip().partition("\n")[0]

@@ -40,17 +40,11 @@ NOTHING = Stamp(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What the ledger knows of one version.
-
-    Args:
-        stamp: its generation and number.
-        optim_steps: optimizer steps done when it was published; ``None`` when nobody counted them.
-        time_s: when, in seconds since the epoch; ``None`` for versions of an earlier life.
-    """
+    """What the ledger knows of one version."""
 
     stamp: Stamp
-    optim_steps: int | None
-    time_s: float | None
+    optim_steps: int | None  #: optimizer steps done when it was published; ``None`` when nobody counted them
+    time_s: float | None  #: when, in seconds since the epoch; ``None`` for versions of an earlier life
 
 
 class Ledger:
@@ -105,11 +99,7 @@ class Ledger:
                     self._known[version] = Publication(known.stamp, 0, known.time_s)
 
     def record(self, stamp: Stamp) -> None:
-        """Remember a publish that succeeded.
-
-        Raises:
-            PublishError: ``stamp`` is not :attr:`next`.
-        """
+        """Remember a publish that succeeded; a PublishError if ``stamp`` is not :attr:`next`."""
         if stamp != self.next:
             raise PublishError(
                 f"version {stamp.version} of generation {stamp.generation} was not given out",
@@ -125,12 +115,7 @@ class Ledger:
         return self._known.get(version)
 
     def optim_steps_since(self, version: int, now: int) -> int | None:
-        """Optimizer steps done since a version was published; ``None`` when the ledger does not know.
-
-        Args:
-            version: its number.
-            now: optimizer steps done now.
-        """
+        """Optimizer steps from a version's publish to ``now``; ``None`` when the ledger does not know."""
         known = self._known.get(version)
         return None if known is None or known.optim_steps is None else now - known.optim_steps
 
@@ -141,8 +126,7 @@ class Ledger:
     def follow(self, stamp: Stamp) -> None:
         """Begin a life after the one that published ``stamp``: a higher generation, and higher numbers.
 
-        Args:
-            stamp: the newest of that life; :data:`NOTHING` changes nothing.
+        ``stamp`` is the newest of that life; :data:`NOTHING` changes nothing.
 
         Example:
             >>> ledger = Ledger()
@@ -158,11 +142,7 @@ class Ledger:
         return {"version": self.version, "generation": self.generation, "published": steps}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Begin the life after the one that wrote ``state_dict``.
-
-        Args:
-            state_dict: what :meth:`state_dict` returned. ``"generation"`` may be absent: it is taken as 1.
-        """
+        """Begin the life after the one that wrote ``state_dict``. No ``"generation"`` means 1."""
         generation = max(self.generation, int(state_dict.get("generation", 1)) + 1)
         self._newest = Stamp(generation, max(self.version, int(state_dict["version"])))
         published: Iterable[tuple[int, int]] = state_dict["published"]

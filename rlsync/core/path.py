@@ -237,21 +237,11 @@ def _siblings(here: Any, segment: Segment) -> list[str]:
 
 
 def nearest_name(wanted: str, offered: Iterable[str]) -> str:
-    """The offered name closest to ``wanted``, or an empty string.
-
-    Example:
-        >>> nearest_name("polcy", ["policy", "env"])
-        'policy'
-    """
+    """The offered name closest to ``wanted``, or an empty string."""
     close = difflib.get_close_matches(wanted, list(offered), n=1, cutoff=0.6)
     return close[0] if close else ""
 
 
 def did_you_mean(name: str) -> str:
-    """The first words of a cure; an empty string if no name is near.
-
-    Example:
-        >>> did_you_mean("policy") + "the trainer has: policy, env"
-        "did you mean 'policy'? the trainer has: policy, env"
-    """
+    """The first words of a cure; an empty string if no name is near."""
     return f"did you mean {name!r}? " if name else ""

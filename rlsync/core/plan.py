@@ -308,12 +308,7 @@ _UNKNOWN = "?"
 
 
 def listed(names: Sequence[str], at_most: int) -> str:
-    """Names in one line: the first ones, and how many more there are.
-
-    Example:
-        >>> listed(["a", "b", "c", "d"], at_most=2)
-        'a, b and 2 more'
-    """
+    """Names in one line: the first ones, and how many more there are."""
     more = f" and {len(names) - at_most} more" if len(names) > at_most else ""
     return ", ".join(names[:at_most]) + more
 

@@ -20,19 +20,12 @@ UNITS: tuple[str, ...] = get_args(Unit)
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """One reading of the learner's counters.
+    """One reading of the learner's counters."""
 
-    Args:
-        batches: batches consumed from the collector.
-        frames: environment frames collected.
-        optim_steps: optimizer steps done.
-        seconds: seconds of training, summed over resumed runs.
-    """
-
-    batches: int = 0
-    frames: int = 0
-    optim_steps: int = 0
-    seconds: float = 0.0
+    batches: int = 0  #: consumed from the collector
+    frames: int = 0  #: environment frames collected
+    optim_steps: int = 0  #: optimizer steps done
+    seconds: float = 0.0  #: of training, summed over resumed runs
 
     def to_dict(self) -> dict[str, float]:
         """All counters by name."""
@@ -50,12 +43,7 @@ class Trigger:
     __slots__ = ()
 
     def due(self, last: Counters, now: Counters) -> bool:
-        """Whether a publish is due.
-
-        Args:
-            last: the counters at the last publish.
-            now: the counters now.
-        """
+        """Whether a publish is due, by the counters at the last publish and those of now."""
         raise NotImplementedError
 
     def units(self) -> frozenset[str]:

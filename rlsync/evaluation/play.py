@@ -1,20 +1,52 @@
-"""Play whole episodes with any player, in any vector of environments, and score them. Loads no torchrl."""
+"""Play whole episodes with any player, score them, and film one. Loads no torchrl."""
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
+from gymnasium.wrappers import RenderCollection
+from numpy.typing import NDArray
+from torch import Tensor
 
+from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync.core.whole_file import write_whole
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.base import Envs
+from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
+from rlsync.workers.envs.vectors import AleEnvs, Envs, EnvStep, VectorEnvs
 from rlsync.workers.player import Player, Seat
 
 #: How many environments play at once, at most.
 _AT_ONCE = 8
+
+#: Frames of one film: they stay in memory until it is written. A longer episode is still played to its end.
+MAX_FRAMES = 2000
+
+#: Largest width of a gif in pixels: choosing its colours takes time for every pixel.
+GIF_WIDTH = 400
+
+#: suffix -> the modules that write it, and where each comes from.
+_PACKAGES = {
+    ".gif": {"imageio": "rlsync[video]", "PIL": "rlsync[video]"},
+    ".mp4": {"imageio": "rlsync[video]", "imageio_ffmpeg": "imageio-ffmpeg"},
+}
+
+#: What the second copy of an Atari game has different: size, colour, and no stack.
+_SCREEN = {"img_height": 210, "img_width": 160, "grayscale": False, "stack_num": 1}
+_ATARI_FPS = 60
+_USUAL_FPS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +158,184 @@ def play(
                 ended.append(Episode(float(total[env]), int(length[env])))
             total[env], length[env] = 0.0, 0
         yield ended
+
+
+class FilmedGymnasium(VectorEnvs):
+    """One gymnasium environment, filmed by its own render mode ``rgb_array``."""
+
+    def __init__(self, spec: GymnasiumEnvs) -> None:
+        # Else the first picture of the next episode would replace the last one of this.
+        keep = partial(RenderCollection, reset_clean=False)
+        options = {**spec.options, "render_mode": "rgb_array", "wrappers": [keep]}
+        super().__init__(replace(spec, options=options).vector(1), spec.id)
+        #: Steps in one second of real time.
+        self.fps = float(self.envs.metadata.get("render_fps") or _USUAL_FPS)
+        #: The picture after the last reset or step, [H, W, 3]; after an episode's last step, its end.
+        self.frame = np.empty((0, 0, 3), np.uint8)
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        observation = super().reset(seed)
+        self._look()
+        return observation
+
+    def recv(self) -> EnvStep:
+        answer = super().recv()
+        self._look()
+        return answer
+
+    def _look(self) -> None:
+        pictures: Any = self.envs.render()
+        self.frame = np.asarray(pictures[0][0])
+
+
+class FilmedAtari(AleEnvs):
+    """An Atari game, and the same game once more for its screen.
+
+    ale-py's vector environment shows what the network sees: small, grey and stacked. So there is a second
+    copy with the same options, but full size and in colour. It begins with the same seed and takes the same
+    actions; the rewards and ends of both are compared at every step.
+    """
+
+    def __init__(self, spec: AtariEnvs) -> None:
+        options = spec.ale_options()
+        super().__init__(spec.game, 1, options, spec.life_loss_ends_episode)
+        self.fps = _ATARI_FPS / int(options["frameskip"])
+        self.frame = np.empty((0, 0, 3), np.uint8)
+        self._game = spec.game
+        self._shown = AleEnvs(spec.game, 1, {**options, **_SCREEN})
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        seed = 0 if seed is None else seed  # both copies need the same seed
+        self.frame = self._shown.reset(seed)[0, -1].numpy()
+        return super().reset(seed)
+
+    def send(self, action: Tensor) -> None:
+        super().send(action)
+        self._shown.send(action)
+
+    def recv(self) -> EnvStep:
+        answer = super().recv()
+        seen, reward, terminated, truncated, info = self._shown.ale.recv()
+        over = bool(terminated[0] or truncated[0])
+        here, on_film = (float(answer.reward[0]), bool(answer.over[0])), (float(reward[0]), over)
+        if here != on_film:
+            raise RlsyncError(
+                f"the game and its film differ: reward and end {here}, on film {on_film}",
+                f"{self._game}, started twice with one seed",
+                "leave the video out: --no-video",
+            )
+        self.frame = (info["final_obs"] if over else seen)[0, -1]
+        return answer
+
+    def close(self) -> None:
+        super().close()
+        self._shown.close()
+
+
+#: One environment that gives a picture of each step.
+Filmed = FilmedGymnasium | FilmedAtari
+
+
+def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:
+    """Make one environment and draw it, or raise ConfigError, whose cure says to ``leave_out`` the video."""
+    draw_into_memory()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one error is enough
+            match spec:
+                case AtariEnvs():
+                    envs: Filmed = FilmedAtari(spec)
+                case GymnasiumEnvs():
+                    envs = FilmedGymnasium(spec)
+                case _:
+                    raise ValueError(f"a {type(spec).__name__} has no screen")
+            envs.reset(seed)
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, RuntimeError, OSError) as error:
+        raise _nothing_to_see(spec, first_line(error), leave_out) from error
+    frame = envs.frame
+    if frame.ndim == 3 and frame.shape[-1] == 3 and frame.dtype == np.uint8:
+        return envs
+    envs.close()
+    raise _nothing_to_see(spec, f"it renders {frame.dtype} of shape {list(frame.shape)}", leave_out)
+
+
+def _nothing_to_see(spec: EnvSpec, why: str, leave_out: str) -> ConfigError:
+    name = spec.id if isinstance(spec, GymnasiumEnvs) else str(spec)
+    return ConfigError(
+        f"{name} cannot be filmed: {why}",
+        "its render mode rgb_array",
+        f"install what it renders with (pip install 'rlsync[video]'), or leave the video out: {leave_out}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """A file, the episode it shows, and its frames: one before the first step and one after each."""
+
+    file: Path
+    episode: Episode
+    frames: int
+
+    def __str__(self) -> str:
+        steps, (total, length) = self.frames - 1, (self.episode.total, self.episode.length)
+        cut = "" if steps == length else f"; the first {steps} steps of it"
+        return f"{self.file}: one more episode, return {total:.1f}, length {length}{cut}"
+
+
+def check_file(file: Path) -> None:
+    """Raise ConfigError for a file that cannot be written, before anything is played."""
+    check_packages(file)
+    if not os.access(file.parent, os.W_OK):
+        raise ConfigError(f"cannot write into {file.parent}", str(file), "name a file in another folder")
+
+
+def check_packages(file: Path) -> None:
+    """Raise ConfigError for a file of another kind or with a package missing; the folder need not exist."""
+    suffix = file.suffix.lower()
+    if suffix not in _PACKAGES:
+        raise ConfigError(f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4")
+    for module, package in _PACKAGES[suffix].items():
+        if find_spec(module) is None:
+            other = "" if suffix == ".gif" else ", or name a .gif"
+            raise ConfigError(
+                f"{module} is not installed, which writes {suffix}",
+                str(file),
+                f"pip install '{package}'{other}",
+            )
+
+
+def film(player: Player, envs: Filmed, file: Path, seed: int, device: torch.device = CPU) -> Film:
+    """Play one episode and write it as a video, whole or not at all; wide frames are made smaller for a gif.
+
+    The file is one that :func:`check_file` accepts. The seed is that of environment and actions.
+    """
+    episodes: list[Episode] = []
+    frames, gif = 0, file.suffix.lower() == ".gif"
+
+    def write(beside: Path) -> None:
+        nonlocal frames
+        with closing(_writer(beside, envs.fps)) as writer:
+            for ended in play(player, envs, 1, seed, device):
+                episodes.extend(ended)
+                if frames < MAX_FRAMES:
+                    writer.append_data(_narrowed(envs.frame) if gif else envs.frame)
+                    frames += 1
+
+    write_whole(file, write)
+    return Film(file, episodes[0], frames)
+
+
+def _writer(file: Path, fps: float) -> Any:
+    import imageio.v2 as imageio
+
+    if file.suffix.lower() == ".gif":  # bits: frames wait as palette images, a third of their bytes
+        return imageio.get_writer(file, mode="I", duration=1000 / fps, loop=0, bits=8)
+    # Else imageio resizes frames to multiples of 16.
+    return imageio.get_writer(file, mode="I", fps=fps, macro_block_size=2)
+
+
+def _narrowed(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    times = -(-frame.shape[1] // GIF_WIDTH)
+    return frame if times == 1 else np.asarray(Image.fromarray(frame).reduce(times))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import logging
 import math
 import os
+import shutil
 import signal
 import time
 from dataclasses import asdict, dataclass, fields
@@ -14,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsync.core.errors import BoardClosed, ConfigError, first_line
+from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line
 from rlsync.core.plan import POLICY
 from rlsync.core.whole_file import write_whole
-from rlsync.evaluation.films import EvaluationFilms, Filming
-from rlsync.evaluation.play import Episode, Score, at_once, play
+from rlsync.evaluation.play import Episode, Filmed, Score, at_once, film, filmed, play
 from rlsync.sync.adopter import Adopt
 from rlsync.transport.board.format import MAX_READERS
 from rlsync.transport.board.reader import BoardHandle
@@ -26,6 +27,8 @@ from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.player import Player, check_fits
 from rlsync.workers.worker import adopting, prepare_process
+
+_log = logging.getLogger(__name__)
 
 #: The evaluator's line on the board: the last one, which no worker has.
 READER = MAX_READERS - 1
@@ -40,6 +43,15 @@ class Evaluated(Score):
 
     version: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Filming:
+    """Which evaluations are filmed, and where their films go."""
+
+    folder: Path
+    every: int  # evaluations; the first one is filmed
+    best: Path | None = None  # shows the best version, at whichever evaluation; None: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +166,50 @@ def read_evaluations(file: Path) -> list[Evaluated]:
 def _numbers(row: dict[str, str]) -> dict[str, Any]:
     counted = ("episodes", "version")
     return {name: int(text) if name in counted else float(text) for name, text in row.items()}
+
+
+class EvaluationFilms:
+    """Films the first episode of evaluations, after they were written: a film delays no result.
+
+    The episode is played again, with the evaluation's seed, where each step is drawn. It is the first
+    episode of the evaluation's first environment. With a policy that draws its actions that holds only for
+    evaluations of one episode: others draw other actions.
+
+    If a film cannot be made, that is logged once, and evaluations go on.
+    """
+
+    def __init__(
+        self, filming: Filming, player: Player, env: EnvSpec, seed: int, device: torch.device = CPU
+    ) -> None:
+        self._filming = filming
+        self._player = player
+        self._env = env
+        self._seed = seed
+        self._device = device
+        self._stage: Filmed | None = None
+        self._evaluations = 0
+        self._warned = False
+
+    def evaluated(self, version: int, *, best: bool) -> None:
+        """Film the version that acts now, if it is its turn, or the best so far."""
+        due = self._evaluations % self._filming.every == 0
+        self._evaluations += 1
+        shown = self._filming.best if best else None
+        file = video_of_version(self._filming.folder, version) if due else shown
+        if file is None:
+            return
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if self._stage is None:
+                self._stage = filmed(self._env, self._seed)
+            film(self._player, self._stage, file, self._seed, self._device)
+            if due and shown is not None:
+                write_whole(shown, lambda beside: shutil.copyfile(file, beside))
+        except (RlsyncError, OSError, RuntimeError, ValueError) as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("no video of version %d (this is told once): %s", version, first_line(error))
+
+
+def video_of_version(folder: Path, version: int) -> Path:
+    return folder / f"version_{version:06d}.gif"

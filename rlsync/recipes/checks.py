@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.evaluation.films import check_packages
+from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.run_files import BEST_VIDEO
 from rlsync.recipes.settings import IN_PROCESS, LOGGER_PACKAGES, Config

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import above_zero, fraction, not_below_zero, refuse, values_for
-from rlsync.workers.envs.rendered import RenderedEnvs
-from rlsync.workers.envs.specs import AtariEnvs, GymnasiumEnvs
+from rlsync.workers.envs.specs import AtariEnvs, GymnasiumEnvs, RenderedEnvs
 
 _V5 = re.compile(r"ALE/\w+-v5")
 _OTHER = re.compile(r"(?:ALE/)?(?P<game>\w+?)(?:NoFrameskip|Deterministic)?-(?P<version>v[045])")
@@ -126,7 +125,7 @@ class AtariConfig(EnvConfig):
 class RenderedConfig(EnvConfig):
     """Any gymnasium id that renders ``rgb_array``, observed as its picture and as nothing else.
 
-    The keys are those of :class:`~rlsync.workers.envs.rendered.RenderedEnvs`; ``kwargs`` are its ``options``.
+    The keys are those of :class:`~rlsync.workers.envs.specs.RenderedEnvs`; ``kwargs`` are its ``options``.
     """
 
     kind: ClassVar[str] = "rendered"

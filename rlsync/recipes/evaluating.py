@@ -12,8 +12,8 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.evaluator import Evaluator, board_of
-from rlsync.evaluation.films import Filming, filmed
-from rlsync.evaluation.process import EvaluationJob
+from rlsync.evaluation.play import filmed
+from rlsync.evaluation.process import EvaluationJob, Filming
 from rlsync.recipes.checks import VIDEO_KEY
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run import Run

@@ -27,8 +27,7 @@ from rlsync.recipes.settings import Config
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
-from rlsync.workers.cluster.session import Session
-from rlsync.workers.cluster.status import ClusterStatus
+from rlsync.workers.cluster.session import ClusterStatus, Session
 from rlsync.workers.cluster.transition_collector import TransitionCollector
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs

@@ -26,7 +26,7 @@ from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
 from rlsync.recipes.settings import IN_PROCESS
 from rlsync.recipes.sync_settings import sync_map, trigger
-from rlsync.transport.ring.watch import RingCounters
+from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from rlsync.sync.acts import Acting
 from rlsync.sync.sample import Shadow, sampling
 from rlsync.sync.verification import answering, digests_of
+from rlsync.tensors.device import return_freed_memory
 from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.memory import return_freed_memory
 from rlsync.tensors.target import Target
 from rlsync.transport.contract import Handle, Note, Subscriber
 
@@ -30,15 +30,11 @@ LEARNER_WATCH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where the weights of a destination go.
+    """Where the weights of a destination go."""
 
-    Args:
-        find: returns the module that acts; asked before every adoption.
-        adopt: whether its parameters are pointed at the new version, where that reaches the code that acts,
-            or it is copied into their own memory.
-    """
-
-    find: Callable[[], object]
+    find: Callable[[], object]  #: returns the module that acts; asked before every adoption
+    #: Whether its parameters are pointed at the new version, where that reaches the code that acts, or it is
+    #: copied into their own memory.
     adopt: Adopt = "alias"
 
 
@@ -62,12 +58,7 @@ class Adopter:
     forward() may change is copied. A module that was replaced, or into which a state dict is loaded, owns
     its memory until the next adoption.
 
-    Args:
-        handle: what the worker reads.
-        worker: this worker's number.
-
-    Raises:
-        BoardClosed: the learner has closed the board or died.
+    ``handle`` leads to what worker number ``worker`` reads; BoardClosed if the learner has closed it or died.
     """
 
     def __init__(self, handle: Handle, worker: int) -> None:
@@ -84,12 +75,10 @@ class Adopter:
 
     @property
     def version(self) -> int:
-        """The version that acts."""
         return self._reader.version
 
     @property
     def newest(self) -> int:
-        """The newest published version."""
         return self._reader.newest
 
     @property
@@ -159,7 +148,6 @@ class Adopter:
         threading.Thread(target=_end_with_the_learner, args=(self._reader,), daemon=True).start()
 
     def close(self) -> None:
-        """Give line and lease back."""
         self._reader.close()
 
     def _digests(self, parameters: bool) -> dict[str, int]:

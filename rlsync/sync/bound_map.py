@@ -1,4 +1,4 @@
-"""BoundMap: a checked map, tied to live sources and an endpoint, ready to be published."""
+"""BoundMap: a checked map, tied to live sources and an endpoint. It is published, and copied out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from rlsync.sync.publisher import Publish
 from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
 from rlsync.sync.sample import Judgement, Sample
 from rlsync.sync.sharded.ranks import require_shards
-from rlsync.sync.trained import Training
-from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, Unchanged
+from rlsync.sync.trained import UNCHANGED_PUBLISHES, Training, Unchanged
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.leaves import memory_key
-from rlsync.transport.rules import Key
+from rlsync.transport.rules import Key, keyed
 
 
 @dataclass
@@ -38,18 +37,11 @@ class Gathered:
 
 
 class BoundMap:
-    """Publishes a map.
+    """Publishes a map, whose source paths begin at ``root``, the trainer, to the destinations of an endpoint.
 
-    Args:
-        sync_map: the map.
-        root: where its source paths begin: the trainer.
-        endpoint: where its destinations are.
-        training: what writes to the sources; a background publish is joined before its next step.
-        max_unchanged_publishes: see :class:`rlsync.sync.unchanged.Unchanged`.
-        finite: whether weights that are not all finite are refused.
-
-    Raises:
-        SyncMapError: the map cannot be carried out.
+    A background publish is joined before the next step of what ``training`` says writes to the sources.
+    ``finite`` refuses weights that are not all finite. See :class:`rlsync.sync.trained.Unchanged` for
+    ``max_unchanged_publishes``. SyncMapError if the map cannot be carried out.
     """
 
     def __init__(
@@ -78,7 +70,7 @@ class BoundMap:
     def _bind(self) -> None:
         self._routes = bind_routes(self._map, self._root, self.endpoint)
         self._plan = plan_of(self._routes, self.endpoint).check()
-        self._unchanged.restart([leaf for route in self._routes for leaf in route.picked])
+        self._unchanged.restart([sent.leaf for route in self._routes for sent in route.sent])
         gathered = self._gather()
         if not self._aliased:
             self._aliased = gathered.aliased
@@ -97,14 +89,14 @@ class BoundMap:
 
     def brought(self) -> set[Key]:
         """The leaves that a publish brings, aliased ones included."""
-        return {key for route in self._routes for key in route.keys}
+        return {sent.key for route in self._routes for sent in route.sent}
 
     def copies(self) -> dict[Key, Tensor]:
         """A copy of what each source holds now, in the dtype that its destination has."""
         return {
-            key: tensor.detach().to(spec.dtype, copy=True)
+            sent.key: sent.leaf.read().detach().to(sent.spec.dtype, copy=True)
             for route in self._routes
-            for key, spec, tensor in zip(route.keys, route.specs, route.tensors(), strict=True)
+            for sent in route.sent
         }
 
     def memory(self) -> set[object]:
@@ -116,14 +108,11 @@ class BoundMap:
         return found
 
     def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
-        """Publish the present weights as one version.
+        """Publish the present weights as one version; ``reason`` and the counters go into the receipt.
 
-        Args:
-            reason: why, for the receipt.
-            now: the learner's counters, for the receipt.
-            in_background: copy what the optimizers write after this has returned, and before their next
-                step. Everything else is copied at once: forward() writes to buffers, and nobody knows who
-                writes to the rest.
+        With ``in_background``, what the optimizers write is copied after this has returned, and before their
+        next step. Everything else is copied at once: forward() writes to buffers, and nobody knows who writes
+        to the rest.
 
         Raises:
             SyncMapError: the sources have changed and do not fit any more.
@@ -137,9 +126,7 @@ class BoundMap:
     ) -> Receipt | None:
         """Publish, as :meth:`publish` does, if every gate is open; ``None`` if one is not.
 
-        Args:
-            gates: asked when the publish before is visible.
-            reason, now, in_background: see :meth:`publish`.
+        They are asked when the publish before is visible.
         """
         with self.endpoint.publisher.begin() as publish:
             held = not all(gate() for gate in gates)
@@ -153,7 +140,8 @@ class BoundMap:
             self._require_finite(publish.stamp.version)
         if self._sharded:
             for route in self._routes:
-                require_shards(route.picked, route.verdicts, route.route)
+                sharded = [sent.leaf for sent in route.sent if sent.verdict is Verdict.SHARDED]
+                require_shards(sharded, route.route)
         self._unchanged.look(self._plan.routes, now.optim_steps)
         gathered = self._gather()
         steady = self._steady(gathered.copied) if in_background else {}
@@ -183,16 +171,16 @@ class BoundMap:
         found = Gathered()
         for route in self._routes:
             live = self.endpoint.tensors(route.destination)  # looked at anew at every publish
-            for key, spec, tensor in zip(route.keys, route.specs, route.tensors(), strict=True):
-                moved_bytes = 0 if spec.tie else spec.payload_bytes
+            for sent in route.sent:
+                key, tensor = sent.key, sent.leaf.read()
                 there = live.get(key[1]) if live else None
                 if there is not None and (there is tensor or memory_key(there) == memory_key(tensor)):
                     found.aliased.add(key)
-                    found.aliased_bytes += moved_bytes
+                    found.aliased_bytes += sent.moved_bytes
                     continue
-                becomes = spec.dtype if there is None else there.dtype
+                becomes = sent.spec.dtype if there is None else there.dtype
                 found.copied[key] = tensor
-                found.copied_bytes += moved_bytes
+                found.copied_bytes += sent.moved_bytes
                 found.cast_leaves += becomes is not tensor.dtype
         return found
 
@@ -204,22 +192,66 @@ class BoundMap:
                 optimizer.register_step_pre_hook(self._join)  # an optimizer writes to what is being copied
                 self._joined.add(optimizer)
             held |= {memory_key(p) for group in optimizer.param_groups for p in group["params"]}
-        moved_bytes = {
-            key: 0 if spec.tie else spec.payload_bytes
+        return {
+            sent.key: sent.moved_bytes
             for route in self._routes
-            for key, spec in zip(route.keys, route.specs, strict=True)
+            for sent in route.sent
+            if sent.key in leaves and memory_key(leaves[sent.key]) in held
         }
-        return {key: moved_bytes[key] for key, tensor in leaves.items() if memory_key(tensor) in held}
 
     def _join(self, *_: object) -> None:
         self.endpoint.publisher.join()
 
     def _require_finite(self, version: int) -> None:
         for route in self._routes:
-            for leaf, spec, tensor in zip(route.picked, route.specs, route.tensors(), strict=True):
-                if not all_finite(tensor, spec.dtype):
+            for sent in route.sent:
+                if not all_finite(sent.leaf.read(), sent.spec.dtype):
                     raise PublishError(
-                        f"{route.route.source}.{leaf.name} is not finite; nothing was published",
+                        f"{route.route.source}.{sent.leaf.name} is not finite; nothing was published",
                         f"version {version}, destination {route.destination!r}",
                         "look at the loss and the gradients of the last steps; resume from a checkpoint",
                     )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCopy:
+    """The leaves that a map brings, by destination and name, of one version. Nobody writes to them."""
+
+    version: int
+    leaves: Mapping[Key, Tensor]
+
+    def of(self, destination: str) -> dict[str, Tensor]:
+        """The leaves of one destination, by name."""
+        return {name: tensor for (found, name), tensor in self.leaves.items() if found == destination}
+
+
+class VersionCopies:
+    """Copies the newest version of a map for those who need it for longer than until the next publish.
+
+    A board keeps the newest version, from which it is copied when it is asked for. Other transports keep
+    none: there, every publish makes a copy more.
+    """
+
+    def __init__(self, bound_map: BoundMap) -> None:
+        self._map = bound_map
+        self._kept: VersionCopy | None = None
+
+    def published(self) -> None:
+        """The map has just been published: copy it, if the transport keeps no version."""
+        publisher = self._map.endpoint.publisher
+        if publisher.transport.newest_leaves() is None:
+            self._kept = VersionCopy(publisher.version, self._map.copies())
+
+    def newest(self) -> VersionCopy | None:
+        """The newest version, whichever thread asks; None if nobody has kept it."""
+        publisher = self._map.endpoint.publisher
+        transport, brought = publisher.transport, self._map.brought()
+        while True:
+            stamp, held = transport.newest_stamp, transport.newest_leaves()
+            if held is None:
+                break
+            leaves = {key: leaf.clone() for key, leaf in keyed(*held).items() if key in brought}
+            if transport.newest_stamp == stamp:  # what is the newest version all the time is not written to
+                return VersionCopy(stamp.version, leaves)
+        kept = self._kept
+        return kept if kept is not None and kept.version == publisher.version else None

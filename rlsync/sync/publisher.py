@@ -15,7 +15,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.tensors.sharded import any_sharded
 from rlsync.transport.contract import Transport
-from rlsync.transport.rules import Key, keyed
+from rlsync.transport.rules import Key, held
 
 #: ``leaves_at(destination)``: the leaves of a destination in the workers; ``None`` while nobody can tell.
 LeavesAt = Callable[[str], Sequence[LeafSpec] | None]
@@ -97,13 +97,8 @@ class Publish:
 class Publisher:
     """Publishes leaves by name, as one version; destinations that a publish leaves out keep their weights.
 
-    The ledger gives the number, the transport carries the bytes. A number is used up only when the version is
-    visible.
-
-    Args:
-        transport: carries the bytes.
-        ledger: gives the numbers; by default a new one.
-        leaves_at: which leaves a destination has in the workers.
+    The ledger gives the number, by default a new one; the transport carries the bytes. A number is used up
+    only when the version is visible. ``leaves_at`` says which leaves a destination has in the workers.
     """
 
     def __init__(
@@ -136,14 +131,9 @@ class Publisher:
         return None if found is None else list(found)
 
     def publish_modules(self, modules: Mapping[str, object], where: str) -> None:
-        """Publish every leaf of some modules as one version; nothing when there are none.
+        """Publish every leaf of the modules, by destination, as one version; nothing when there are none.
 
-        Args:
-            modules: by destination.
-            where: whose they are, for errors.
-
-        Raises:
-            LayoutMismatch: a leaf cannot travel.
+        ``where`` says whose they are, in the LayoutMismatch that is raised if a leaf cannot travel.
         """
         found: dict[Key, Tensor] = {}
         for destination, module in modules.items():
@@ -157,25 +147,13 @@ class Publisher:
     def publish(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
         """Publish one version of everything: ``leaves``, and what is not among them as it was.
 
-        Args:
-            leaves: see :meth:`Publish.fill`.
-            steady: see there.
-
-        Returns:
-            The version; ``None`` when it was coalesced.
-
-        Raises:
-            PublishError: another rank does not bring its parts.
+        See :meth:`Publish.fill`, also for what it returns and raises.
         """
         with self.begin() as publish:
             return publish.fill(leaves, steady)
 
     def begin(self) -> Publish:
-        """Begin a publish: the one before is joined, and the ledger's next number taken.
-
-        Raises:
-            PublishError: the one before was written to while it was copied, and is not published.
-        """
+        """Begin a publish: the one before is joined, and the ledger's next number taken; see :meth:`join`."""
         self.join()
         if self.ranks is not None:
             self.ranks.begin()
@@ -190,24 +168,17 @@ class Publisher:
     def join(self) -> None:
         """Wait until what was published is visible.
 
-        Raises:
-            PublishError: it was written to meanwhile, and is not published.
+        PublishError: it was written to meanwhile, and is not published.
         """
         underway, self.underway = self.underway, None
         if underway is not None:
             underway.finish()
 
     def fitted(self, fit: Fit, destination: str, weights: object) -> dict[Key, Tensor]:
-        """The tensors of some weights as leaves of a destination.
+        """The tensors of a module, tensordict or mapping as leaves of the destination of ``fit``.
 
-        Args:
-            fit: matches what is sent to this destination.
-            destination: where they go.
-            weights: a module, tensordict or mapping.
-
-        Raises:
-            LayoutMismatch: they do not fit, or are sharded and the transport is no board.
-            PublishError: a rank that has parts of them does not come.
+        LayoutMismatch: they do not fit, or are sharded and the transport is no board. PublishError: a rank
+        that has parts of them does not come.
         """
         named = fit.named(weights, self.specs(destination))
         leaves = {(destination, name): tensor for name, tensor in named.items()}
@@ -216,14 +187,10 @@ class Publisher:
         return leaves
 
     def meet_ranks(self, leaves: Mapping[Key, Tensor]) -> Ranks:
-        """Find the other ranks of the learner that hold parts of some leaves.
+        """Find the other ranks of the learner that hold parts of these leaves, which will be published.
 
-        Args:
-            leaves: what will be published.
-
-        Raises:
-            PublishError: a rank does not come.
-            LayoutMismatch: a rank has a leaf sharded in another way, or the transport is no board.
+        PublishError: a rank does not come. LayoutMismatch: a rank has a leaf sharded in another way, or the
+        transport is no board.
         """
         if self.ranks is None:
             self.ranks = Ranks.of(self.transport)
@@ -256,9 +223,7 @@ class Publisher:
         """Lay the transport out for these leaves, and for what its newest version holds besides."""
         if any_sharded(leaves.values()):
             self._meet_once(leaves)
-        newest = self.transport.newest_leaves()
-        held = {} if newest is None else keyed(*newest)
-        kept = {key: None for key in held if key not in leaves}
+        kept = {key: None for key in held(self.transport) if key not in leaves}
         self._brought |= _by_destination(leaves)
         first: dict[object, str] = {}
         laid_out: dict[str, list[LeafSpec]] = {}

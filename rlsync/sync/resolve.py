@@ -22,12 +22,23 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.sharded.ranks import require_board
 from rlsync.sync.trained import Training, frozen, unsent
 from rlsync.tensors.compare import Comparison, compare, excluded, named_like
+from rlsync.tensors.device import Covered
 from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves, memory_key
-from rlsync.tensors.memory import Covered
 from rlsync.transport.rules import Key
 
 SyncMap = Mapping[str, str | Source]
+
+
+@dataclass(frozen=True, slots=True)
+class SentLeaf:
+    """A source leaf that is sent, and the destination leaf that it goes to."""
+
+    leaf: Leaf  #: of the source
+    key: Key  #: of the destination
+    spec: LeafSpec  #: of the destination
+    verdict: Verdict
+    moved_bytes: int  #: 0 if it is tied to another leaf, which brings the bytes of both
 
 
 @dataclass
@@ -40,10 +51,7 @@ class BoundRoute:
     prefix: str
     leaves: Leaves  #: of the source
     comparisons: list[Comparison]
-    picked: list[Leaf]  #: source leaves that are sent, in the order of ``keys``
-    keys: list[Key]  #: destination leaves that they go to
-    specs: list[LeafSpec]  #: of these destination leaves
-    verdicts: list[Verdict]  #: what happens to each leaf that is sent
+    sent: list[SentLeaf]
     ties: list[tuple[Leaf, Leaf]]  #: source leaves that go to one piece of memory, and must be one themselves
 
     def current(self, root: object) -> bool:
@@ -52,15 +60,15 @@ class BoundRoute:
         return same and all(memory_key(one.read()) == memory_key(other.read()) for one, other in self.ties)
 
     def tensors(self) -> list[Tensor]:
-        """The present source tensors, in the order of the keys."""
-        return [leaf.read() for leaf in self.picked]
+        """The present source tensors that are sent."""
+        return [sent.leaf.read() for sent in self.sent]
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The present source tensors of the destination's parameters, by its full leaf names."""
         below = len(self.prefix) + 1 if self.prefix else 0
-        for (_, name), spec, leaf in zip(self.keys, self.specs, self.picked, strict=True):
-            if spec.kind == "parameter":
-                yield f"{self.route.destination}.{name[below:]}", leaf.read()
+        for sent in self.sent:
+            if sent.spec.kind == "parameter":
+                yield f"{self.route.destination}.{sent.key[1][below:]}", sent.leaf.read()
 
 
 def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[BoundRoute]:
@@ -99,7 +107,8 @@ def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> No
     places = {destination: _places(destination, endpoint) for destination in destinations}
     taken: dict[object, tuple[Tensor, str]] = {}
     for route in bound:
-        for (destination, name), tensor in zip(route.keys, route.tensors(), strict=True):
+        for sent in route.sent:
+            (destination, name), tensor = sent.key, sent.leaf.read()
             place = places[destination].get(name, (destination, name))
             there, source = taken.setdefault(place, (tensor, route.route.source))
             if source != route.route.source and memory_key(there) != memory_key(tensor):
@@ -142,13 +151,20 @@ def bind_route(
         _refuse_excluded(endpoint, found, route.exclude, where)
     comparisons, names = _compare(route, leaves, endpoint, found, prefix)
     by_name = dict(zip(names, leaves.leaves, strict=True))
-    sent = [c for c in comparisons if c.verdict is Verdict.ALIASED or c.verdict in MOVED]
-    keys = [(found, f"{prefix}.{c.name}" if prefix else c.name) for c in sent]
-    picked = [by_name[c.name] for c in sent]
-    require_board(picked, endpoint.publisher.transport, leaves.where)
-    specs, verdicts = [c.spec for c in sent], [c.verdict for c in sent]
-    ties = [(by_name[s.name], by_name[s.tie]) for s in specs if s.tie in by_name]
-    return BoundRoute(route, path, found, prefix, leaves, comparisons, picked, keys, specs, verdicts, ties)
+    sent = [
+        SentLeaf(
+            by_name[c.name],
+            (found, f"{prefix}.{c.name}" if prefix else c.name),
+            c.spec,
+            c.verdict,
+            0 if c.spec.tie else c.spec.payload_bytes,
+        )
+        for c in comparisons
+        if c.verdict is Verdict.ALIASED or c.verdict in MOVED
+    ]
+    require_board([s.leaf for s in sent], endpoint.publisher.transport, leaves.where)
+    ties = [(s.leaf, by_name[s.spec.tie]) for s in sent if s.spec.tie in by_name]
+    return BoundRoute(route, path, found, prefix, leaves, comparisons, sent, ties)
 
 
 def _refuse_excluded(endpoint: Endpoint, destination: str, patterns: Sequence[str], where: str) -> None:

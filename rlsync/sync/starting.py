@@ -78,16 +78,7 @@ class StartLog:
 
 
 class StartLogs:
-    """The learner's end: one log for each worker that starts; without ``timeout_s`` it waits for ever.
-
-    Example:
-        >>> logs = StartLogs(2, timeout_s=60.0)
-        >>> with logs[1].making():
-        ...     pass  # make environments here, in the worker's process
-        >>> logs.doing(1)
-        'it has not begun to make its environments, or has made them'
-        >>> logs.close()
-    """
+    """The learner's end: one log for each worker that starts; without ``timeout_s`` it waits for ever."""
 
     def __init__(self, workers: int, timeout_s: float | None) -> None:
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s

@@ -1,16 +1,19 @@
-"""Which of the weights that a map sends are trained, and which trained weights it leaves out."""
+"""Which weights of a map are trained, which trained ones it leaves out, and whether what it sends moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rlsync.core.errors import SourceNotFound
+from rlsync.core.errors import ConfigError, NothingChanged, SourceNotFound, warn
 from rlsync.core.path import Path, walk
-from rlsync.tensors.memory import Covered
+from rlsync.core.plan import Route
+from rlsync.tensors.device import Covered
+from rlsync.tensors.digest import digest, writes
+from rlsync.tensors.leaves import Leaf
 from rlsync.tensors.wrappers import uncompiled
 
 
@@ -57,3 +60,141 @@ def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Cove
             if parameter in held and parameter not in covered:
                 names.setdefault(id(parameter), uncompiled(f"{path}.{name}"))
     return tuple(names.values())
+
+
+#: After so many publishes in a row that sent the same weights there is a warning.
+UNCHANGED_PUBLISHES = 10
+_LEAST = 2
+
+
+def check_limit(publishes: int | None) -> None:
+    """Refuse a limit of unchanged publishes that is neither ``None`` nor a whole number of at least 2."""
+    whole = isinstance(publishes, int) and not isinstance(publishes, bool)
+    if publishes is not None and (not whole or publishes < _LEAST):
+        raise ConfigError(
+            f"a number of publishes in a row is a whole number of at least {_LEAST}, got {publishes!r}",
+            f"max_unchanged_publishes={publishes!r}",
+            f"for example {UNCHANGED_PUBLISHES}; None never warns",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Digests of tensors at one moment."""
+
+    sources: int  #: one of all sources that are watched
+    held: list[int]  #: one of each parameter of the optimizers
+
+
+class Unchanged:
+    """Watches the sources of a map, and warns if they stand still while the optimizers make steps.
+
+    The usual reason is that the map, or the optimizer, is on a copy. Only sources that require a gradient are
+    watched: target networks, frozen networks and constants may stand still. A publish counts only if an
+    optimizer step was made since the one before.
+
+    Autograd's write counters show cheaply that a source was written to. They do not see all writes, see
+    :func:`writes`. So before there is a warning, the values themselves are compared.
+
+    Sources that an optimizer holds and does not move, while it moves others, are taken to be frozen on
+    purpose, as an actor is while only its critic learns. It warns after ``after`` publishes in a row;
+    ``None`` never warns.
+    """
+
+    def __init__(self, after: int | None, training: Training) -> None:
+        self._after = after
+        self._training = training
+        self._leaves: list[Leaf] = []
+        self.restart([])
+
+    def restart(self, leaves: Sequence[Leaf]) -> None:
+        """Watch these sources from now on; it counts as a change."""
+        self._leaves = [leaf for leaf in leaves if leaf.kind == "parameter"]
+        self._steps = -1
+        self._marks: dict[int, tuple[int, int]] = {}
+        self._witness = 0  # the leaf that was seen to change; the others are looked at only if it does not
+        self._moved()
+
+    def _moved(self) -> None:
+        self._still = 0
+        self._patience = self._after
+        self._suspect: Values | None = None
+        self._warned = False
+
+    def look(self, routes: Sequence[Route], optim_steps: int) -> None:
+        """Look at the sources before a publish; the warning names ``routes``."""
+        if self._after is None or optim_steps == self._steps or not self._leaves:
+            return
+        self._steps = optim_steps
+        if self._has_moved():
+            self._moved()
+        elif self._marks and not self._warned:
+            self._count(routes)
+
+    def _has_moved(self) -> bool:
+        """Whether autograd saw a write to a source, or a source is other memory, since the last look."""
+        # One tensor is read at each publish, at no cost; the others only if it stands still.
+        before = self._marks.get(self._witness)
+        if before is not None and (now := _mark(self._leaves[self._witness].read())) != before:
+            self._marks[self._witness] = now
+            return True
+        marks = {i: _mark(tensor) for i, tensor in self._watched().items()}
+        moved = [i for i, mark in marks.items() if self._marks.get(i, mark) != mark]
+        first = not self._marks
+        self._marks = marks
+        self._witness = moved[0] if moved else self._witness
+        return first or bool(moved)
+
+    def _watched(self) -> dict[int, Tensor]:
+        tensors = ((i, leaf.read()) for i, leaf in enumerate(self._leaves))
+        return {i: tensor for i, tensor in tensors if tensor.requires_grad}
+
+    def _count(self, routes: Sequence[Route]) -> None:
+        assert self._patience is not None
+        self._still += 1
+        if self._still == self._patience - 1:
+            self._suspect = self._values()
+        elif self._suspect is not None and self._still >= self._patience:
+            now = self._values()
+            warning = (
+                None if now.sources != self._suspect.sources else self._judge(routes, self._suspect, now)
+            )
+            if warning is not None:
+                self._warned = True
+                warn(warning)
+            else:  # the counters are blind, or it is meant so: look again later, and half as often
+                self._still, self._suspect, self._patience = 0, None, 2 * self._patience
+
+    def _values(self) -> Values:
+        return Values(digest(self._watched().values()), [digest([p]) for p in self._training.parameters()])
+
+    def _judge(self, routes: Sequence[Route], before: Values, now: Values) -> NothingChanged | None:
+        parameters, names = self._training.parameters(), self._training.named()
+        held = Covered(parameters)
+        if len(before.held) != len(now.held):
+            return None  # another optimizer: too early to tell
+        moving = [p for p, old, new in zip(parameters, before.held, now.held, strict=True) if old != new]
+        lost = [p for p in names.values() if p.grad is not None and p not in held]
+        if moving and not lost and any(tensor in held for tensor in self._watched().values()):
+            return None
+        who_moves = f"the optimizers move {_listed(moving, names)}"
+        if lost:
+            who_moves += f"; no optimizer holds {_listed(lost, names)}, which gets gradients"
+        return NothingChanged(
+            f"{self._still} publishes in a row sent the same weights, although optimizer steps were made",
+            f"sync map {', '.join(map(str, routes))}; {who_moves}",
+            "one of them is a copy: name the module that is trained as the source, or give the parameters of "
+            "this one to the optimizer; max_unchanged_publishes=None never warns",
+        )
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), writes(tensor)
+
+
+def _listed(parameters: Sequence[Tensor], named: dict[str, Tensor]) -> str:
+    names = {id(parameter): name for name, parameter in named.items()}
+    labels = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in parameters]
+    if not labels:
+        return "nothing"
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more"

@@ -7,10 +7,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Ledger
@@ -18,33 +17,14 @@ from rlsync.core.path import nearest_name
 from rlsync.core.plan import no_destination
 from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopt
+from rlsync.sync.processes import WorkerProcesses
 from rlsync.sync.publisher import LeavesAt, Publisher
 from rlsync.tensors.compare import Fit, check_same_leaves
 from rlsync.tensors.layout import LeafSpec, specs_from_json
 from rlsync.transport.contract import Note, Transport
-from rlsync.transport.rules import Key, keyed
+from rlsync.transport.rules import Key, held
 
 _log = logging.getLogger(__name__)
-
-
-class WorkerProcesses(Protocol):
-    """A collector whose workers read a transport."""
-
-    num_workers: int
-
-    @property
-    def procs(self) -> list[BaseProcess]:
-        """The worker processes, by their numbers."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the workers were ended."""
-
-    def get_model(self, model_id: str) -> nn.Module:
-        """The learner's module for a destination."""
-
-    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """End the workers."""
 
 
 @runtime_checkable
@@ -193,9 +173,7 @@ class WorkersPublisher(Publisher):
         Names that the workers do not have are left out. LayoutMismatch: the weights do not fit.
         """
         specs = self.specs(destination) or ()
-        newest = self.transport.newest_leaves()
-        held = {} if newest is None else keyed(*newest)
-        kept = {name: tensor for (of, name), tensor in held.items() if of == destination}
+        kept = {name: tensor for (of, name), tensor in held(self.transport).items() if of == destination}
         named = {spec.name for spec in specs}
         self.send(destination, kept | {name: t for name, t in weights.items() if name in named})
 

@@ -182,12 +182,6 @@ class Fit:
     :func:`fitted`. Afterwards, weights of the same structure are recognised: a tensordict by its keys, a
     module by itself and its tree. Then only the form of each tensor is compared, so that a hand-written loop
     does not pay for the names again.
-
-    Example:
-        >>> fit = Fit("the weights", "of the worker")
-        >>> expected = Leaves(nn.Linear(2, 1), "policy").specs()
-        >>> sorted(fit.named(nn.Linear(2, 1), expected))
-        ['bias', 'weight']
     """
 
     def __init__(self, where: str, against: str) -> None:

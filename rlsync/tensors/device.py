@@ -1,4 +1,4 @@
-"""Devices: copies on streams of their own, events that say when they are done, precision.
+"""Devices and their memory: copies on streams of their own, events that say when they are done, precision.
 
 An accelerator works through its queues (streams) later than the host fills them. So whatever copies weights
 from or to one has to say in which order the copies and other work happen, and when the host may read the
@@ -7,12 +7,18 @@ result. On a CPU every call is done when it returns, and there is nothing to ord
 
 from __future__ import annotations
 
+import ctypes
+import gc
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rlsync.tensors.sharded import own_part
 
 #: Devices whose copies are done when the call returns: torch has no streams for them.
 _WITHOUT_STREAMS = frozenset({"cpu", "meta", "mps"})
@@ -21,22 +27,12 @@ _is_cpu = attrgetter("is_cpu")
 
 
 def is_queued(device: torch.device) -> bool:
-    """Whether a device works off queues, so that a copy may go on after the call that asked for it.
-
-    Example:
-        >>> is_queued(torch.device("cpu")), is_queued(torch.device("cuda", 0))
-        (False, True)
-    """
+    """Whether a device works off queues, so that a copy may go on after the call that asked for it."""
     return device.type not in _WITHOUT_STREAMS
 
 
 def all_on_cpu(tensors: Iterable[Tensor]) -> bool:
-    """Whether all of ``tensors`` are on the CPU; cheap, for it is asked at every publish and rollout.
-
-    Example:
-        >>> all_on_cpu([torch.zeros(2)]), all_on_cpu([torch.zeros(2, device="meta")])
-        (True, False)
-    """
+    """Whether all of ``tensors`` are on the CPU; cheap, for it is asked at every publish and rollout."""
     return all(map(_is_cpu, tensors))
 
 
@@ -46,12 +42,7 @@ def queued_devices(tensors: Iterable[Tensor]) -> frozenset[torch.device]:
 
 
 class Moment:
-    """A moment in the queues of some devices: all that was put into their current streams before it.
-
-    Example:
-        >>> moment = Moment.now(queued_devices([torch.zeros(2)]))
-        >>> moment.order(); moment.wait()  # nothing to wait for: the tensor is on the CPU
-    """
+    """A moment in the queues of some devices: all that was put into their current streams before it."""
 
     def __init__(self, events: Mapping[torch.device, Any]) -> None:
         self._events = events
@@ -115,12 +106,7 @@ def pinned(size_bytes: int) -> Tensor:
 
 
 def wide(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in one dtype: float32, or a wider one if a tensor has it.
-
-    Example:
-        >>> [t.dtype for t in wide(torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1))]
-        [torch.float32, torch.float32]
-    """
+    """The tensors in one dtype: float32, or a wider one if a tensor has it."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -132,10 +118,6 @@ def bfloat16_instructions() -> list[str] | None:
 
     Without such instructions bfloat16 is emulated, and convolutions are about ten times slower than in
     float32.
-
-    Example:
-        >>> set(bfloat16_instructions() or []) <= {"amx_bf16", "avx512_bf16", "bf16"}
-        True
     """
     if not hasattr(torch.cpu, "get_capabilities"):
         return None
@@ -145,3 +127,74 @@ def bfloat16_instructions() -> list[str] | None:
 
 def _current(device: torch.device) -> Any:
     return torch.get_device_module(device).current_stream(device)
+
+
+class Covered:
+    """The memory of some tensors: ``tensor in covered`` says whether a tensor overlaps it.
+
+    A view overlaps what it is a view of, as one member of an ensemble overlaps the stack. A tensor without
+    elements, or on the meta device, covers nothing.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._starts: dict[torch.device, list[int]] = {}
+        self._ends: dict[torch.device, list[int]] = {}
+        for start, end, device in sorted(filter(None, map(_span, tensors)), key=lambda span: span[0]):
+            starts, ends = self._starts.setdefault(device, []), self._ends.setdefault(device, [])
+            if ends and start < ends[-1]:
+                ends[-1] = max(ends[-1], end)
+            else:
+                starts.append(start)
+                ends.append(end)
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        span = _span(tensor)
+        if span is None or span[2] not in self._starts:
+            return False
+        start, end, device = span
+        at = bisect_right(self._ends[device], start)  # the first span that ends after it begins
+        return at < len(self._starts[device]) and self._starts[device][at] < end
+
+
+def _span(tensor: Tensor) -> tuple[int, int, torch.device] | None:
+    tensor = own_part(tensor)
+    if tensor.is_meta or not tensor.numel():
+        return None
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size(), tensor.device
+
+
+#: Parameter numbers of mallopt(3).
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+#: The largest value that glibc accepts.
+_LARGEST_MMAP_THRESHOLD = 32 << 20
+
+
+def keep_freed_memory() -> None:
+    """From this call on, let the process keep freed memory for its next allocations.
+
+    A learner allocates and frees the same activations in every step. By default the C library returns large
+    ones to the host and requests them again, with a page fault for each 4 KiB. That takes 4 to 6 % of a step
+    of the shallow network. The process then shrinks only if :func:`return_freed_memory` is called.
+    """
+    with suppress(AttributeError):  # a C library other than glibc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def return_freed_memory() -> None:
+    """Return unused memory to the host now.
+
+    Two things keep unused memory. Tensors in reference cycles wait for the next garbage collection. And the C
+    library keeps freed memory on its heap, where it also puts tensors of up to 32 MiB after a few of them
+    were freed. This takes some ten milliseconds, so call it rarely.
+    """
+    gc.collect()
+    with suppress(AttributeError):  # a C library other than glibc
+        ctypes.CDLL(None).malloc_trim(0)

@@ -21,25 +21,15 @@ Kind = Literal["parameter", "buffer", "extra_state"]
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """A leaf without its bytes.
+    """A leaf without its bytes. Leaves are equal whatever their device."""
 
-    Args:
-        name: dotted name, unique in its destination.
-        kind: ``"parameter"``, ``"buffer"`` or ``"extra_state"``.
-        shape: its shape.
-        dtype: its dtype.
-        tie: name of an earlier leaf that has the same memory; empty when there is none.
-        excluded: copied at a worker's first adoption, then never again.
-        device: where it was seen, for example ``"cuda:0"``; several, with commas, where workers differ; empty
-            if nobody knows. Leaves are equal whatever their device.
-    """
-
-    name: str
+    name: str  #: dotted, unique in its destination
     kind: Kind
     shape: tuple[int, ...]
     dtype: torch.dtype
-    tie: str = ""
-    excluded: bool = False
+    tie: str = ""  #: name of an earlier leaf that has the same memory; empty when there is none
+    excluded: bool = False  #: copied at a worker's first adoption, then never again
+    #: Where it was seen, for example ``"cuda:0"``; several, with commas, where workers differ; or empty.
     device: str = field(default="", compare=False)
 
     @property
@@ -58,19 +48,12 @@ class LeafSpec:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A leaf's place in a slot image.
+    """A leaf's place in a slot image."""
 
-    Args:
-        destination: which destination of the map it belongs to.
-        leaf: name, kind, shape and dtype.
-        offset: where its bytes begin in the image.
-        owner: the index of the published tensor that holds its bytes; tied leaves have the same index.
-    """
-
-    destination: str
+    destination: str  #: of the map
     leaf: LeafSpec
-    offset: int
-    owner: int
+    offset: int  #: where its bytes begin in the image
+    owner: int  #: the number of the published tensor that holds its bytes; tied leaves have the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +125,7 @@ class Layout:
         return [_view(image, entry) for entry in self.owned]
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse a wrong number of tensors, or one with a wrong shape. There is one for each owned entry.
-
-        Raises:
-            LayoutMismatch: names the first tensor that does not fit.
-        """
+        """Refuse a wrong number of tensors, or one without the shape of its leaf (LayoutMismatch)."""
         self.check_count(tensors)
         for entry, tensor in zip(self.owned, tensors, strict=True):
             if tensor.shape != entry.leaf.shape:
@@ -157,11 +136,7 @@ class Layout:
                 )
 
     def check_count(self, tensors: Sequence[object]) -> None:
-        """Refuse more or fewer tensors than there are entries that own their bytes.
-
-        Raises:
-            LayoutMismatch: says how many.
-        """
+        """Refuse more or fewer tensors than there are entries that own their bytes (LayoutMismatch)."""
         if len(tensors) != len(self.owned):
             raise LayoutMismatch(
                 f"{len(tensors)} tensors for {len(self.owned)} leaves",
@@ -175,12 +150,7 @@ class Layout:
 
 
 def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
-    """Leaves by destination as canonical JSON; a destination without leaves is in it, too.
-
-    Example:
-        >>> specs_from_json(specs_to_json({"policy": []}))
-        {'policy': []}
-    """
+    """Leaves by destination as canonical JSON; a destination without leaves is in it, too."""
     return json.dumps(_rows(destinations), separators=(",", ":")).encode()
 
 
@@ -211,12 +181,7 @@ def _view(image: torch.Tensor, entry: Entry) -> torch.Tensor:
 
 
 def dtype_name(dtype: object) -> str:
-    """A torch dtype, or its name, without the ``torch.`` prefix.
-
-    Example:
-        >>> dtype_name(torch.bfloat16), dtype_name("bfloat16")
-        ('bfloat16', 'bfloat16')
-    """
+    """A torch dtype, or its name, without the ``torch.`` prefix."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -224,10 +189,5 @@ _DTYPES = {dtype_name(d): d for d in vars(torch).values() if isinstance(d, torch
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The torch dtype called ``name``.
-
-    Example:
-        >>> dtype_named("bfloat16")
-        torch.bfloat16
-    """
+    """The torch dtype called ``name``."""
     return _DTYPES[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -111,7 +112,7 @@ class Leaves:
                     self._watch.append((store, key, None))
                 else:
                     self._present.append((store, key))
-                    yield Leaf(prefix + key, kind, _item_reader(store, key))
+                    yield Leaf(prefix + key, kind, partial(store.__getitem__, key))
         yield from self._walk_extra_state(module, prefix)
         self._lengths.append((module._modules, len(module._modules)))
         for key, child in module._modules.items():
@@ -136,7 +137,7 @@ class Leaves:
             kind: Kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
             if EXTRA_STATE in name.split("."):
                 kind = "extra_state"
-            yield Leaf(name, kind, _td_reader(td, key))
+            yield Leaf(name, kind, partial(td.get, key))
 
     def _walk_mapping(self, mapping: Mapping[Any, Any]) -> Iterator[Leaf]:
         for name, tensor in flatten_state(mapping, "", self.where):
@@ -177,18 +178,6 @@ class Leaves:
                 )
             )
         return specs
-
-
-def _item_reader(store: dict[str, Any], key: str) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        tensor: Tensor = store[key]
-        return tensor
-
-    return read
-
-
-def _td_reader(td: TensorDictBase, key: Any) -> Callable[[], Tensor]:
-    return lambda: td.get(key)
 
 
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:

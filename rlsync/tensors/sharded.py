@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -38,13 +38,7 @@ def any_sharded(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor: the local shard of a DTensor, any other tensor as it is.
-
-    Example:
-        >>> weight = torch.ones(2)
-        >>> own_part(weight) is weight
-        True
-    """
+    """What this process holds of a tensor: the local shard of a DTensor, any other tensor as it is."""
     if not is_sharded(tensor):
         return tensor
     with torch.no_grad():
@@ -79,15 +73,10 @@ class Sharding:
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Sharding:
-        """The inverse of :meth:`to_json`."""
+        """From the fields as JSON brings them."""
         cuts = tuple((dim, stretches) for dim, stretches in told["cuts"])
-        shapes = (tuple(told[key]) for key in ("shape", "mesh_shape", "mesh_ranks"))
-        shape, mesh_shape, mesh_ranks = shapes
+        shape, mesh_shape, mesh_ranks = (tuple(told[key]) for key in ("shape", "mesh_shape", "mesh_ranks"))
         return cls(shape, told["dtype"], mesh_shape, mesh_ranks, cuts)
-
-    def to_json(self) -> dict[str, Any]:
-        """As a value for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         along = " x ".join(

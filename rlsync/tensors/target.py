@@ -142,14 +142,7 @@ class Spare:
 
 @torch.no_grad()
 def write(leaves: Leaves, arrived: Mapping[str, Tensor]) -> None:
-    """Copy each tensor of ``arrived`` into the leaf of the same name, cast to the leaf's dtype.
-
-    Example:
-        >>> layer = nn.Linear(1, 1, bias=False)
-        >>> write(Leaves(layer, "policy"), {"weight": torch.tensor([[2.0]])})
-        >>> layer.weight.item()
-        2.0
-    """
+    """Copy each tensor of ``arrived`` into the leaf of the same name, cast to the leaf's dtype."""
     plain = [leaf for leaf in leaves.leaves if leaf.kind != "extra_state" and leaf.name in arrived]
     if plain:
         mine = [leaf.read().data for leaf in plain]
@@ -201,14 +194,7 @@ def is_compiled(module: object) -> bool:
 
 
 def materialise(module: nn.Module) -> None:
-    """Give meta parameters and buffers CPU memory with undefined values. Ties between them are kept.
-
-    Example:
-        >>> layer = nn.Linear(2, 1, device="meta")
-        >>> materialise(layer)
-        >>> layer.weight.device.type
-        'cpu'
-    """
+    """Give meta parameters and buffers CPU memory with undefined values. Ties between them are kept."""
     made: dict[int, Tensor] = {}
     for owner in list(module.modules()):
         for store in (owner._parameters, owner._buffers):

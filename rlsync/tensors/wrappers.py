@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 
 def unwrap(module: nn.Module, where: str) -> nn.Module:
-    """The module inside DDP, DataParallel and ``torch.compile``. FSDP 1 is refused.
-
-    Example:
-        >>> inner = nn.Linear(1, 1)
-        >>> unwrap(nn.DataParallel(inner), "policy") is inner
-        True
-    """
+    """The module inside DDP, DataParallel and ``torch.compile``. FSDP 1 is refused."""
     while True:
         if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             module = module.module
@@ -50,12 +44,7 @@ def is_compiled_wrapper(module: nn.Module) -> bool:
 
 
 def uncompiled(name: str) -> str:
-    """A leaf's name in a state dict, without the prefix that ``torch.compile`` adds.
-
-    Example:
-        >>> uncompiled("net._orig_mod.0.weight")
-        'net.0.weight'
-    """
+    """A leaf's name in a state dict, without the prefix that ``torch.compile`` adds."""
     return name.replace("_orig_mod.", "")
 
 
@@ -91,24 +80,12 @@ def _sharded(name: str, where: str) -> LayoutMismatch:
 
 
 def is_tensordict(value: object) -> TypeIs[TensorDictBase]:
-    """Whether ``value`` is a tensordict. While nobody has imported tensordict (seconds), nothing is one.
-
-    Example:
-        >>> from tensordict import TensorDict
-        >>> is_tensordict(TensorDict()), is_tensordict({})
-        (True, False)
-    """
+    """Whether ``value`` is a tensordict. While nobody has imported tensordict (seconds), nothing is one."""
     module = sys.modules.get("tensordict")
     return module is not None and isinstance(value, module.TensorDictBase)
 
 
 def is_tensordict_params(value: object) -> TypeIs[TensorDictParams]:
-    """Whether ``value`` is a module that holds a tensordict of parameters.
-
-    Example:
-        >>> from tensordict.nn import TensorDictParams
-        >>> is_tensordict_params(TensorDictParams())
-        True
-    """
+    """Whether ``value`` is a module that holds a tensordict of parameters."""
     module = sys.modules.get("tensordict.nn")
     return module is not None and isinstance(value, module.TensorDictParams)

@@ -14,8 +14,7 @@ from torchrl.collectors import Evaluator
 from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.path import nearest_name, parse, walk
 from rlsync.core.plan import no_destination
-from rlsync.sync.bound_map import BoundMap
-from rlsync.sync.version_copies import VersionCopies, VersionCopy
+from rlsync.sync.bound_map import BoundMap, VersionCopies, VersionCopy
 from rlsync.tensors.compare import check_same_leaves
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.tensors.target import write

@@ -175,8 +175,10 @@ def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -
 
     BoardClosed: the learner has closed the transport or died. AdoptionTimeout: it does not come in time.
     """
-    from rlsync.transport.ray.handle import RayHandle  # these load ray
-    from rlsync.transport.ray.receiver import NodeReceiver
+    from rlsync.transport.ray.receiver import (
+        NodeReceiver,
+        RayHandle,  # these load ray
+    )
 
     assert isinstance(handle, RayHandle)
     where = f"actor {actor}, process {os.getpid()}"

@@ -14,7 +14,7 @@ from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.program_end import end_with_program
+from rlsync.sync.processes import end_with_program
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers

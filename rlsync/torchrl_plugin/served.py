@@ -13,9 +13,9 @@ from torchrl.collectors.distributed import DistributedCollector, RayCollector, R
 
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.plan import POLICY
-from rlsync.sync.processes import await_ready
+from rlsync.sync.processes import WorkerProcesses, await_ready
 from rlsync.sync.starting import StartLog, StartLogs
-from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
+from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits

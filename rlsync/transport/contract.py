@@ -53,25 +53,15 @@ class Note(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReaderStatus:
-    """What a transport knows of one reader.
+    """What a transport knows of one reader."""
 
-    Args:
-        reader: its number, a worker's index.
-        pid: its process.
-        alive: whether it still reads.
-        state: ``"running"``, ``"stopped"`` or ``"dead"``.
-        adopted_version: the version it acts with; 0 before its first adoption.
-        lag_versions: newest published version minus the adopted one.
-        heartbeat_age_s: seconds since it last began a rollout.
-    """
-
-    reader: int
+    reader: int  #: its number, a worker's index
     pid: int
-    alive: bool
-    state: str
-    adopted_version: int
-    lag_versions: int
-    heartbeat_age_s: float
+    alive: bool  #: whether it still reads
+    state: str  #: ``"running"``, ``"stopped"`` or ``"dead"``
+    adopted_version: int  #: the version it acts with; 0 before its first adoption
+    lag_versions: int  #: newest published version minus the adopted one
+    heartbeat_age_s: float  #: seconds since it last began a rollout
 
     def __str__(self) -> str:
         return (

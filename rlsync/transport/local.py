@@ -15,9 +15,8 @@ from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.contract import Apply, Note, ReaderStatus
-from rlsync.transport.rules import check_newer, keyed
-from rlsync.transport.waiting import await_adoption
+from rlsync.transport.contract import Apply, Note, ReaderStatus, Subscriber, Transport
+from rlsync.transport.rules import await_adoption, check_newer, keyed, laid_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +65,13 @@ class Staged:
         return Staged(self.stamp, layout, tensors, Moment.now(queued_devices(tensors)))
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """Hands versions to the one reader in this process, between its rollouts and never during one.
 
     When no rollout is running, a publish calls the reader's ``apply`` at once, with the learner's own
     tensors. When one is running in another thread (``collector.start()``), the publish leaves a copy, and
     the reader takes it at its next rollout. It keeps no image: a publish changes the leaves that it brings,
     and others stay as they are.
-
-    See :class:`rlsync.transport.contract.Transport` and :class:`rlsync.transport.contract.Subscriber`: the
-    reader's end is :meth:`subscribe`.
 
     Example:
         >>> import torch
@@ -111,12 +107,10 @@ class LocalTransport:
 
     @property
     def layout(self) -> Layout | None:
-        """What the coming publishes carry."""
         return self._layout
 
     @property
     def newest_stamp(self) -> Stamp:
-        """The stamp of the newest version."""
         return self._newest
 
     def subscribe(self, apply: Apply, reader: int | None = None) -> LocalReader:
@@ -147,20 +141,11 @@ class LocalTransport:
     ) -> int | None:
         """Publish one version; never coalesces. See :meth:`rlsync.transport.contract.Transport.publish`.
 
-        Args:
-            tensors: one for each entry of the layout that owns its bytes.
-            later: not used: everything is copied before this returns.
-            stamp: generation and number of this version.
-
-        Raises:
-            LayoutMismatch: a tensor does not have the shape of its leaf.
-            PublishError: the stamp is not greater than the newest one.
-            BoardClosed: this transport was closed, or nothing is laid out yet.
+        ``later`` is not used: everything is copied before this returns.
         """
         self._check_open()
-        if self._layout is None:
-            raise BoardClosed("nothing is laid out yet", "LocalTransport.publish", "call lay_out first")
-        brought = Staged.of(self._layout, tensors, stamp)
+        layout = laid_out(self)
+        brought = Staged.of(layout, tensors, stamp)
         with self._guard:
             check_newer(stamp, self._newest)
             if self._acting.acquire(blocking=False):
@@ -181,31 +166,19 @@ class LocalTransport:
         """``None``: this transport keeps no copy."""
 
     def status(self) -> list[ReaderStatus]:
-        """The reader, if there is one."""
         return [] if self._reader is None else [self._reader.status()]
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
-        """Wait until the reader acts with ``version``; it does when its running rollout has ended.
-
-        Args:
-            version: the version to wait for.
-            timeout_s: give up after this many seconds.
-            readers: ``[0]``, or ``None``.
-
-        Raises:
-            AdoptionTimeout: the deadline passed.
-        """
+        """Wait until the reader acts with ``version``; it does when its running rollout has ended."""
         await_adoption(
             self._status_between_rollouts, version, timeout_s, readers, lambda: self._newest.version
         )
 
     def ask(self, lowest: int) -> int:
-        """Ask the reader; see :meth:`rlsync.transport.contract.Transport.ask`."""
         self._question, self._lowest = self._question + 1, lowest
         return self._question
 
     def note(self, reader: int, kind: Note) -> bytes | None:
-        """What the reader left."""
         return self._notes.get(kind) if reader == 0 else None
 
     def close(self) -> None:
@@ -236,13 +209,8 @@ class LocalTransport:
             self._reader.apply(staged)
 
 
-class LocalReader:
-    """The worker's end of a :class:`LocalTransport`, in the same process.
-
-    Args:
-        transport: the learner's end.
-        apply: writes a version into what acts.
-    """
+class LocalReader(Subscriber):
+    """The worker's end of a :class:`LocalTransport`, in the same process."""
 
     def __init__(self, transport: LocalTransport, apply: Apply) -> None:
         self._transport = transport
@@ -252,21 +220,17 @@ class LocalReader:
 
     @property
     def version(self) -> int:
-        """The version that acts."""
         return self._version
 
     @property
     def newest(self) -> int:
-        """The newest published version."""
         return self._transport.newest_stamp.version
 
     @property
     def asked(self) -> int:
-        """The number of the learner's last question; 0 when it is not about the version that acts."""
         return self._transport._question if self._version >= max(1, self._transport._lowest) else 0
 
     def adopt(self) -> int:
-        """Adopt the newest version."""
         with self.acting() as version:
             return version
 
@@ -286,7 +250,6 @@ class LocalReader:
 
     @property
     def closed_by_learner(self) -> bool:
-        """Whether the transport was closed."""
         return self._transport._closed
 
     @property
@@ -296,11 +259,9 @@ class LocalReader:
 
     @property
     def closed(self) -> bool:
-        """Whether this reader was closed."""
         return self._transport._reader is not self
 
     def leave_note(self, note: bytes, kind: Note) -> None:
-        """Tell the learner something."""
         self._transport._notes[kind] = note
 
     def forget(self) -> None:
@@ -313,6 +274,5 @@ class LocalReader:
         return ReaderStatus(0, os.getpid(), True, "running", self._version, lag, age_s)
 
     def close(self) -> None:
-        """Stop reading."""
         if not self.closed:
             self._transport._reader = None

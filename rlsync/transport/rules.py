@@ -1,14 +1,17 @@
-"""What every transport does alike with a publish: refuse an old stamp, keep what is not given."""
+"""What every transport does alike: refuse an old stamp, keep what is not given, wait for adoptions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
-from rlsync.core.errors import PublishError
+from rlsync.core.errors import AdoptionTimeout, BoardClosed, PublishError, WorkerLost
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
+from rlsync.transport.contract import ReaderStatus, Transport
 
 #: A destination and the name of one of its leaves.
 Key = tuple[str, str]
@@ -67,3 +70,119 @@ def completed(tensors: Sequence[Tensor | None], layout: Layout, kept: Mapping[Ke
             )
         whole.append(value)
     return whole
+
+
+def whole(transport: Transport, tensors: Sequence[Tensor | None], stamp: Stamp) -> list[Tensor]:
+    """What a publish brings, checked and whole: the newest version's value wherever there is ``None``.
+
+    Args:
+        transport: keeps a copy of its newest version.
+        tensors: one for each entry of its layout that owns its bytes.
+        stamp: generation and number of the version.
+
+    Raises:
+        BoardClosed: nothing is laid out yet.
+        LayoutMismatch: a tensor does not have the shape of its leaf.
+        PublishError: the stamp is not greater than the newest one, or a leaf has no value to keep.
+    """
+    layout = laid_out(transport)
+    given = [tensor for tensor in tensors if tensor is not None]
+    if len(given) < len(tensors):
+        given = completed(tensors, layout, held(transport))
+    layout.check(given)
+    check_newer(stamp, transport.newest_stamp)
+    return given
+
+
+def held(transport: Transport) -> dict[Key, Tensor]:
+    """The newest version's tensors by destination and leaf; none where the transport keeps no copy."""
+    newest = transport.newest_leaves()
+    return {} if newest is None else keyed(*newest)
+
+
+def laid_out(transport: Transport) -> Layout:
+    """What a publish carries; BoardClosed if nothing is laid out yet."""
+    if transport.layout is None:
+        where = f"{type(transport).__name__}.publish"
+        raise BoardClosed("nothing is laid out yet", where, "call lay_out first")
+    return transport.layout
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to pause between two looks, longer each time.
+
+    Waits poll: they must look at the other side's locks anyway, and nothing on the data path waits.
+    """
+    pause_s = 50e-6
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, 1e-3)
+
+
+def await_adoption(
+    status: Callable[[], list[ReaderStatus]],
+    version: int,
+    timeout_s: float,
+    readers: Iterable[int] | None,
+    newest: Callable[[], int],
+) -> None:
+    """Look at the readers until all that are expected have adopted ``version`` or a newer one.
+
+    Args:
+        status: the readers of a transport, now.
+        version: the version to wait for.
+        timeout_s: give up after this many seconds.
+        readers: the numbers expected; ``None`` for those attached, of which there must be one.
+        newest: the newest published version, for the error.
+
+    Raises:
+        WorkerLost: at once, when a reader is dead.
+        AdoptionTimeout: the deadline passed; names each reader that is missing, its pid and state.
+    """
+    expected = None if readers is None else sorted(set(readers))
+    deadline = time.monotonic() + timeout_s
+    for pause_s in pauses():
+        missing = _missing(status(), version, expected, newest())
+        if not missing:
+            return
+        dead = {reader: reader.state for reader in missing if reader.state == "dead"}
+        if dead:
+            raise worker_lost(dead, f"waiting for version {version} to be adopted")
+        if time.monotonic() >= deadline:
+            raise AdoptionTimeout(
+                f"version {version} was not adopted within {timeout_s:g} s",
+                "; ".join(map(str, missing)),
+                "wait for at least one rollout, or look at why the worker does not move",
+            )
+        time.sleep(pause_s)
+
+
+def _missing(
+    attached: list[ReaderStatus], version: int, expected: list[int] | None, newest: int
+) -> list[ReaderStatus]:
+    known = {reader.reader: reader for reader in attached}
+    absent = ReaderStatus(0, 0, False, "never attached", 0, newest, 0.0)
+    wanted = (sorted(known) or [0]) if expected is None else expected
+    asked = [known.get(number) or replace(absent, reader=number) for number in wanted]
+    return [reader for reader in asked if reader.adopted_version < version]
+
+
+def worker_lost(dead: Mapping[ReaderStatus, str], where: str) -> WorkerLost:
+    """The error for dead workers: how each ended, in words, and what the learner needed them for.
+
+    Example:
+        >>> status = ReaderStatus(1, 4242, False, "dead", 7, 2, 0.4)
+        >>> print(worker_lost({status: "killed by SIGKILL"}, "waiting for frames").what)
+        worker 1 (pid 4242, killed by SIGKILL, acted with version 7, 2 behind, last seen 0.4 s ago)
+    """
+    workers = (
+        f"worker {status.reader} (pid {status.pid}, {how}, acted with version {status.adopted_version}, "
+        f"{status.lag_versions} behind, last seen {status.heartbeat_age_s:.1f} s ago)"
+        for status, how in dead.items()
+    )
+    return WorkerLost(
+        "; ".join(workers),
+        where,
+        "look for the worker's own error above, or in the kernel's log if memory was short; "
+        "restart the run or the worker",
+    )

@@ -17,7 +17,6 @@ import secrets
 import struct
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,7 +47,8 @@ class SharedFile:
     def __init__(self, fd: int, address: FileAddress) -> None:
         self.fd = fd
         self.address = address
-        _forget_in_forked_children(self)
+        _close_in_forked_children()
+        _open_files.add(self)
 
     @classmethod
     def create(cls, name: str) -> SharedFile:
@@ -218,41 +218,28 @@ def _flock(kind: int, at: int) -> bytes:
     return struct.pack(_FLOCK, kind, os.SEEK_SET, at, 1, 0)
 
 
-_libc_handle: list[ctypes.CDLL] = []
 _open_files: weakref.WeakSet[SharedFile] = weakref.WeakSet()
-_fork_hook: list[Callable[[], None]] = []
 
 
+@cache
 def _libc() -> ctypes.CDLL:
-    if not _libc_handle:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_int,
-            ctypes.c_longlong,
-        ]
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
-        _libc_handle.append(libc)
-    return _libc_handle[0]
+    libc = ctypes.CDLL(None, use_errno=True)
+    size, number, offset = ctypes.c_size_t, ctypes.c_int, ctypes.c_longlong
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, offset]
+    libc.munmap.argtypes = [ctypes.c_void_p, size]
+    libc.fallocate.argtypes = [number, number, offset, offset]
+    return libc
 
 
-def _forget_in_forked_children(file: SharedFile) -> None:
+@cache
+def _close_in_forked_children() -> None:
     # A forked child shares the parent's open file description. If it kept the descriptor, the parent's locks
     # would outlive the parent.
-    if not _fork_hook:
-        os.register_at_fork(after_in_child=_close_inherited)
-        _fork_hook.append(_close_inherited)
-    _open_files.add(file)
+    os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _close_inherited() -> None:
     for file in list(_open_files):
-        if file.fd >= 0:
-            os.close(file.fd)
-            file.fd = -1
+        file.close()
     _open_files.clear()

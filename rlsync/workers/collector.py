@@ -19,7 +19,7 @@ from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
-from rlsync.workers.rollout_collector import RolloutCollector, check_adopt, check_counts
+from rlsync.workers.rollout_collector import RolloutCollector, check_settings
 from rlsync.workers.supervision import Restarts
 from rlsync.workers.worker import CollectSettings, start_workers
 
@@ -131,15 +131,14 @@ class UnrollCollector(RolloutCollector):
             start_method=start_method,
             silent_timeout_s=silent_timeout_s,
         )
-        counts = {
-            "steps": steps,
-            "envs_per_worker": envs_per_worker,
-            "num_workers": num_workers,
-            "rollouts_per_batch": rollouts_per_batch,
-        }
-        check_counts(counts, overlap, "UnrollCollector")
-        _check_slots(settings.slots, rollouts_per_batch)
-        check_adopt(adopt, "UnrollCollector")
+        counts = {"num_workers": num_workers, "rollouts_per_batch": rollouts_per_batch}
+        check_settings(settings, counts, "UnrollCollector")
+        if settings.slots < rollouts_per_batch:
+            raise ConfigError(
+                f"a batch of {rollouts_per_batch} rollouts does not fit into {settings.slots} slots",
+                f"UnrollCollector(rollouts_per_batch={rollouts_per_batch}, slots={settings.slots})",
+                "give as many slots as rollouts, or leave slots out",
+            )
         stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
         self.board = BoardWriter()
         self._counted: RingCounters | None = None
@@ -181,7 +180,6 @@ class UnrollCollector(RolloutCollector):
         return self._workers.restarts
 
     def board_here(self) -> BoardHandle:
-        """The board that the workers read."""
         return self.board.handle
 
     def counters(self) -> RingCounters:
@@ -208,12 +206,3 @@ class UnrollCollector(RolloutCollector):
         self._counted = self._ring.counters()
         self._ring.close()
         self._workers.end(timeout_s)
-
-
-def _check_slots(slots: int, rollouts: int) -> None:
-    if slots < rollouts:
-        raise ConfigError(
-            f"a batch of {rollouts} rollouts does not fit into {slots} slots",
-            f"UnrollCollector(rollouts_per_batch={rollouts}, slots={slots})",
-            "give as many slots as rollouts, or leave slots out",
-        )

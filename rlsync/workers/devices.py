@@ -16,16 +16,6 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
 
     Asking for it starts nothing on an accelerator. A device that torch cannot compute on, or this machine
     does not have, is refused; ``where`` is how the error calls the place of the name.
-
-    Example:
-        >>> device_named("cpu", "learner.device")
-        device(type='cpu')
-        >>> device_named("gpu", "learner.device")
-        Traceback (most recent call last):
-        ...
-        rlsync.core.errors.ConfigError: no device is called 'gpu'
-          where  learner.device
-          cure   give cpu, or an accelerator, for example cuda or cuda:1
     """
     try:
         device = torch.device(name)
@@ -47,13 +37,7 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
 def device_of_each(
     names: str | torch.device | Sequence[str | torch.device], workers: int, where: str
 ) -> tuple[torch.device, ...]:
-    """The device on which each worker acts: one name for all workers, or one for each. Errors call it
-    ``where``.
-
-    Example:
-        >>> device_of_each("cpu", 2, "collector.device")
-        (device(type='cpu'), device(type='cpu'))
-    """
+    """The device on which each worker acts: one name for all workers, or one for each."""
     if isinstance(names, str | torch.device):
         return (device_named(names, where),) * workers
     if not isinstance(names, Sequence):

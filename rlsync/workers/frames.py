@@ -102,12 +102,11 @@ class RolloutShape:
         There is room for a final observation of every step. It lies last, and pages that are not written to
         cost no memory: only what truncations needed is resident.
         """
-        leaves = (
-            LeafSpec(name, "buffer", shape, dtype) for name, (shape, dtype) in self._arrays(player).items()
-        )
-        return Layout.build({"rollout": list(leaves)})
+        arrays = self.arrays(player)
+        return Layout.build({"rollout": [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]})
 
-    def _arrays(self, player: Player) -> _Arrays:
+    def arrays(self, player: Player) -> _Arrays:
+        """By name, the shape and dtype of each array of a slot."""
         steps, envs = (self.steps, self.num_envs), (self.num_envs,)
         seen = (self.steps + 1, self.num_envs)
         observation = player.observation_shape
@@ -181,10 +180,9 @@ def _finals(rollouts: Sequence[Mapping[str, Tensor]], device: torch.device) -> d
         return {}
     pairs = list(zip(rollouts, counts, strict=True))
     observations = [rollout[FINAL_OBSERVATION][:count] for rollout, count in pairs]
-    envs = rollouts[0][REWARD].shape[1]
-    indices = [rollout[FINAL_INDEX][:count] for rollout, count in pairs]
-    shifted = [index + index.new_tensor([0, envs * place]) for place, index in enumerate(indices)]
-    return {FINAL_OBSERVATION: _joined(observations, device), FINAL_INDEX: _joined(shifted, device)}
+    used = [{REWARD: rollout[REWARD], FINAL_INDEX: rollout[FINAL_INDEX][:count]} for rollout, count in pairs]
+    indices = list(_shifted_indices(used))
+    return {FINAL_OBSERVATION: _joined(observations, device), FINAL_INDEX: _joined(indices, device)}
 
 
 def check_batch(batch: TensorDictBase, network: Player | Playable, optional: Sequence[str] = ()) -> None:
@@ -285,40 +283,33 @@ def concatenate(batches: Sequence[TensorDictBase], records: Sequence[Record] = (
     return TensorDict(out)
 
 
-def _shifted_indices(batches: Sequence[TensorDictBase]) -> Iterator[Tensor]:
+def _shifted_indices(batches: Sequence[TensorDictBase | Mapping[str, Tensor]]) -> Iterator[Tensor]:
+    """The indices of final observations once the unrolls of all batches stand behind each other."""
     before = 0
     for batch in batches:
         if FINAL_INDEX in batch:
-            index = batch.get(FINAL_INDEX)
+            index: Tensor = batch[FINAL_INDEX]
             yield index + index.new_tensor([0, before])
-        before += batch.get(REWARD).shape[1]
+        before += batch[REWARD].shape[1]
 
 
 def _expected(
     batch: TensorDictBase, player: Player
 ) -> Iterator[tuple[str, tuple[int, ...], torch.dtype | None]]:
-    """Key, shape and dtype; a dtype of None stands for any."""
+    """Key, shape and dtype; a dtype of None stands for any: of observations, and of floats but actions."""
     steps = tuple(batch.get(REWARD).shape[:2])
     if len(steps) != 2 or 0 in steps:
         raise _bad_batch(
             f"'reward' is {list(batch.get(REWARD).shape)}, not [T, B]", batch, "lay it out as listed"
         )
-    seen, (_, envs), observation = (steps[0] + 1, steps[1]), steps, player.observation_shape
-    yield OBSERVATION, (*seen, *observation), None
-    yield IS_INIT, seen, torch.bool
-    yield ACTION, (*steps, *player.actions.shape), player.actions.dtype
-    yield REWARD, steps, None
-    yield TERMINATED, steps, torch.bool
-    yield TRUNCATED, steps, torch.bool
-    for record in player.records:
-        if not record.beside:
-            lead = steps if record.per == "step" else (envs,)
-            any_float = record.dtype.is_floating_point
-            yield record.name, (*lead, *record.shape), None if any_float else record.dtype
-    yield REPLAYED, (envs,), torch.bool
     finals = batch.get(FINAL_INDEX).shape[:1] if FINAL_INDEX in batch else (0,)
-    yield FINAL_OBSERVATION, (*finals, *observation), None
-    yield FINAL_INDEX, (*finals, 2), torch.int64
+    checked = {*REQUIRED, *recorded_keys(player), *FINAL}
+    for name, (shape, dtype) in RolloutShape(*steps).arrays(player).items():
+        if name in checked:
+            seen = name in (OBSERVATION, FINAL_OBSERVATION)
+            loose = seen or (dtype.is_floating_point and name != ACTION)
+            yield name, (*finals, *shape[1:]) if name in FINAL else shape, None if loose else dtype
+    yield REPLAYED, steps[1:], torch.bool
 
 
 def _check_ends(batch: TensorDictBase) -> None:

@@ -26,8 +26,7 @@ class Rollouts(Protocol):
     """The learner's end of where rollouts come from: a ring, or the nodes of a cluster."""
 
     @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
+    def closed(self) -> bool: ...
 
     def run(self) -> None:
         """Let workers begin rollouts."""
@@ -95,7 +94,7 @@ class Intake:
 
     On the CPU a single rollout is not copied; several are, and given back at once. On an accelerator all are
     copied, and given back when the copies are done. ``silent_timeout_s`` is how long to wait for a rollout
-    while no worker is killed or started. The workers are looked at whenever a rollout is awaited.
+    while no worker is killed or started.
     """
 
     def __init__(
@@ -121,10 +120,8 @@ class Intake:
         self.writers: tuple[int, ...] = ()
 
     def batch(self) -> TensorDict:
-        """Wait for the next batch; the slot of the batch before is given back.
-
-        WorkerLost: a worker ended too often, or none is left. AdoptionTimeout: all workers are silent, or no
-        rollout comes although they are not.
+        """Wait for the next batch; the slot of the batch before is given back. It raises what the
+        makers raise; AdoptionTimeout, too, if no rollout comes although they are not silent.
         """
         self.release()
         if not self._running:
@@ -143,7 +140,6 @@ class Intake:
         return batch
 
     def stop_waiting(self, error: RlsyncError) -> None:
-        """Raise this error where a rollout is awaited, now or next; another thread may call it."""
         self._stopped = error
 
     def close(self) -> None:
@@ -160,7 +156,6 @@ class Intake:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Workers begin no further rollout inside the block."""
         self._ring.pause()
         try:
             yield

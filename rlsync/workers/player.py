@@ -16,7 +16,7 @@ from rlsync.sync.acts import Call, mid_episode
 from rlsync.tensors.target import materialise
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import ActionSpec, same_form
-from rlsync.workers.envs.base import Envs
+from rlsync.workers.envs.vectors import Envs
 
 #: Environments of a call that looks whether a player's parameters act.
 _ROWS = 4
@@ -198,12 +198,7 @@ class Playable(Protocol):
     """A network that knows its player, such as ``rlsync.recipes.impala.ImpalaNet``."""
 
     def player(self, *, store_params: bool = False, store_value: bool = False) -> Player:
-        """A player that acts with this network.
-
-        Args:
-            store_params: record the outputs of the policy.
-            store_value: record the value.
-        """
+        """A player that acts with this network; on demand it records the policy's outputs, and the value."""
 
 
 def player_of(acting: Player | Playable, *, store_params: bool = False, store_value: bool = False) -> Player:
@@ -288,14 +283,6 @@ class Seat:
 
     What the player gets lies on its device, and so do its state and what it records. Only the action comes
     back to the host, where the environments are. On the CPU nothing is copied.
-
-    Example:
-        >>> from rlsync.workers.envs.actions import DiscreteActions
-        >>> from rlsync.workers.players.uniform import UniformPlayer
-        >>> seat = Seat.taken(UniformPlayer(DiscreteActions(3), (4,)), seed=0)
-        >>> is_init = torch.ones(5, dtype=torch.bool)
-        >>> seat.act(torch.zeros(5, 4), is_init, torch.zeros(5), seat.begin(5)).action.shape
-        torch.Size([5])
     """
 
     player: Player

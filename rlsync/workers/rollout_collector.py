@@ -20,7 +20,7 @@ from rlsync.core.errors import BoardClosed, ConfigError, PublishError, RlsyncErr
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.program_end import end_with_program
+from rlsync.sync.processes import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import Transport
@@ -240,24 +240,21 @@ class RolloutCollector(BaseCollector):
         return batch
 
 
-def check_adopt(adopt: str, where: str) -> None:
-    """Refuse a way to adopt that workers do not know; ``where`` is how an error calls who was given it."""
+def check_settings(settings: CollectSettings, counts: Mapping[str, int], where: str) -> None:
+    """Refuse what workers cannot do, and a number below one, ``counts`` too, by its argument's name."""
+    steps, envs, adopt = settings.shape.steps, settings.shape.num_envs, settings.adopt
+    for name, value in {"steps": steps, "envs_per_worker": envs, **counts}.items():
+        if value < 1:
+            raise ConfigError(f"{name} is at least 1, got {value}", f"{where}({name}={value})", "")
+    if settings.overlap and envs < 2:
+        raise ConfigError(
+            "one environment cannot be split in two",
+            f"{where}(overlap=True, envs_per_worker={envs})",
+            "give two or more, or overlap=False",
+        )
     if adopt not in get_args(Adopt):
         raise ConfigError(
             f"workers cannot adopt by {adopt!r}",
             f"{where}(adopt={adopt!r})",
             f"give one of {', '.join(get_args(Adopt))}",
-        )
-
-
-def check_counts(counts: Mapping[str, int], overlap: bool, where: str) -> None:
-    """Refuse a number below one, by its argument's name, and one environment that is to be split in two."""
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{name} is at least 1, got {value}", f"{where}({name}={value})", "")
-    if overlap and counts["envs_per_worker"] < 2:
-        raise ConfigError(
-            "one environment cannot be split in two",
-            f"{where}(overlap=True, envs_per_worker={counts['envs_per_worker']})",
-            "give two or more, or overlap=False",
         )

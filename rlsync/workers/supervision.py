@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from typing import Generic, TypeVar
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.sync.processes import LOOK_EVERY_S, Silence, await_ready, ending
@@ -14,6 +15,8 @@ from rlsync.sync.starting import StartLogs
 from rlsync.transport.ring.reader import RolloutRing
 
 _log = logging.getLogger(__name__)
+
+_Who = TypeVar("_Who")
 
 #: How long workers may take to complete a step and leave.
 LEAVE_TIMEOUT_S = 5.0
@@ -59,18 +62,39 @@ class Restarts:
         return float(min(self.longest_pause_s, self.first_pause_s * 2.0**already))
 
 
+class Pauses(Generic[_Who]):
+    """Who has ended, and when it is started again: :class:`Restarts` at work, for workers and for nodes."""
+
+    def __init__(self, restarts: Restarts) -> None:
+        self._restarts = restarts
+        self._ended: dict[_Who, list[float]] = {}  # the ends within the window, times of the monotonic clock
+        self.due: dict[_Who, float] = {}  # when to start it; whoever does so takes it out
+
+    def note_end(self, who: _Who) -> float | None:
+        """The seconds until it is due; ``None``: it has ended too often, and is not."""
+        now, restarts = time.monotonic(), self._restarts
+        recent = [at for at in self._ended.get(who, []) if now - at < restarts.window_s]
+        self._ended[who] = [*recent, now]
+        if len(recent) >= restarts.at_most:
+            return None
+        pause_s = restarts.pause_s(len(recent))
+        self.due[who] = now + pause_s
+        return pause_s
+
+    def how_often(self, who: _Who) -> str:
+        """How often it has ended within the window, if more than once."""
+        times = len(self._ended[who])
+        return f", {times} times within {self._restarts.window_s:g} s" if times > 1 else ""
+
+
 class Supervisor:
     """Starts worker processes and keeps them running.
 
-    A worker that ends by an error, or is killed, is started again after a pause. It adopts the newest
-    version; the other workers go on meanwhile. If one worker is silent for too long and others are not, it is
-    killed and started again. The run ends when one worker ends too often, when all were killed, or when all
-    are silent.
-
-    A worker that waits for a free slot is not silent. Silence counts only while :meth:`look` is called.
-
-    ``start(worker, life)`` starts the process of a worker; life 0 is its first start. In the ring, workers
-    leave signs of life, and why they ended.
+    A worker that ends by an error, or is killed, is started again after a pause; the others go on meanwhile.
+    If one worker is silent for too long and others are not, it is killed. The run ends when one worker ends
+    too often, when all were killed, or when all are silent. A worker that waits for a free slot is not
+    silent, and silence counts only while :meth:`look` is called. In the ring, workers leave signs of life,
+    and why they ended. ``start(worker, life)`` starts the process of a worker; life 0 is its first start.
     """
 
     def __init__(
@@ -81,14 +105,11 @@ class Supervisor:
         restarts: Restarts,
         silent_timeout_s: float,
     ) -> None:
-        self._start = start
-        self._ring = ring
-        self._restarts = restarts
+        self._start, self._ring = start, ring
+        self._pauses = Pauses[int](restarts)
         self._silence = Silence(silent_timeout_s)
         self._silenced: set[int] = set()
         self._lives = [0] * count
-        self._ended: list[list[float]] = [[] for _ in range(count)]
-        self._due: dict[int, float] = {}
         self.procs: list[BaseProcess] = []
         for worker in range(count):
             ring.expect(worker)
@@ -99,11 +120,8 @@ class Supervisor:
         return sum(self._lives)
 
     def await_start(self, timeout_s: float, logs: StartLogs) -> None:
-        """Wait until all workers are ready, for ``timeout_s`` in all; the logs of their start are closed
-        then.
-
-        A worker that ends here raises WorkerLost and is not started again: its job has never worked yet. One
-        that is late raises AdoptionTimeout.
+        """Wait until all workers are ready, and close the logs of their start. AdoptionTimeout: one is late.
+        WorkerLost: one ended; it is not started again, because its job has never worked yet.
         """
 
         def last_words(worker: int) -> str:
@@ -121,24 +139,23 @@ class Supervisor:
         return self._ring.writer(worker).ready
 
     def look(self) -> bool:
-        """Note which workers have ended, kill silent ones, and start those again whose pause is over.
-
-        Returns whether a worker was killed or started: its slot is free again, so rollouts may arrive now.
-        WorkerLost: one ended too often, or none is left. AdoptionTimeout: all are silent.
+        """Note which workers have ended, kill silent ones, and start those again whose pause is over; whether
+        one was killed or started: its slot is free again. WorkerLost: one ended too often, or none is left.
+        AdoptionTimeout: all are silent.
         """
         for worker, process in enumerate(self.procs):
-            if worker not in self._due and process.exitcode is not None:
+            if worker not in self._pauses.due and process.exitcode is not None:
                 self._note_end(worker)
-        if self._due:
+        if self._pauses.due:
             self._require_one_left()
         silent = self._end_silent()
-        due = [worker for worker, at in self._due.items() if time.monotonic() >= at]
+        due = [worker for worker, at in self._pauses.due.items() if time.monotonic() >= at]
         for worker in due:
             self._start_again(worker)
         return bool(silent or due)
 
     def _end_silent(self) -> list[int]:
-        looked_at = [worker for worker in range(len(self.procs)) if worker not in self._due]
+        looked_at = [worker for worker in range(len(self.procs)) if worker not in self._pauses.due]
         silent = self._silence.look({w: self._ring.writer(w).heartbeat_age_s for w in looked_at})
         if len(silent) == len(self.procs):
             raise self.silent()
@@ -148,7 +165,7 @@ class Supervisor:
         return silent
 
     def _start_again(self, worker: int) -> None:
-        del self._due[worker]
+        del self._pauses.due[worker]
         self._silenced.discard(worker)
         self._lives[worker] += 1
         self.procs[worker].close()
@@ -157,20 +174,16 @@ class Supervisor:
         _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
 
     def _note_end(self, worker: int) -> None:
-        now, kept = time.monotonic(), self._restarts
-        recent = [at for at in self._ended[worker] if now - at < kept.window_s]
-        if len(recent) >= kept.at_most:
-            often = f", {len(recent) + 1} times within {kept.window_s:g} s" if recent else ""
-            raise WorkerLost(self._how_it_ended(worker, often), "collecting rollouts", _CURE)
-        pause_s = kept.pause_s(len(recent))
+        pause_s = self._pauses.note_end(worker)
+        if pause_s is None:
+            end = self._how_it_ended(worker, self._pauses.how_often(worker))
+            raise WorkerLost(end, "collecting rollouts", _CURE)
         _, _, words = self._ring.writer(worker).last_words.partition("\n")
         end = self._how_it_ended(worker)
         _log.warning("%s; it is started again in %g s%s", end, pause_s, f"\n{words}" if words else "")
-        self._ended[worker] = [*recent, now]
-        self._due[worker] = now + pause_s
 
     def _require_one_left(self) -> None:
-        if len(self._due) < len(self.procs):
+        if len(self._pauses.due) < len(self.procs):
             return
         codes = [process.exitcode for process in self.procs]
         if all(code is not None and code < 0 for code in codes):
@@ -187,7 +200,6 @@ class Supervisor:
         return self._ring.writer(worker).last_words.partition("\n")[0]
 
     def silent(self) -> AdoptionTimeout:
-        """The error to raise when no worker has completed a rollout within the timeout."""
         lines = [self._ring.writer(worker) for worker in range(len(self.procs))]
         workers = ", ".join(
             f"worker {line.writer} (pid {line.pid}, {'alive' if line.alive else 'dead'}, last seen "

@@ -17,8 +17,8 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.job import examined
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.evaluation.films import EvaluationFilms, FilmedAtari, Filming, film, filmed, video_of_version
-from rlsync.evaluation.play import play
+from rlsync.evaluation.play import FilmedAtari, film, filmed, play
+from rlsync.evaluation.process import EvaluationFilms, Filming, video_of_version
 from rlsync.recipes import parts
 from rlsync.recipes.impala import Categorical, ImpalaNet
 from rlsync.recipes.impala.settings import ImpalaConfig
@@ -157,7 +157,7 @@ def step_on(envs: FilmedAtari, steps: int) -> None:
 def test_a_long_episode_is_filmed_in_part_and_played_in_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlsync.evaluation.films.MAX_FRAMES", 5)
+    monkeypatch.setattr("rlsync.evaluation.play.MAX_FRAMES", 5)
     player = ImpalaNet((4,), Categorical(2)).player()
     envs = filmed(GymnasiumEnvs("CartPole-v1"), seed=0)
     made = film(player, envs, tmp_path / "cut.gif", seed=0)
@@ -265,7 +265,7 @@ def test_a_missing_package_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "rlsync.evaluation.films.find_spec", lambda name: None if name == "imageio" else find_spec(name)
+        "rlsync.evaluation.play.find_spec", lambda name: None if name == "imageio" else find_spec(name)
     )
     assert "pip install 'rlsync[video]'" in refused(config_of("dqn", tmp_path))
 

@@ -26,8 +26,7 @@ from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import EVALUATIONS, IMAGINED_PICTURES
 from rlsync.recipes.settings import Config
 from rlsync.recipes.spaces import ANY, make_env
-from rlsync.workers.envs.rendered import RenderedEnvs
-from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.envs.specs import RenderedEnvs, make_venv
 from tests.recipes.test_dreamer_recipes import OF, SMALL
 from tests.recipes.test_recipes import trained
 from tests.tools.parts.configs import configs_of

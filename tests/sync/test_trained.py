@@ -16,7 +16,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import Source, SyncWeights, resolve
 from rlsync.cli.doctor import findings_of
-from rlsync.tensors.memory import Covered
+from rlsync.tensors.device import Covered
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.tools.parts import make_a2c_loss, make_collector, make_critic, make_policy, make_sac_loss
 from tests.tools.parts.programs import run_program

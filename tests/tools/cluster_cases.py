@@ -21,7 +21,7 @@ from rlsync.core.errors import WorkerLost
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.node import Node
 from rlsync.workers.cluster.nodes import Placement
-from rlsync.workers.cluster.status import ClusterStatus
+from rlsync.workers.cluster.session import ClusterStatus
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.supervision import Restarts
 from tests.tools.broken_player import BrokenPlayer
@@ -233,7 +233,8 @@ def test_a_learner_that_takes_nothing_stops_the_nodes(learner: Learner) -> None:
 
 
 def ray_counts(collector: ClusterCollector) -> list:
-    return ray.get([node.agent.counters.remote() for node in collector._nodes], timeout=WAIT_S)
+    states = ray.get([node.agent.state.remote() for node in collector._nodes], timeout=WAIT_S)
+    return [state.counters for state in states]
 
 
 def test_a_pause_lets_workers_complete_what_they_began_and_no_more(learner: Learner) -> None:

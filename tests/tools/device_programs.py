@@ -24,8 +24,8 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
 from rlsync.torchrl_plugin.examine.examine import Outcome, examine
-from rlsync.transport.board.copying import Staging
 from rlsync.transport.board.reader import BoardReader
+from rlsync.transport.board.slots import Staging
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.local import LocalTransport
 from tests.laws.test_canary import Census, Learner

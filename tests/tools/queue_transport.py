@@ -14,8 +14,7 @@ from rlsync.core.errors import BoardClosed, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.contract import Apply, Note, ReaderStatus
-from rlsync.transport.rules import check_newer, completed, keyed
-from rlsync.transport.waiting import await_adoption
+from rlsync.transport.rules import await_adoption, check_newer, completed, keyed
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
-from rlsync.transport.relay.agent import AgentCounts
+from rlsync.transport.relay.ends import AgentCounts
 
 # Nothing from tests.tools.parts: it loads all of TorchRL in each process.
 

@@ -26,10 +26,10 @@ from rlsync.core.errors import AdoptionTimeout, BoardClosed, WorkerLost
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.contract import Note
-from rlsync.transport.ray.handle import RaySubscriber
 from rlsync.transport.ray.learner import RayTransport
+from rlsync.transport.ray.receiver import RaySubscriber
+from rlsync.transport.relay.ends import KEPT_IMAGES
 from rlsync.transport.relay.mailbox import Message
-from rlsync.transport.relay.sender import KEPT_IMAGES
 from tests.laws import test_transport_contract as laws
 from tests.tools.board_workers import Acts, filled, plain_layout
 from tests.tools.parts.processes import wait_until

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,9 @@ from torch import Tensor
 
 from rlsync.core.ledger import NOTHING, Ledger, Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.relay.agent import Agent
-from rlsync.transport.relay.image import Image
+from rlsync.transport.relay.ends import KEPT_IMAGES, Agent, Sender
+from rlsync.transport.relay.image import Image, ImageBuffer
 from rlsync.transport.relay.mailbox import Mailbox, Message, Reply, Request
-from rlsync.transport.relay.sender import KEPT_IMAGES, Sender
 
 CALM_S = 12.0
 END_S = 24.0
@@ -33,6 +32,13 @@ PULL_S = 3.0
 FORGET_S = 4.0
 SLOW = "node 0"
 LAYOUT = Layout.build({"policy": [LeafSpec("w", "parameter", (3,), torch.float32)]})
+
+
+def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
+    """The flat image of a version."""
+    buffer = ImageBuffer(layout)
+    buffer.write(stamp, tensors)
+    return buffer.sealed()
 
 
 class LawBrokenError(AssertionError):
@@ -141,7 +147,7 @@ class Network:
             stamp = self.ledger.next
             values = [float(stamp.generation), float(stamp.version), self.random.random()]
             self.given[stamp] = torch.tensor(values).tolist()
-            self.sender.publish(stamp, LAYOUT, [torch.tensor(values)], self.now)
+            self.sender.send(stamp, pack(stamp, LAYOUT, [torch.tensor(values)]), self.now)
             self.ledger.record(stamp)
             if self.random.random() < 0.2:
                 self.checkpoint = self.ledger.state_dict()

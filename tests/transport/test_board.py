@@ -23,9 +23,8 @@ from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardReader
 from rlsync.transport.board import format as fmt
-from rlsync.transport.board.copying import SlotCopy
-from rlsync.transport.board.format import SlotState
-from rlsync.transport.board.watch import BoardWatch
+from rlsync.transport.board.format import BoardWatch, SlotState
+from rlsync.transport.board.slots import SlotCopy
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.shared_file import SharedFile
 from tests.conftest import LeakCheck

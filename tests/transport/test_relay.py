@@ -13,13 +13,11 @@ import torch
 from rlsync.core.errors import LayoutMismatch, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.relay import agent as agents
-from rlsync.transport.relay import sender as senders
-from rlsync.transport.relay.agent import Agent
-from rlsync.transport.relay.image import digest_in, digest_of, pack, unpack
+from rlsync.transport.relay import ends
+from rlsync.transport.relay.ends import Agent, Sender
+from rlsync.transport.relay.image import digest_in, digest_of, unpack
 from rlsync.transport.relay.mailbox import ImageId, Mailbox, Message, Request
-from rlsync.transport.relay.sender import Sender
-from tests.tools.relay_network import SLOW, LawBrokenError, Network
+from tests.tools.relay_network import SLOW, LawBrokenError, Network, pack
 
 SEEDS = 10_000
 BLOCK = 1_000
@@ -71,8 +69,8 @@ def trust_every_message(patch: pytest.MonkeyPatch) -> None:
 
 
 def trust_every_image(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(agents, "unpack", unpack_unseen)
-    patch.setattr(agents, "digest_in", Anything)
+    patch.setattr(ends, "unpack", unpack_unseen)
+    patch.setattr(ends, "digest_in", Anything)
 
 
 def unpack_unseen(flat: torch.Tensor) -> object:
@@ -95,11 +93,11 @@ class Anything:
 
 
 def never_check_which_image(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(agents, "digest_in", Anything)
+    patch.setattr(ends, "digest_in", Anything)
 
 
 def never_free(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(senders, "KEPT_IMAGES", 1000)
+    patch.setattr(ends, "KEPT_IMAGES", 1000)
 
 
 def never_repeat(patch: pytest.MonkeyPatch) -> None:
@@ -223,11 +221,11 @@ def test_an_image_that_was_cut_is_seen() -> None:
 def test_a_sender_refuses_what_does_not_fit_or_is_not_newer() -> None:
     sender = Sender(lambda image: image, lambda _: None, lambda _: None)
     with pytest.raises(LayoutMismatch):
-        sender.publish(Stamp(1, 1), LAYOUT, tensors()[:2], now_s=0.0)
+        sender.send(Stamp(1, 1), pack(Stamp(1, 1), LAYOUT, tensors()[:2]), now_s=0.0)
     assert sender.stamp == NOTHING
-    sender.publish(Stamp(1, 2), LAYOUT, tensors(), now_s=0.0)
+    sender.send(Stamp(1, 2), pack(Stamp(1, 2), LAYOUT, tensors()), now_s=0.0)
     with pytest.raises(PublishError, match="is not newer than"):
-        sender.publish(Stamp(1, 2), LAYOUT, tensors(), now_s=0.0)
+        sender.send(Stamp(1, 2), pack(Stamp(1, 2), LAYOUT, tensors()), now_s=0.0)
 
 
 def test_a_node_is_not_told_again_of_an_image_that_it_could_not_get() -> None:
@@ -263,7 +261,7 @@ def test_a_message_has_the_digest_of_the_image_that_was_put() -> None:
     put: list[torch.Tensor] = []
     posted: list[Message] = []
     sender = Sender(lambda image: put.append(image) or 0, lambda _: None, posted.append)
-    sender.publish(Stamp(1, 1), LAYOUT, tensors(), now_s=0.0)
+    sender.send(Stamp(1, 1), pack(Stamp(1, 1), LAYOUT, tensors()), now_s=0.0)
     assert posted[0].digest == digest_in(put[0]) == digest_of(put[0])
     assert posted[0].image_bytes == put[0].numel()
 
@@ -278,14 +276,14 @@ def test_a_reply_that_a_newer_one_has_overtaken_is_not_believed() -> None:
         return len(posted) + 1
 
     sender, mailbox = Sender(put, store.pop, posted.append), Mailbox()
-    sender.publish(Stamp(1, 1), layout, [torch.ones(2)], now_s=0.0)
+    sender.send(Stamp(1, 1), pack(Stamp(1, 1), layout, [torch.ones(2)]), now_s=0.0)
     early = mailbox.post(posted[0], now_s=0.0)
     assert mailbox.ask(Request("node"), now_s=0.0) is posted[0]
-    sender.publish(Stamp(1, 2), layout, [torch.ones(2)], now_s=0.0)
+    sender.send(Stamp(1, 2), pack(Stamp(1, 2), layout, [torch.ones(2)]), now_s=0.0)
     late = mailbox.post(posted[1], now_s=0.0)
     sender.replied(posted[1], late)
     sender.replied(posted[0], early)  # it does not know yet that a node pulls the first image
     for version in (3, 4):
-        sender.publish(Stamp(1, version), layout, [torch.ones(2)], now_s=0.0)
+        sender.send(Stamp(1, version), pack(Stamp(1, version), layout, [torch.ones(2)]), now_s=0.0)
     assert 1 in store
     assert 2 not in store, "the image that nobody pulls makes room"

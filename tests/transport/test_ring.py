@@ -20,8 +20,8 @@ import torch
 from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring import format as fmt
+from rlsync.transport.ring.format import RingWatch
 from rlsync.transport.ring.reader import RingHandle, RingWriter, RolloutRing, TakenRollout
-from rlsync.transport.ring.watch import RingWatch
 from rlsync.transport.shared_file import SharedFile
 from tests.conftest import LeakCheck
 from tests.tools.parts.processes import kill, stopped, wait_until

@@ -34,7 +34,7 @@ from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, PPOConfig, RecipeConfig
 from rlsync.recipes.td3 import TD3Config
 from rlsync.transport.ring.reader import RingWriter, RolloutRing
-from rlsync.workers.cluster.job import Turns
+from rlsync.workers.cluster.job import Turns, pack, unpack
 from rlsync.workers.cluster.session import check_reachable
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.frames import RolloutShape
@@ -53,8 +53,6 @@ RUN_WAIT_S = 150.0
 
 
 def test_a_rollout_arrives_bit_for_bit_without_the_room_that_it_did_not_use() -> None:
-    from rlsync.workers.cluster.flat import pack, unpack
-
     player, shape = CanaryPlayer(), RolloutShape(steps=30, num_envs=2)
     layout = shape.layout(player)
     ring = RolloutRing(layout, slots=1, writers=1)
@@ -83,8 +81,6 @@ def test_a_rollout_arrives_bit_for_bit_without_the_room_that_it_did_not_use() ->
 
 @pytest.mark.parametrize("harm", ["cut", "of another layout", "of nothing"])
 def test_what_is_no_rollout_of_this_run_is_refused(harm: str) -> None:
-    from rlsync.workers.cluster.flat import pack, unpack
-
     layout = RolloutShape(steps=3, num_envs=2).layout(CanaryPlayer())
     ring = RolloutRing(layout, slots=1, writers=1)
     ring.run()

@@ -25,8 +25,8 @@ from rlsync.recipes.impala import (
 )
 from rlsync.recipes.impala.heads import head_for
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
-from rlsync.workers.envs.base import Envs
 from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.envs.vectors import Envs
 from tests.tools.parts.envs import CountingEnv
 
 STEPS = 40

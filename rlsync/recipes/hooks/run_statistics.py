@@ -21,7 +21,7 @@ from rlsync.recipes.statistics import RunStatistics
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.transport.contract import ReaderStatus
-from rlsync.transport.ring.watch import RingCounters
+from rlsync.transport.ring.format import RingCounters
 
 #: Publishes from which the percentiles are taken: the newest.
 _NEWEST = 1000

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from rlsync.core.plan import POLICY
 from rlsync.recipes.impala.heads import PolicyHead
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
 from rlsync.workers.frames import VALUE
-from rlsync.workers.player import Acted, Player, Record, State
+from rlsync.workers.player import Acted, FixedPlayer, Record, State
 
 if TYPE_CHECKING:  # the network makes its player
     from rlsync.recipes.impala.network import ImpalaNet
 
 
-class ImpalaPlayer(Player):
+class ImpalaPlayer(FixedPlayer):
     """Acts with an :class:`ImpalaNet`: one step of the network for all environments, one draw of the actions.
 
     It records ``behaviour_log_prob``; where an unroll begins ``recurrent_state``, ``last_action`` and
@@ -52,42 +51,21 @@ class ImpalaPlayer(Player):
         deterministic: bool = False,
     ) -> None:
         self.network = network
-        self._store_params = store_params
-        self._store_value = store_value
         self._deterministic = deterministic
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {POLICY: self.network}
-
-    @property
-    def actions(self) -> ActionSpec:
-        return actions_of(self.network.head)
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        return self.network.observation_shape
-
-    @property
-    def observation_dtype(self) -> torch.dtype:
-        """Pixels are stored as uint8, vectors as float32."""
-        return torch.uint8 if len(self.network.observation_shape) == 3 else torch.float32
-
-    @property
-    def records(self) -> Sequence[Record]:
-        network, head = self.network, self.network.head
-        found = [Record(keys.BEHAVIOUR_LOG_PROB, (), torch.float32)]
-        if self._store_params:
-            found.append(Record(keys.BEHAVIOUR_PARAMS, (head.width,), torch.float32))
-        if self._store_value:
-            found.append(Record(VALUE, (), torch.float32, beside=True))
+        head, shape = network.head, network.observation_shape
+        records = [Record(keys.BEHAVIOUR_LOG_PROB, (), torch.float32)]
+        if store_params:
+            records.append(Record(keys.BEHAVIOUR_PARAMS, (head.width,), torch.float32))
+        if store_value:
+            records.append(Record(VALUE, (), torch.float32, beside=True))
         if network.lstm is not None:
-            found.append(Record(keys.RECURRENT_STATE, network.state_shape, torch.float32, "unroll"))
+            records.append(Record(keys.RECURRENT_STATE, network.state_shape, torch.float32, "unroll"))
         if network.takes_last_action:
-            found.append(Record(keys.LAST_ACTION, head.action_shape, head.action_dtype, "unroll"))
+            records.append(Record(keys.LAST_ACTION, head.action_shape, head.action_dtype, "unroll"))
         if network.takes_last_reward:
-            found.append(Record(keys.LAST_REWARD, (), torch.float32, "unroll"))
-        return tuple(found)
+            records.append(Record(keys.LAST_REWARD, (), torch.float32, "unroll"))
+        pixels_or_vectors = torch.uint8 if len(shape) == 3 else torch.float32
+        super().__init__({POLICY: network}, actions_of(head), shape, pixels_or_vectors, records)
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
         network, head = self.network, self.network.head

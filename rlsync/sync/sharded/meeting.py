@@ -1,7 +1,8 @@
-"""How the ranks of a learner find each other: each leaves a note in the store of its process group.
+"""How the ranks of a learner find each other and talk, where every wait has an end.
 
-A note is left without waiting. The rank that owns the board reads the notes of the others, with a deadline.
-``torch.distributed`` is used for nothing else: a rank that is late or dead breaks no process group.
+Each leaves a note in the store of its process group, without waiting. The rank that owns the board reads the
+notes of the others, with a deadline, and connects to them. ``torch.distributed`` is used for nothing else: a
+rank that is late or dead breaks no process group.
 """
 
 from __future__ import annotations
@@ -9,15 +10,145 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import socket
+import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
-from rlsync.core.errors import ConfigError, PublishError
-from rlsync.tensors.sharded import Sharding
+import torch
+from torch import Tensor
+
+from rlsync.core.errors import ConfigError, LayoutMismatch, PublishError
+from rlsync.core.path import parse
+from rlsync.tensors.sharded import Block, Sharding, part_of
+from rlsync.transport.board.format import process_state
+from rlsync.transport.board.reader import BoardHandle
+from rlsync.transport.rules import Key
 from rlsync.transport.shared_file import this_host
+
+_HEAD = struct.Struct("!I")
+_READ_BYTES = 1 << 16
+
+
+class Wire:
+    """JSON messages over a stream socket, which it closes, and raw bytes where both sides expect them.
+
+    A message that does not arrive in time is not lost: a later call returns it. The other end is gone when a
+    call raises EOFError, and so is this connection after a TimeoutError of :meth:`send` or
+    :meth:`receive_into`.
+
+    Example:
+        >>> here, there = map(Wire, socket.socketpair())
+        >>> here.send({"say": "skip"}, timeout_s=1.0)
+        >>> there.receive(timeout_s=1.0), there.receive(timeout_s=0.0)
+        ({'say': 'skip'}, None)
+        >>> here.close(); there.close()
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._read = bytearray()
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def has_message(self) -> bool:
+        """Whether a whole message was read from the connection, and not returned yet."""
+        read = self._read
+        return len(read) >= _HEAD.size and len(read) >= _HEAD.size + _HEAD.unpack_from(read)[0]
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def send(self, message: dict[str, Any], timeout_s: float) -> None:
+        """Send a message. EOFError: the other side is gone. TimeoutError: it reads nothing."""
+        text = json.dumps(message, separators=(",", ":")).encode()
+        self.send_bytes(memoryview(_HEAD.pack(len(text)) + text), timeout_s)
+
+    def send_bytes(self, data: memoryview, timeout_s: float) -> None:
+        self._connection.settimeout(timeout_s)
+        try:
+            self._connection.sendall(data)
+        except TimeoutError:
+            raise
+        except OSError as gone:
+            raise EOFError(str(gone)) from gone
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next message; ``None`` when there is none in time; EOFError when the other side is gone."""
+        deadline = time.monotonic() + timeout_s
+        while (message := self._whole()) is None:
+            if not self._more(max(0.0, deadline - time.monotonic())):
+                return None
+        return message
+
+    def receive_into(self, data: memoryview, timeout_s: float) -> None:
+        """Fill contiguous memory with raw bytes. EOFError, TimeoutError: they did not come."""
+        ready = min(len(self._read), len(data))
+        data[:ready] = self._read[:ready]
+        del self._read[:ready]
+        deadline = time.monotonic() + timeout_s
+        while ready < len(data):
+            self._connection.settimeout(max(1e-3, deadline - time.monotonic()))
+            try:
+                count = self._connection.recv_into(data[ready:])
+            except TimeoutError:
+                raise
+            except OSError as gone:
+                raise EOFError(str(gone)) from gone
+            if not count:
+                raise EOFError("the connection was closed")
+            ready += count
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _whole(self) -> dict[str, Any] | None:
+        """A message that is here as a whole."""
+        if not self.has_message:
+            return None
+        end = _HEAD.size + _HEAD.unpack_from(self._read)[0]
+        message: dict[str, Any] = json.loads(self._read[_HEAD.size : end])
+        del self._read[:end]
+        return message
+
+    def _more(self, timeout_s: float) -> bool:
+        """Read what is there, after waiting for it; whether anything was."""
+        try:
+            if not _readable([self._connection.fileno()], timeout_s):
+                return False
+            data = self._connection.recv(_READ_BYTES)
+        except OSError as gone:
+            raise EOFError(str(gone)) from gone
+        if not data:
+            raise EOFError("the connection was closed")
+        self._read += data
+        return True
+
+
+def first_ready(wires: list[Wire], timeout_s: float) -> list[Wire]:
+    """Those of some wires of which there is something to read, after waiting until there is one."""
+    here = [wire for wire in wires if wire.has_message]
+    if here:
+        return here
+    readable = _readable([wire.fileno() for wire in wires], timeout_s)
+    return [wire for wire in wires if wire.fileno() in readable]
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, as bytes."""
+    return memoryview(cast("Any", tensor.reshape(-1).view(torch.uint8).numpy()))
+
+
+def _readable(descriptors: list[int], timeout_s: float) -> set[int]:
+    poll = select.poll()  # select() takes no descriptor above 1023
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(timeout_s * 1e3)}
+
 
 #: How long ranks wait for each other, unless they say otherwise.
 TIMEOUT_S = 60.0
@@ -80,9 +211,8 @@ def listen() -> socket.socket:
     """A socket for other ranks, on the address by which this host reaches the group's master."""
     master = os.environ.get("MASTER_ADDR", "")
     try:
-        with socket.socket(
-            socket.AF_INET, socket.SOCK_DGRAM
-        ) as probe:  # a datagram socket sends nothing here
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # A datagram socket sends nothing here.
             probe.connect((master or socket.gethostname(), 9))
             host = probe.getsockname()[0]
     except OSError:
@@ -91,7 +221,6 @@ def listen() -> socket.socket:
 
 
 def leave_note(note: RankNote) -> None:
-    """Leave this rank's note; the first one of a process group, the second one, and so on."""
     store = _store()
     number = store.add(f"rlsync/notes/{note.rank}", 1)
     store.set(_key(note.rank, number), note.to_json())
@@ -124,12 +253,7 @@ def read_notes(meeting: int, ranks: Iterable[int], timeout_s: float) -> list[Ran
 
 
 def named(ranks: list[int]) -> str:
-    """Ranks in words.
-
-    Example:
-        >>> named([1]), named([1, 3])
-        ('rank 1', 'ranks 1, 3')
-    """
+    """Ranks in words: ``rank 1``, ``ranks 1, 3``."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
@@ -142,3 +266,85 @@ def _store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store  # torch has no public name for it
 
     return _get_default_store()
+
+
+@dataclass
+class Other:
+    """Another rank, as the owner knows it."""
+
+    note: RankNote
+    wire: Wire | None = None  #: before the first message there is none
+    in_place: bool | None = None  #: whether it writes into the board; unknown before it has answered
+    gone: str = ""  #: how it was lost
+
+    def __post_init__(self) -> None:
+        self._leaves = {
+            full_name((destination, leaf)): how
+            for destination, leaves in self.note.leaves.items()
+            for leaf, how in leaves.items()
+        }
+
+    @property
+    def state(self) -> str:
+        """``"running"``, ``"stopped"`` or ``"dead"``; empty for a process of another host."""
+        if not self.note.host or self.note.host != this_host():  # empty: hidden from that process
+            return ""
+        return process_state(self.note.pid) or "dead"
+
+    def send(self, message: dict[str, Any], board: BoardHandle) -> None:
+        """Send a message; before the first one, connect, and say where the board is.
+
+        EOFError: the rank is gone, or takes no messages.
+        """
+        timeout_s = self.note.timeout_s
+        try:
+            if self.wire is None:
+                self.wire = Wire(socket.create_connection(self.note.address, timeout_s))
+                hello = {"token": self.note.token, "owner": own_rank(), "board": asdict(board)}
+                self.wire.send(hello, timeout_s)
+            self.wire.send(message, timeout_s)
+        except OSError as gone:  # a TimeoutError is one, too
+            raise EOFError(str(gone)) from gone
+
+    def receive(self) -> dict[str, Any]:
+        """What the rank has said; empty when that is nothing."""
+        assert self.wire is not None
+        message = self.wire.receive(0.0) or {}
+        self.in_place = message.get("in_place", self.in_place)
+        return message
+
+    @torch.no_grad()
+    def receive_blocks(self, view: Tensor, blocks: Sequence[Block], timeout_s: float) -> None:
+        """Read blocks of a leaf that the rank sends; raises what :meth:`Wire.receive_into` does."""
+        assert self.wire is not None
+        for block in blocks:
+            place = part_of(view, block)
+            into = place if place.is_contiguous() else torch.empty(place.shape, dtype=place.dtype)
+            self.wire.receive_into(raw(into), timeout_s)
+            if into is not place:
+                place.copy_(into)
+
+    def lose(self, how: str) -> None:
+        """Give this rank up for good."""
+        self.gone = how
+        if self.wire is not None:
+            self.wire.close()
+
+    def check_alike(self, name: str, sharding: Sharding) -> None:
+        """Refuse a leaf that this rank does not have, or has sharded in another way (LayoutMismatch)."""
+        theirs = self._leaves.get(name)
+        if theirs != sharding:
+            rank, owner = self.note.rank, own_rank()
+            raise LayoutMismatch(
+                f"{name} is not on rank {rank} as it is on rank {owner}",
+                f"rank {rank}: {theirs or 'no such sharded leaf'}; rank {owner}: {sharding}",
+                "build and shard the module alike on all ranks, and give SendShards the map's destinations",
+            )
+
+    def __str__(self) -> str:
+        return f"rank {self.note.rank} ({', '.join(filter(None, (f'pid {self.note.pid}', self.state)))})"
+
+
+def full_name(key: Key) -> str:
+    """The name under which all ranks know a leaf: ``("policy", "0.weight")`` is ``policy.0.weight``."""
+    return f"{parse(key[0]).leaf_prefix()}.{key[1]}"

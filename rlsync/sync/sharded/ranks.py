@@ -5,22 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from rlsync.core.errors import LayoutMismatch, PublishError, RlsyncError
 from rlsync.core.ledger import Stamp
-from rlsync.core.plan import Route, Verdict
+from rlsync.core.plan import Route
 from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.sync.sharded.meeting import TIMEOUT_S, named, next_meeting, own_rank, process_group, read_notes
-from rlsync.sync.sharded.other_rank import Other, Roster, full_name
-from rlsync.sync.sharded.wire import first_ready
+from rlsync.sync.sharded.meeting import (
+    TIMEOUT_S,
+    Other,
+    first_ready,
+    full_name,
+    named,
+    next_meeting,
+    own_rank,
+    process_group,
+    read_notes,
+)
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaf
-from rlsync.tensors.sharded import Sharding, is_sharded, write_blocks
-from rlsync.transport.board.copying import SlotPlace, copy
+from rlsync.tensors.sharded import Block, Sharding, is_sharded, write_blocks
 from rlsync.transport.board.reader import BoardHandle
+from rlsync.transport.board.slots import SlotPlace, copy
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Transport
 from rlsync.transport.rules import Key
@@ -35,10 +44,10 @@ def require_board(leaves: Sequence[Leaf], transport: Transport, where: str) -> N
             raise _without_board(f"{leaf.name} is", where)
 
 
-def require_shards(leaves: Sequence[Leaf], verdicts: Sequence[Verdict], route: Route) -> None:
+def require_shards(leaves: Sequence[Leaf], route: Route) -> None:
     """Refuse what was sharded and is whole now: optimizers write to the shards, and not to this."""
-    for leaf, verdict in zip(leaves, verdicts, strict=True):
-        if verdict is Verdict.SHARDED and not is_sharded(leaf.read()):
+    for leaf in leaves:
+        if not is_sharded(leaf.read()):
             raise PublishError(
                 f"{route.source}.{leaf.name} is not sharded now: FSDP has gathered it for a "
                 "forward pass, and optimizer steps do not reach it",
@@ -242,3 +251,24 @@ def _without_board(subject: str, where: str) -> LayoutMismatch:
         "use a process collector with a BoardScheme; or gather it first (full_tensor, or a full state dict), "
         "and name the gathered module",
     )
+
+
+@dataclass
+class Roster:
+    """The sharded leaves of one layout: the DTensors as they were when it was made, and who brings what."""
+
+    layout: Layout
+    tensors: list[Tensor]
+    shardings: list[Sharding]
+    blocks: dict[int, list[list[Block]]] = field(default_factory=dict)
+
+    def of(self, rank: int, owner: int) -> list[list[Block]]:
+        """The blocks that a rank brings, for each leaf."""
+        if rank not in self.blocks:
+            self.blocks[rank] = [sharding.blocks(rank, owner) for sharding in self.shardings]
+        return self.blocks[rank]
+
+    def is_for(self, layout: Layout, tensors: Sequence[Tensor]) -> bool:
+        """Whether this was made for these tensors in this layout."""
+        same = self.layout is layout and len(self.tensors) == len(tensors)
+        return same and all(one is other for one, other in zip(self.tensors, tensors, strict=True))

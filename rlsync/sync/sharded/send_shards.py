@@ -14,8 +14,16 @@ from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.path import parse
-from rlsync.sync.sharded.meeting import TIMEOUT_S, RankNote, leave_note, listen, own_rank, process_group
-from rlsync.sync.sharded.wire import Wire, raw
+from rlsync.sync.sharded.meeting import (
+    TIMEOUT_S,
+    RankNote,
+    Wire,
+    leave_note,
+    listen,
+    own_rank,
+    process_group,
+    raw,
+)
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves

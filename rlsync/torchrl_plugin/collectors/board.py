@@ -18,8 +18,7 @@ from rlsync.torchrl_plugin.compat.collectors import collects_in_the_background
 from rlsync.torchrl_plugin.ending.waits import worker_ends
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.transport.contract import ReaderStatus
-from rlsync.transport.rules import Key
-from rlsync.transport.waiting import worker_lost
+from rlsync.transport.rules import Key, worker_lost
 
 
 class BoardEndpoint:

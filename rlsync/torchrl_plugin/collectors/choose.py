@@ -12,7 +12,7 @@ from torchrl.collectors.distributed import (
 
 from rlsync.core.errors import ConfigError, NoBoard, warn
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.program_end import close_with_program, end_with_program
+from rlsync.sync.processes import close_with_program, end_with_program
 from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.foreign import WITH_A_BOARD, ForeignEndpoint, what_keeps_them

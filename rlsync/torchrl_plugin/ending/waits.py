@@ -16,9 +16,8 @@ from typing import Any
 from tensordict import TensorDictBase
 from torchrl.collectors import AsyncBatchedCollector
 
-from rlsync.sync.processes import await_ready, ended_before_ready, ending
+from rlsync.sync.processes import WorkerProcesses, await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
-from rlsync.sync.workers_publisher import WorkerProcesses
 from rlsync.torchrl_plugin.compat import collectors, present, servers
 
 _log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from rlsync.core.path import parse, walk
 from rlsync.core.plan import SyncPlan
 from rlsync.sync.trained import frozen, unsent
 from rlsync.tensors.compare import excluded
+from rlsync.tensors.device import Covered
 from rlsync.tensors.leaves import Leaf, Leaves
-from rlsync.tensors.memory import Covered
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights

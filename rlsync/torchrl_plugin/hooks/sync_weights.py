@@ -15,12 +15,11 @@ from rlsync.core.errors import ConfigError, warn
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
-from rlsync.sync.bound_map import BoundMap
+from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.sample import Judgement, Sample
-from rlsync.sync.unchanged import UNCHANGED_PUBLISHES, check_limit
+from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
-from rlsync.sync.version_copies import VersionCopies
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
 from rlsync.torchrl_plugin.evaluator import pin

@@ -14,10 +14,14 @@ All words are 64 bits. ``head`` packs version and slot, so that one aligned read
 
 from __future__ import annotations
 
+import time
 from enum import IntEnum
+from pathlib import Path
 
-from rlsync.transport.contract import Note
-from rlsync.transport.shared_file import PAGE_BYTES, whole_pages
+from rlsync.core.errors import BoardClosed
+from rlsync.core.ledger import NOTHING, Stamp
+from rlsync.transport.contract import Note, ReaderStatus
+from rlsync.transport.shared_file import PAGE_BYTES, SharedFile, whole_pages
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
 FORMAT = 6
@@ -98,3 +102,53 @@ def note_bytes(reader: int, kind: Note) -> int:
 def note_at(reader: int, kind: Note) -> int:
     """Offset of a reader's note in the file."""
     return CONTROL_BYTES + (len(_NOTES) * reader + _NOTES.index(kind)) * NOTE_BYTES
+
+
+class BoardWatch:
+    """Reads the reader lines of a board; asks the kernel, not the workers, who is alive.
+
+    Any process of the same user may watch a board from outside: ``BoardWatch(*handle.open())``.
+    """
+
+    def __init__(self, file: SharedFile, words: memoryview) -> None:
+        self._file = file
+        self._words = words
+
+    @property
+    def version(self) -> int:
+        return unpack_head(self._words[HEAD])[0]
+
+    @property
+    def newest_stamp(self) -> Stamp:
+        return Stamp(self._words[GENERATION], self.version) if self.version else NOTHING
+
+    def status(self) -> list[ReaderStatus]:
+        """One entry for each reader that attached and did not leave by itself."""
+        lines = ((r, self._words[reader_line(r)]) for r in range(MAX_READERS))
+        return [self._read(reader, pid) for reader, pid in lines if pid]
+
+    def _read(self, reader: int, pid: int) -> ReaderStatus:
+        line = reader_line(reader)
+        adopted = self._words[line + READER_ADOPTED]
+        silent_ns = time.monotonic_ns() - self._words[line + READER_HEARTBEAT_NS]
+        state = self._state(reader, pid)
+        lag = max(0, self.version - adopted)
+        age_s = max(0, silent_ns) / 1e9
+        return ReaderStatus(reader, pid, state != "dead", state, adopted, lag, age_s)
+
+    def _state(self, reader: int, pid: int) -> str:
+        if self._file.fd < 0:
+            raise BoardClosed("this board was closed", f"looking for worker {reader}", "look before that")
+        if not self._file.is_locked(READER_LOCK + reader):
+            return "dead"
+        # Hidden (another PID namespace, hidepid): the lock alone shows that it lives.
+        return process_state(pid) or "running"
+
+
+def process_state(pid: int) -> str | None:
+    """``"running"``, ``"stopped"`` or ``"dead"``; None if there is no such process, or it is hidden."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")

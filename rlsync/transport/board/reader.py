@@ -14,23 +14,17 @@ from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.format import SlotState
-from rlsync.transport.contract import Apply, Note
+from rlsync.transport.contract import Apply, Note, Subscriber
 from rlsync.transport.shared_file import FileAddress, Mark, SharedFile, whole_pages
 
 
 @dataclass(frozen=True, slots=True)
 class BoardHandle:
-    """How a worker finds a board: small, picklable, valid while the learner lives.
+    """How a worker finds a board: small, picklable, valid while the learner lives."""
 
-    Args:
-        address: where the file is.
-        board_id: which board it must be.
-        generation: the learner's generation when this handle was made; an older board is refused.
-    """
-
-    address: FileAddress
-    board_id: int
-    generation: int = 0
+    address: FileAddress  #: where the file is
+    board_id: int  #: which board it must be
+    generation: int = 0  #: the learner's when this handle was made; an older board is refused
 
     def open(self) -> tuple[SharedFile, memoryview]:
         """Open the board with a descriptor and locks of this process's own, and map its control words.
@@ -67,17 +61,11 @@ class SlotImage:
         return self.at == at and self.image.data_ptr() == self.pointer
 
 
-class BoardReader:
+class BoardReader(Subscriber):
     """Adopts versions from a board, in the caller's thread, without ever waiting for the learner.
 
     One open file, one line on the board, both held for life: when the process dies the kernel frees
-    them, and the learner sees it.
-
-    Args:
-        handle: from :attr:`WeightBoard.handle`.
-        reader: this worker's number; ``None`` takes the first free one.
-        apply: writes a version into what acts. When it returns true the views stay leased until the next
-            adoption.
+    them, and the learner sees it. ``reader`` is this worker's number; ``None`` takes the first free one.
 
     Raises:
         BoardClosed: the learner has closed the board or died.
@@ -103,7 +91,6 @@ class BoardReader:
 
     @property
     def version(self) -> int:
-        """The version adopted last."""
         return fmt.unpack_head(self._head)[0]
 
     @property
@@ -118,30 +105,21 @@ class BoardReader:
 
     @property
     def asked(self) -> int:
-        """The number of the learner's last question; 0 when it is not about the version adopted last."""
         return self._words[fmt.ASKED] if self.version >= max(1, self._words[fmt.ASKED_FROM]) else 0
 
     @property
     def closed_by_learner(self) -> bool:
-        """Whether the learner has closed the board or died."""
         return bool(self._words[fmt.CLOSED]) or not self._file.is_locked(fmt.WRITER_LOCK)
 
     @property
     def closed(self) -> bool:
-        """Whether this reader was closed."""
         return self._file.fd < 0
 
     @property
     def learner_died(self) -> bool:
-        """Whether the learner is gone and did not close the board."""
         return not self._words[fmt.CLOSED] and not self._file.is_locked(fmt.WRITER_LOCK)
 
     def adopt(self) -> int:
-        """Adopt the newest version; see :meth:`rlsync.transport.contract.Subscriber.adopt`.
-
-        Raises:
-            PublishError: the newest version is of a lower generation than the one adopted last.
-        """
         self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
         while (head := self._words[fmt.HEAD]) != self._head:
             version, slot = fmt.unpack_head(head)
@@ -150,11 +128,7 @@ class BoardReader:
         return self.version
 
     def leave_note(self, note: bytes, kind: Note = Note.LEAVES) -> None:
-        """Tell the learner something that it may read at any time; replaces an earlier note of this kind.
-
-        Raises:
-            PublishError: the note is larger than 1 MiB when compressed.
-        """
+        """Tell the learner something; see the contract. PublishError: it is larger than 1 MiB, compressed."""
         packed = zlib.compress(note)
         if len(packed) > fmt.NOTE_BYTES:
             raise PublishError(

@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from torch import Tensor
 
@@ -29,19 +30,22 @@ from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
-from rlsync.transport.board.copying import Fill, Filling, SlotCopy, SlotPlace, Staging
-from rlsync.transport.board.format import SlotState
+from rlsync.transport.board.format import BoardWatch, SlotState
 from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.board.slots import FIRST_SLOTS, BoardSlots
-from rlsync.transport.board.watch import BoardWatch
-from rlsync.transport.contract import Note, ReaderStatus
-from rlsync.transport.rules import check_newer, completed, keyed
+from rlsync.transport.board.slots import (
+    FIRST_SLOTS,
+    BoardSlots,
+    Fill,
+    Staging,
+    Untouched,
+)
+from rlsync.transport.contract import Note, ReaderStatus, Transport
+from rlsync.transport.rules import await_adoption, whole
 from rlsync.transport.shared_file import Mark, SharedFile
-from rlsync.transport.untouched import Untouched
 
 
-class BoardWriter:
-    """The learner's end of a board; see :class:`rlsync.transport.contract.Transport`.
+class BoardWriter(Transport):
+    """The learner's end of a board.
 
     A publish costs one memory copy and never waits for a worker. Leaves on an accelerator are first copied
     into pinned memory, by the accelerator. Slots are added when they are needed:
@@ -101,7 +105,6 @@ class BoardWriter:
 
     @property
     def layout(self) -> Layout | None:
-        """What the coming publishes carry; ``None`` before :meth:`lay_out`."""
         return self._slots.layout
 
     @property
@@ -111,7 +114,6 @@ class BoardWriter:
 
     @property
     def newest_stamp(self) -> Stamp:
-        """The stamp that readers see."""
         return self._watch.newest_stamp
 
     @property
@@ -124,12 +126,9 @@ class BoardWriter:
 
         The first three slots are touched now, so that no publish pays for page faults.
 
-        Args:
-            layout: the leaves of all destinations.
-
         Raises:
             BoardClosed: the board was closed.
-            PublishError: a version is still being copied and was not joined.
+            PublishError: a version is still being copied and was not joined, or too many slots are leased.
         """
         self._check_free()
         if layout != self.layout:
@@ -140,38 +139,24 @@ class BoardWriter:
     ) -> int | None:
         """Publish one version; see :meth:`rlsync.transport.contract.Transport.publish`.
 
-        Args:
-            tensors: one for each entry of the layout that owns its bytes; ``None`` keeps the value of the
-                version before; other dtypes are cast.
-            later: numbers of those that a thread copies after this has returned. Nobody may write to them
-                before :meth:`join`; the version is visible when they are copied.
-            stamp: generation and number of this version.
-
-        Raises:
-            BoardClosed: the board was closed, or nothing is laid out yet.
-            LayoutMismatch: a tensor does not have the shape of its leaf.
-            PublishError: the stamp is not greater than the newest one, a leaf has no value to keep, or the
-                version before is still being copied and was not joined.
+        A thread copies what is named in ``later``, and the version is visible when that is copied. Beyond the
+        contract's errors there is a PublishError if the version before was not joined.
         """
         self._check_free()
-        if self.layout is None:
-            raise BoardClosed("nothing is laid out yet", "BoardWriter.publish", "call lay_out first")
-        whole = self._completed(tensors, self.layout)
-        self.layout.check(whole)
-        check_newer(stamp, self.newest_stamp)
+        leaves = whole(self, tensors, stamp)
         slot = self._slots.take()
         if slot is None:
             return None
         self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = SlotState.WRITING
         try:
-            copy = self._copy(slot, stamp, self.layout, whole, later)
+            copy = self._copy(slot, stamp, leaves, later)
         except BaseException:
             self._file.unlock(fmt.SLOT_LOCK + slot)
             raise
         if not later:
             self._finish(slot, stamp, copy)
             return stamp.version
-        untouched = Untouched.now([whole[i] for i in later], stamp.version)
+        untouched = Untouched.now([leaves[i] for i in later], stamp.version)
         self._copying = self._copier.submit(self._finish, slot, stamp, copy, untouched), untouched
         return stamp.version
 
@@ -185,11 +170,6 @@ class BoardWriter:
         self._slots.others_write = True
 
     def join(self) -> None:
-        """Wait until a version that is still being copied is there.
-
-        Raises:
-            PublishError: a tensor was written to before this.
-        """
         if self._copying is not None:
             (copying, untouched), self._copying = self._copying, None
             copying.result()
@@ -198,9 +178,7 @@ class BoardWriter:
     def newest_leaves(self) -> tuple[Layout, list[Tensor]] | None:
         """What the newest version carries, as this process sees it; read-only.
 
-        Returns:
-            Its layout, which is not the present one between :meth:`lay_out` and the next publish, and its
-            leaves, one for each entry that owns its bytes. ``None`` before the first publish.
+        Its layout is not the present one between :meth:`lay_out` and the next publish.
 
         Raises:
             BoardClosed: the board was closed.
@@ -209,29 +187,13 @@ class BoardWriter:
         return None if self._slots.newest < 0 else self._slots.leaves(self._slots.newest)
 
     def status(self) -> list[ReaderStatus]:
-        """One entry for each reader that attached and did not leave by itself."""
         return self._watch.status()
 
     def ask(self, lowest: int) -> int:
-        """Ask all readers what they act with; see :meth:`rlsync.transport.contract.Transport.ask`.
+        return self.ask_as(self._words[fmt.ASKED] + 1, lowest)
 
-        Args:
-            lowest: the lowest version that an answer may be about.
-
-        Raises:
-            BoardClosed: the board was closed.
-        """
-        self._check_open()
-        self._words[fmt.ASKED_FROM] = lowest
-        self._words[fmt.ASKED] += 1
-        return self._words[fmt.ASKED]
-
-    def ask_as(self, number: int, lowest: int) -> None:
-        """Pass on a question that was asked elsewhere, under its own number.
-
-        Args:
-            number: of the question.
-            lowest: the lowest version that an answer may be about.
+    def ask_as(self, number: int, lowest: int) -> int:
+        """Pass on a question that was asked elsewhere, under its own number; see :meth:`ask`.
 
         Raises:
             BoardClosed: the board was closed.
@@ -239,14 +201,9 @@ class BoardWriter:
         self._check_open()
         self._words[fmt.ASKED_FROM] = lowest
         self._words[fmt.ASKED] = number
+        return number
 
     def note(self, reader: int, kind: Note = Note.LEAVES) -> bytes | None:
-        """What a reader left with :meth:`BoardReader.leave_note`; ``None`` when there is nothing.
-
-        Args:
-            reader: its number.
-            kind: which of its notes.
-        """
         size = self._words[fmt.note_bytes(reader, kind)]
         if not size:
             return None
@@ -256,18 +213,7 @@ class BoardWriter:
             return None  # it is being replaced at this moment
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
-        """Wait until every reader has adopted ``version`` or a newer one.
-
-        Args:
-            version: the version to wait for.
-            timeout_s: give up after this many seconds.
-            readers: the worker numbers expected; by default those attached now, of which there must be one.
-
-        Raises:
-            WorkerLost: at once, when a reader is dead.
-            AdoptionTimeout: the deadline passed; names each missing worker, its pid and state.
-        """
-        self._watch.wait(version, timeout_s, readers)
+        await_adoption(self.status, version, timeout_s, readers, lambda: self.newest)
 
     def close(self) -> None:
         """Close the board. Workers keep what they act with and see that it is closed."""
@@ -298,36 +244,23 @@ class BoardWriter:
                 "join() it first: a board carries one version after the other",
             )
 
-    def _completed(self, tensors: Sequence[Tensor | None], layout: Layout) -> list[Tensor]:
-        """The tensors, with the value of the version before wherever there is ``None``."""
-        whole = [tensor for tensor in tensors if tensor is not None]
-        if len(whole) == len(tensors):
-            return whole
-        newest = self.newest_leaves()
-        return completed(tensors, layout, {} if newest is None else keyed(*newest))
-
     def _copy(
-        self, slot: int, stamp: Stamp, layout: Layout, tensors: Sequence[Tensor], later: Set[int]
-    ) -> SlotCopy | Filling:
+        self, slot: int, stamp: Stamp, tensors: Sequence[Tensor], later: Set[int]
+    ) -> Callable[[], None]:
         """What is left to do for a slot, once the copies that must not wait were made."""
-        views = self._slots.leaves(slot)[1]
+        layout, views = self._slots.leaves(slot)
         if self._fill is not None and not later:
-            return Filling(self._fill, self._place(slot), stamp, views, tensors)
+            return partial(self._fill, self._slots.place(slot), stamp, views, tensors)
         copy = self._staging.copy(layout, views, tensors, later)
-        return copy.begin(later) if later else copy
-
-    def _place(self, slot: int) -> SlotPlace:
-        line, layout = fmt.slot_line(slot), self._slots.leaves(slot)[0]
-        at, size_bytes = self._words[line + fmt.SLOT_IMAGE_AT], self._words[line + fmt.SLOT_IMAGE_BYTES]
-        return SlotPlace(slot, at, size_bytes, layout)
+        return (copy.begin(later) if later else copy).finish
 
     def _finish(
-        self, slot: int, stamp: Stamp, copy: SlotCopy | Filling, untouched: Untouched | None = None
+        self, slot: int, stamp: Stamp, copy: Callable[[], None], untouched: Untouched | None = None
     ) -> None:
         """Copy what is left to copy and let readers see it, unless it was written to meanwhile."""
         line, words = fmt.slot_line(slot), self._words
         try:
-            copy.finish()
+            copy()
             if untouched is not None:
                 untouched.check()
             words[line + fmt.SLOT_VERSION] = stamp.version

@@ -16,14 +16,12 @@ from torch import Tensor
 from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.layout import Layout
-from rlsync.transport.contract import Note, ReaderStatus
-from rlsync.transport.ray.handle import RayHandle
+from rlsync.transport.contract import Note, ReaderStatus, Transport
 from rlsync.transport.ray.mailbox_actor import start_mailbox
-from rlsync.transport.ray.receiver import BoardReport
+from rlsync.transport.ray.receiver import BoardReport, RayHandle
 from rlsync.transport.ray.sender_thread import ANSWER_S, SenderThread
 from rlsync.transport.relay.mailbox import Message
-from rlsync.transport.rules import check_newer, completed, keyed
-from rlsync.transport.waiting import await_adoption
+from rlsync.transport.rules import await_adoption, whole
 
 #: How old the nodes' reports may be when the learner reads of their workers.
 _FRESH_S = 0.2
@@ -54,7 +52,7 @@ class Actors:
         return frozenset(self._dead)
 
 
-class RayTransport:
+class RayTransport(Transport):
     """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`.
 
     A publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
@@ -77,7 +75,6 @@ class RayTransport:
         #: The mailbox's handle, for :class:`rlsync.transport.ray.receiver.NodeReceiver`.
         self.mailbox: Any = start_mailbox() if mailbox is None else mailbox
         self._pid = os.getpid()
-        self._newest = NOTHING
         self._reports: dict[str, BoardReport] = {}  #: by node
         self._reports_at_s = 0.0
         self._known: dict[int, ReaderStatus] = {}  #: the last status of each worker
@@ -87,7 +84,7 @@ class RayTransport:
 
     @property
     def handle(self) -> RayHandle:
-        return RayHandle(self.mailbox, self._newest)
+        return RayHandle(self.mailbox, self.newest_stamp)
 
     @property
     def layout(self) -> Layout | None:
@@ -96,7 +93,8 @@ class RayTransport:
     @property
     def newest_stamp(self) -> Stamp:
         """The stamp of the newest version. Nodes may still be pulling it."""
-        return self._newest
+        buffer = self._thread.newest
+        return NOTHING if buffer is None else buffer.stamp
 
     @property
     def message(self) -> Message | None:
@@ -128,18 +126,7 @@ class RayTransport:
         a PublishError if the thread that sends the images has failed.
         """
         self._check_open()
-        if self.layout is None:
-            raise BoardClosed("nothing is laid out yet", "RayTransport.publish", "call lay_out first")
-        whole = [tensor for tensor in tensors if tensor is not None]
-        if len(whole) < len(tensors):
-            newest = self.newest_leaves()
-            whole = completed(tensors, self.layout, {} if newest is None else keyed(*newest))
-        self.layout.check(whole)
-        check_newer(stamp, self._newest)
-        buffer = self._thread.free_buffer()
-        buffer.write(stamp, whole)
-        self._newest = stamp
-        self._thread.send(buffer)
+        self._thread.publish(stamp, whole(self, tensors, stamp))
         return stamp.version
 
     def join(self) -> None:
@@ -156,7 +143,7 @@ class RayTransport:
         """
         if time.monotonic() - self._reports_at_s > _FRESH_S:
             self._refresh()
-        newest, dead = self._newest.version, self._actors.dead()
+        newest, dead = self.newest_stamp.version, self._actors.dead()
         found = {status.reader: status for report in self._reports.values() for status in report.readers}
         self._known |= found
         # The mailbox forgets a node that is silent. Ray may take longer than that to say that it is dead.
@@ -165,21 +152,21 @@ class RayTransport:
         return [replace(s, alive=False, state="dead") if s.reader in dead else s for s in lags]
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
-        await_adoption(self._status_now, version, timeout_s, readers, lambda: self._newest.version)
+        await_adoption(self._status_now, version, timeout_s, readers, lambda: self.newest_stamp.version)
 
     def await_arrival(self, timeout_s: float, readers: Iterable[int]) -> None:
         """Wait until the newest version is on the boards that ``readers`` read; they adopt it later.
 
         WorkerLost if a reader is dead, AdoptionTimeout if the deadline passes.
         """
-        newest = self._newest.version
+        newest = self.newest_stamp.version
 
         def there() -> list[ReaderStatus]:
             known = {status.reader: status for status in self._status_now()}
             return [
                 replace(known[status.reader], adopted_version=report.stamp.version)
                 for report in self._reports.values()
-                if report.stamp.generation == self._newest.generation
+                if report.stamp.generation == self.newest_stamp.generation
                 for status in report.readers
             ]
 

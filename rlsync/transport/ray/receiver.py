@@ -1,11 +1,13 @@
-"""A node's end: a thread that pulls each version once and publishes it on the node's board."""
+"""A node's end: a thread that pulls each version and publishes it on a board; or a worker's own end."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,11 +18,12 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 from torch import Tensor
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed
-from rlsync.core.ledger import Stamp
+from rlsync.core.ledger import NOTHING, Stamp
+from rlsync.transport.board.reader import BoardReader
 from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.contract import Note, ReaderStatus
+from rlsync.transport.contract import Apply, Note, ReaderStatus
 from rlsync.transport.ray.mailbox_actor import LONG_POLL_S, NodeReply
-from rlsync.transport.relay.agent import Agent, AgentCounts
+from rlsync.transport.relay.ends import Agent, AgentCounts
 from rlsync.transport.relay.image import Image
 from rlsync.transport.relay.mailbox import Message
 
@@ -101,11 +104,13 @@ class NodeReceiver:
         self._numbers = numbers
         self._agent = Agent(node, self._publish, answer_s=2 * LONG_POLL_S, pull_s=pull_s, again_s=again_s)
         self._agent.stamp = board.newest_stamp  # a board may have had another receiver before
+        self.counts: AgentCounts = self._agent.counts
         self._asked = 0
         self._reported: object = None
         self._reported_at_s = 0.0
-        self._closed_by_learner = self._learner_died = False
-        self._failure: BaseException | None = None
+        self.closed_by_learner = False
+        self.learner_died = False  #: whether the learner is gone and did not close the transport
+        self.failure: BaseException | None = None  #: the error that has ended this receiver
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rlsync-receiver-{node}", daemon=True)
 
@@ -113,25 +118,6 @@ class NodeReceiver:
     def stamp(self) -> Stamp:
         """The newest version on the board; :data:`rlsync.core.ledger.NOTHING` before the first."""
         return self._agent.stamp
-
-    @property
-    def counts(self) -> AgentCounts:
-        """What became of the messages and images that reached this node."""
-        return self._agent.counts
-
-    @property
-    def closed_by_learner(self) -> bool:
-        return self._closed_by_learner
-
-    @property
-    def learner_died(self) -> bool:
-        """Whether the learner is gone and did not close the transport."""
-        return self._learner_died
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error that has ended this receiver; ``None`` while there is none."""
-        return self._failure
 
     def start(self) -> None:
         """Begin to receive; returns at once."""
@@ -177,7 +163,7 @@ class NodeReceiver:
 
     def _run(self) -> None:
         try:
-            while not (self._stop.is_set() or self._closed_by_learner or self._learner_died):
+            while not (self._stop.is_set() or self.closed_by_learner or self.learner_died):
                 request = self._agent.request(time.monotonic())
                 if request is None:
                     self._report()
@@ -190,10 +176,10 @@ class NodeReceiver:
                 else:
                     self._take_reply(reply)
         except BaseException as failure:  # ends the thread; whoever looks sees it
-            self._failure = failure
+            self.failure = failure
             raise
         finally:
-            if not self._learner_died:
+            if not self.learner_died:
                 self._mailbox.leave.remote(self.node)
 
     def _await_reply(self, call: ray.ObjectRef) -> NodeReply | None:
@@ -206,7 +192,7 @@ class NodeReceiver:
             except GetTimeoutError:
                 continue
             except ActorDiedError:  # it would be started again, if its owner lived
-                self._learner_died = True
+                self.learner_died = True
                 return None
             except RayError:
                 return None
@@ -214,7 +200,7 @@ class NodeReceiver:
         return None
 
     def _take_reply(self, reply: NodeReply) -> None:
-        self._closed_by_learner = reply.closed
+        self.closed_by_learner = reply.closed
         if reply.question.number > self._asked:
             self._asked = reply.question.number
             self._board.ask_as(reply.question.number, reply.question.lowest)
@@ -264,3 +250,67 @@ def image_at(address: ray.ObjectRef, timeout_s: float) -> Tensor:
     memory = (ctypes.c_uint8 * held.nbytes).from_address(held.ctypes.data)
     memory.held = held  # it is the store's while this array lives
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+#: How long a worker waits for its first version when it attaches, seconds.
+FIRST_VERSION_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RayHandle:
+    """How a worker, in any process of the cluster, finds a :mod:`rlsync.transport.ray.learner`."""
+
+    mailbox: Any
+    #: The newest version when this handle was made. A worker that attaches has it, or a newer one, before it
+    #: acts.
+    newest: Stamp = NOTHING
+
+    def subscribe(self, apply: Apply, reader: int | None = None) -> RaySubscriber:
+        """Attach, with a board of this process's own; see :meth:`rlsync.transport.contract.Handle.subscribe`.
+
+        ``None`` is reader 0. AdoptionTimeout if the newest version does not come in time.
+        """
+        subscriber = RaySubscriber(self.mailbox, apply, 0 if reader is None else reader)
+        try:
+            subscriber.await_stamp(self.newest, FIRST_VERSION_WITHIN_S)
+        except BaseException:
+            subscriber.close()
+            raise
+        return subscriber
+
+
+class RaySubscriber(BoardReader):
+    """A worker's end, with a board and a receiver for this process alone.
+
+    Workers that share a node should share them, too: then each version comes to the node's memory once.
+    """
+
+    def __init__(self, mailbox: Any, apply: Apply, reader: int) -> None:
+        self._board = BoardWriter()
+        super().__init__(self._board.handle, apply, 0)
+        self._where = f"worker {reader}, process {os.getpid()}"
+        name = f"worker {reader}, pid {os.getpid()}, {uuid.uuid4().hex[:6]}"
+        self.receiver = NodeReceiver(mailbox, name, self._board, numbers=[reader])
+        self.receiver.start()
+
+    def await_stamp(self, stamp: Stamp, timeout_s: float) -> None:
+        """Wait until a version, or a newer one, has come to this process; see :class:`NodeReceiver`."""
+        self.receiver.await_stamp(stamp, timeout_s, self._where)
+
+    @property
+    def closed_by_learner(self) -> bool:
+        return self.receiver.closed_by_learner or self.receiver.learner_died
+
+    @property
+    def learner_died(self) -> bool:
+        return self.receiver.learner_died
+
+    def leave_note(self, note: bytes, kind: Note = Note.LEAVES) -> None:
+        super().leave_note(note, kind)
+        if kind is Note.LEAVES:  # the learner asks for it as soon as the workers stand
+            self.receiver.report_now()
+
+    def close(self) -> None:
+        self.receiver.close()
+        super().close()
+        self._board.close()

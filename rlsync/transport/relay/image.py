@@ -60,15 +60,8 @@ class ImageBuffer:
         return self._flat
 
 
-def pack(stamp: Stamp, layout: Layout, tensors: Sequence[Tensor]) -> Tensor:
-    """The flat image of a version, a one-dimensional ``uint8`` tensor; see :meth:`ImageBuffer.write`."""
-    buffer = ImageBuffer(layout)
-    buffer.write(stamp, tensors)
-    return buffer.sealed()
-
-
 def unpack(flat: Tensor) -> Image:
-    """Take a version out of the flat image that :func:`pack` made.
+    """Take a version out of a flat image that an :class:`ImageBuffer` has sealed.
 
     PublishError if it was changed or cut on its way: its digest does not match.
     """

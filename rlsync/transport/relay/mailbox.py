@@ -36,9 +36,8 @@ class Request:
 
     node: str
     stamp: Stamp = NOTHING
-    lost: ImageId | None = (
-        None  #: the last image that it could not get, or got damaged, if it has nothing newer
-    )
+    #: The last image that it could not get, or got damaged, if it has nothing newer.
+    lost: ImageId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +68,12 @@ class Mailbox:
     def __init__(self, forget_s: float = 90.0) -> None:
         self.forget_s = forget_s
         self.message: Message | None = None
-        self.refused = 0
         self._last: dict[str, _LastRequest] = {}  # by node
 
     def post(self, message: Message, now_s: float) -> Reply:
         """Take a message, unless a newer one is here. Posting the same again does no harm."""
         self._forget(now_s)
         if self.message is not None and message.stamp < self.message.stamp:
-            self.refused += 1
             return Reply(accepted=False)
         self.message = message
         return Reply(True, self.pulled, self.lost)

@@ -30,9 +30,17 @@ from torch import Tensor
 from rlsync.core.errors import BoardClosed, ConfigError
 from rlsync.tensors.layout import Layout
 from rlsync.transport.ring import format as fmt
-from rlsync.transport.ring.format import RingHandle, RolloutImages, RolloutState, WhenFull
-from rlsync.transport.ring.watch import RingCounters, RingWatch, WriterStatus
+from rlsync.transport.ring.format import (
+    RingCounters,
+    RingHandle,
+    RingWatch,
+    RolloutImages,
+    RolloutState,
+    WhenFull,
+    WriterStatus,
+)
 from rlsync.transport.ring.writer import RingWriter
+from rlsync.transport.rules import pauses
 from rlsync.transport.shared_file import Mark, SharedFile
 
 __all__ = ["RingCounters", "RingHandle", "RingWriter", "RolloutRing", "TakenRollout", "WriterStatus"]
@@ -121,11 +129,13 @@ class RolloutRing:
             self._drop_oldest()
         if (taken := self._try_take()) is not None:
             return taken
-        started, pause_s = time.monotonic_ns(), fmt.FIRST_PAUSE_S
+        started = time.monotonic_ns()
         deadline = started + int(timeout_s * 1e9)
-        while (left_ns := deadline - time.monotonic_ns()) > 0:
+        for pause_s in pauses():
+            left_ns = deadline - time.monotonic_ns()
+            if left_ns <= 0:
+                break
             time.sleep(min(pause_s, left_ns / 1e9))
-            pause_s = min(pause_s * 2, fmt.LONGEST_PAUSE_S)
             if (taken := self._try_take()) is not None:
                 break
         self._words[fmt.LEARNER_WAITED_NS] += time.monotonic_ns() - started

@@ -13,6 +13,7 @@ from rlsync.core.errors import ConfigError, PublishError
 from rlsync.tensors.layout import Layout
 from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.format import RingHandle, RolloutImages, RolloutState
+from rlsync.transport.rules import pauses
 
 
 class RingWriter:
@@ -97,8 +98,10 @@ class RingWriter:
         """
         self.abandon()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause_s, waited_from = fmt.FIRST_PAUSE_S, time.monotonic_ns()
-        while not self._try_take():
+        waited_from = time.monotonic_ns()
+        for pause_s in pauses():
+            if self._try_take():
+                break
             if self.learner_gone or (stop is not None and stop()):
                 return None
             if self._drops and self._words[fmt.RUNNING]:
@@ -107,7 +110,6 @@ class RingWriter:
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(pause_s)
-            pause_s = min(pause_s * 2, fmt.LONGEST_PAUSE_S)
             waited_from = self._count_wait(waited_from)
         return None if self._taken is None else self._images.views(self._taken)
 

@@ -19,9 +19,8 @@ from rlsync.sync.processes import LOOK_EVERY_S
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
-from rlsync.transport.ring.reader import RingCounters, RolloutRing
-from rlsync.workers.cluster.flat import Flat, pack
-from rlsync.workers.cluster.job import AgentState, NodeJob, Orders, Turns
+from rlsync.transport.ring.reader import RolloutRing
+from rlsync.workers.cluster.job import AgentState, Flat, NodeJob, Orders, Turns, pack
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S, Supervisor
 from rlsync.workers.worker import start_workers
 
@@ -29,15 +28,25 @@ from rlsync.workers.worker import start_workers
 _TURN_TIMEOUT_S = 60.0
 
 _LOOK_FOR_THE_LEARNER_S = 1.0
+_LOOK_FOR_A_VERSION_S = 0.01
 
 #: Numbers of calls that one learner may use.
 _CALLS_OF_A_LEARNER = 1 << 40
 
 
-class NodeAgent:
-    """Starts a node's workers, looks after them, and hands their rollouts out in the order of the ring.
+def has_version(receiver: NodeReceiver, timeout_s: float) -> bool:
+    """Wait for the first version; whether it came before the receiver failed, and in time."""
+    deadline = time.monotonic() + timeout_s
+    while receiver.stamp == NOTHING:
+        if time.monotonic() >= deadline or receiver.failure is not None:
+            return False
+        time.sleep(_LOOK_FOR_A_VERSION_S)
+    return True
 
-    All methods may be called from several threads, as Ray does.
+
+class NodeAgent:
+    """Starts a node's workers, looks after them, and hands their rollouts out in the order of the ring. Ray
+    calls its methods from several threads.
     """
 
     def __init__(self, job: NodeJob) -> None:
@@ -60,21 +69,16 @@ class NodeAgent:
 
     def start(self, timeout_s: float) -> int:
         """Wait for the newest version, then start the workers; returns this agent's process id.
-
-        AdoptionTimeout: no version came, or a worker is not ready, in time. WorkerLost: a worker ended before
-        it was ready.
+        AdoptionTimeout: no version came, or a worker is not ready, in time. WorkerLost: a worker ended.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline, job = time.monotonic() + timeout_s, self._job
         # A player without weights publishes no version.
-        while self._job.settings.player.modules and self._receiver.stamp == NOTHING:
-            if time.monotonic() >= deadline or self._receiver.failure is not None:
-                raise AdoptionTimeout(
-                    f"no version of the weights came to this node within {timeout_s:g} s",
-                    f"node {self._job.node}",
-                    "look whether the node reaches the learner's node on all of Ray's ports",
-                ) from self._receiver.failure
-            time.sleep(LOOK_EVERY_S)
-        job = self._job
+        if job.settings.player.modules and not has_version(self._receiver, timeout_s):
+            raise AdoptionTimeout(
+                f"no version of the weights came to this node within {timeout_s:g} s",
+                f"node {job.node}",
+                "look whether the node reaches the learner's node on all of Ray's ports",
+            ) from self._receiver.failure
         logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
         self._workers = start_workers(job.settings, self._ring, self._board.handle, job.seed, logs)
         self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
@@ -92,12 +96,10 @@ class NodeAgent:
             self._orders = orders
 
     def take(self, number: int, timeout_s: float) -> Flat | None:
-        """The rollout that was completed first on this node, of those not taken yet; ``None`` if none came in
-        time.
+        """The oldest rollout of this node that is not taken yet; ``None`` if none came in time.
 
-        Calls are served in the order of their numbers. The slot of the rollout is free again. WorkerLost: a
-        worker ended too often, or none is left. AdoptionTimeout: all workers are silent. PublishError: this
-        node cannot receive weights any more.
+        Calls are served in the order of their numbers. Errors are those of :meth:`Supervisor.look`, and
+        PublishError: this node cannot receive weights any more.
         """
         turns = self._turns
         if number < turns.first:
@@ -127,9 +129,7 @@ class NodeAgent:
 
     def follow(self, mailbox: Any, keep_s: float) -> AgentState:
         """Follow the next learner, and wait ``keep_s`` for the one after it. Workers begin no rollout until
-        it gives orders.
-
-        PublishError: the learner before is not gone, or this agent is about to end.
+        it gives orders. PublishError: the learner before is not gone, or this agent is about to end.
         """
         with self._supervising, self._ordering:
             if self._ending.is_set() or not self._receiver.learner_died:
@@ -166,10 +166,6 @@ class NodeAgent:
                 return None
         return None
 
-    def counters(self) -> RingCounters:
-        """Of this node's ring."""
-        return self._ring.counters()
-
     def end(self, timeout_s: float) -> None:
         """End the workers, which may take ``timeout_s`` to leave, and let go of everything. The learner then
         ends this process.
@@ -195,9 +191,8 @@ class NodeAgent:
         return receiver
 
     def _end_with_the_learner(self) -> None:
-        """End when the learner died and no other one has come in time.
-
-        Ray ends the actors of a learner that died, unless they are to be kept.
+        """End when the learner died and no other one has come in time: Ray itself ends only agents that are
+        not to be kept.
         """
         gone_since_s: float | None = None
         while not self._ending.wait(_LOOK_FOR_THE_LEARNER_S):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 import torch
 from torch import Tensor
 
 from rlsync.tensors.layout import Layout
+from rlsync.transport.ring.format import RingCounters
 from rlsync.transport.ring.reader import TakenRollout
-from rlsync.transport.ring.watch import RingCounters
 from rlsync.workers import frames as keys
-from rlsync.workers.cluster.flat import Arrived, Flat, unpack
-from rlsync.workers.cluster.job import Orders
+from rlsync.workers.cluster.job import Flat, Orders, unpack
 from rlsync.workers.cluster.node import ANSWER_WITHIN_S, Node
 from rlsync.workers.cluster.nodes import Nodes
 
@@ -35,12 +34,15 @@ class Arrivals:
     Each is copied once, into memory that is used again: the object store holds no more than the credits.
     """
 
-    def __init__(self, layout: Layout, workers_per_node: int, envs_per_node: int, seed: int) -> None:
+    def __init__(
+        self, nodes: Nodes, layout: Layout, workers_per_node: int, envs_per_node: int, seed: int
+    ) -> None:
+        self._nodes = nodes
         self._layout = layout
         self._workers_per_node = workers_per_node
         self._envs_per_node = envs_per_node
-        self._nodes: Nodes | None = None
-        self._orders = Orders(0, False, 0, seed)
+        #: The orders that hold now, for the first node.
+        self.orders = Orders(0, False, 0, seed)
         self._buffers: list[Tensor] = []
         self._free: list[int] = []
         self._held: set[int] = set()
@@ -52,25 +54,15 @@ class Arrivals:
         #: Rollouts of older versions are left out.
         self.oldest_version = 0
 
-    def attach(self, nodes: Nodes) -> None:
-        self._nodes = nodes
-
     @property
     def origins(self) -> tuple[Origin, ...]:
         """Where the rollouts come from that were taken since :meth:`begin_batch`, in order."""
         return tuple(self._origins)
 
-    @property
-    def orders(self) -> Orders:
-        """The orders that hold now, for the first node."""
-        return self._orders
-
     def begin_batch(self) -> None:
-        """Forget where the rollouts of the last batch came from."""
         self._origins = []
 
     def run(self) -> None:
-        """Let workers begin rollouts."""
         self._give(running=True)
 
     def pause(self) -> None:
@@ -81,25 +73,21 @@ class Arrivals:
 
     def seed(self, seed: int) -> None:
         """Give a seed to all workers; each sees it when it begins its next rollout."""
-        self._orders = Orders(self._orders.number, self._orders.running, self._orders.seeds + 1, seed)
-        self._give(running=self._orders.running)
+        self.orders = replace(self.orders, seeds=self.orders.seeds + 1, seed=seed)
+        self._give(running=self.orders.running)
 
     def order(self, node: Node) -> ray.ObjectRef:
-        """Give a node the orders that hold now."""
-        orders, offset = self._orders, node.seat * self._envs_per_node
-        ref: ray.ObjectRef = node.agent.order.remote(
-            Orders(orders.number, orders.running, orders.seeds, orders.seed + offset)
-        )
+        seed = self.orders.seed + node.seat * self._envs_per_node
+        ref: ray.ObjectRef = node.agent.order.remote(replace(self.orders, seed=seed))
         return ref
 
     def take(self, timeout_s: float) -> TakenRollout | None:
-        """The next rollout; ``None`` if there was none in time."""
         started = time.monotonic()
         try:
             while True:
                 left_s = max(0.0, started + timeout_s - time.monotonic())
                 for node in self._answering(left_s):
-                    flat: Flat | None = self._attached.read(node)
+                    flat: Flat | None = self._nodes.read(node)
                     rollout = None if flat is None else self._unpacked(node, flat)
                     if rollout is not None:
                         return rollout
@@ -117,8 +105,8 @@ class Arrivals:
     def counters(self) -> RingCounters:
         """All nodes together, as they said with their last rollouts; the learner's waiting and what was left
         out are this learner's own."""
-        nodes, gone = self._attached, self._attached.tally
-        known = [node.counters for node in nodes if node.counters is not None]
+        gone = self._nodes.tally
+        known = [node.counters for node in self._nodes if node.counters is not None]
         return RingCounters(
             free=sum(c.free for c in known),
             writing=sum(c.writing for c in known),
@@ -131,19 +119,13 @@ class Arrivals:
             dropped=self._dropped,
         )
 
-    @property
-    def _attached(self) -> Nodes:
-        assert self._nodes is not None, "the collector attaches them before anything is taken"
-        return self._nodes
-
     def _give(self, running: bool) -> list[ray.ObjectRef]:
-        orders = self._orders
-        self._orders = Orders(orders.number + 1, running, orders.seeds, orders.seed)
-        return [self.order(node) for node in self._attached if node.acting]
+        self.orders = replace(self.orders, number=self.orders.number + 1, running=running)
+        return [self.order(node) for node in self._nodes if node.acting]
 
     def _answering(self, timeout_s: float) -> list[Node]:
         """The nodes that have answered; the one that was served last is the last one."""
-        heads = {node.head: node for node in self._attached}
+        heads = {node.head: node for node in self._nodes}
         if not heads:
             time.sleep(timeout_s)
             return []
@@ -159,7 +141,7 @@ class Arrivals:
         slot = self._free.pop() if self._free else len(self._buffers)
         if slot == len(self._buffers):
             self._buffers.append(torch.empty(self._layout.image_bytes, dtype=torch.uint8))
-        arrived: Arrived = unpack(flat, self._layout, self._buffers[slot])
+        arrived = unpack(flat, self._layout, self._buffers[slot])
         node_id = node.machine.node_id
         self._turn = [*(other for other in self._turn if other != node_id), node_id]
         node.arrived += 1

@@ -15,7 +15,7 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlsync.core.errors import AdoptionTimeout
-from rlsync.core.ledger import NOTHING, Ledger
+from rlsync.core.ledger import Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
@@ -23,21 +23,20 @@ from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ray.learner import RayTransport
 from rlsync.transport.ray.receiver import NodeReceiver
-from rlsync.transport.ring.watch import RingCounters
-from rlsync.workers.cluster.agent import NodeAgent
+from rlsync.transport.ring.format import RingCounters
+from rlsync.workers.cluster.agent import NodeAgent, has_version
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
 from rlsync.workers.cluster.crew import Crew, LeftAgent, newest_stamp, taken_over
 from rlsync.workers.cluster.job import NodeJob, likeness_of
 from rlsync.workers.cluster.node import Machine, Node
 from rlsync.workers.cluster.nodes import NodeCounts, Nodes, Placement
-from rlsync.workers.cluster.session import Session
-from rlsync.workers.cluster.status import ClusterStatus, NodeStatus
+from rlsync.workers.cluster.session import ClusterStatus, NodeStatus, Session
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
-from rlsync.workers.rollout_collector import RolloutCollector, check_adopt, check_counts
+from rlsync.workers.rollout_collector import RolloutCollector, check_settings
 from rlsync.workers.supervision import Restarts
 from rlsync.workers.worker import CollectSettings
 
@@ -46,8 +45,6 @@ _SEEDS_APART = 15_485_863
 
 #: Threads of an agent, besides those of open calls for rollouts.
 _THREADS_BESIDE = 4
-
-_LOOK_S = 0.01
 
 
 class ClusterCollector(RolloutCollector):
@@ -63,25 +60,16 @@ class ClusterCollector(RolloutCollector):
     left. Agents and workers end with :meth:`shutdown`, and when this process dies.
 
     Args:
-        network: what acts in the workers; see ``UnrollCollector``. Parts of player and environment must be
-            importable on all nodes.
-        env: which environments.
-        steps: T, of one unroll.
-        envs_per_worker: environments that one worker steps.
+        network, env: parts of player and environment must be importable on all nodes.
         workers_per_node: worker processes on each node.
         placement: which nodes get an agent, and how agents are looked after.
         crew: the name of the run's agents. With it, this learner finds the agents that an earlier one left,
             and takes them over or ends them. Its versions follow theirs, in the next generation.
         session: closed at the end; by default the connection of this process, which stays open.
-        overlap, rollouts_per_batch, total_frames, store_params, store_value, dtype, adopt: see
-            ``UnrollCollector``.
         slots: of the ring of each node; by default two more than it has workers.
         policy_device: where the players of a node act: one device, or one for each of its workers.
-        storing_device: where the batches are: the learner's device.
-        seed: of environments and actions; ``None`` draws one.
-        restarts: how often a worker is started again on its node.
-        start_method: of worker processes.
-        silent_timeout_s: how long a worker may take for a rollout, seconds.
+        steps, envs_per_worker, overlap, rollouts_per_batch, total_frames, store_params, store_value, dtype,
+            adopt, storing_device, seed, restarts, start_method, silent_timeout_s: see ``UnrollCollector``.
 
     Raises:
         ConfigError: a number is out of range, ``adopt`` is unknown, Ray is not initialised, or the agents of
@@ -132,14 +120,11 @@ class ClusterCollector(RolloutCollector):
             silent_timeout_s=silent_timeout_s,
         )
         counts = {
-            "steps": steps,
-            "envs_per_worker": envs_per_worker,
             "workers_per_node": workers_per_node,
             "rollouts_per_batch": rollouts_per_batch,
             "slots": settings.slots,
         }
-        check_counts(counts, overlap, where)
-        check_adopt(adopt, where)
+        check_settings(settings, counts, where)
         stored_on = device_named(storing_device, f"{where}(storing_device=...)")
         self._session = session
         self._crew = crew
@@ -173,9 +158,8 @@ class ClusterCollector(RolloutCollector):
         )
         player, layout = settings.player, settings.shape.layout(settings.player)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
-        self._arrivals = Arrivals(layout, workers_per_node, self._envs_per_node, seed)
         self._nodes = Nodes(self._start_agent, self._placement, self._joined)
-        self._arrivals.attach(self._nodes)
+        self._arrivals = Arrivals(self._nodes, layout, workers_per_node, self._envs_per_node, seed)
         self._intake = Intake(
             self._arrivals, self._nodes, rollouts_per_batch, player.records, silent_timeout_s, stored_on
         )
@@ -201,22 +185,19 @@ class ClusterCollector(RolloutCollector):
 
     @property
     def last_origins(self) -> tuple[Origin, ...]:
-        """Where the rollouts of the last batch come from."""
         return self._arrivals.origins
 
     def status(self) -> ClusterStatus:
         """The nodes and their workers, as they said last."""
-        reports = self._transport.nodes
-        nodes = []
-        for name in map(str, self.nodes):
-            report = reports.get(name)
-            nodes.append(
-                NodeStatus(name, 0, ())
-                if report is None
-                else NodeStatus(name, report.stamp.version, tuple(report.readers))
-            )
-        lost, rollouts_lost = self.tally.lost, self.tally.rollouts_lost
-        return ClusterStatus(os.getpid(), time.time(), self.policy_version, tuple(nodes), lost, rollouts_lost)
+        reports, tally = self._transport.nodes, self.tally
+        nodes = tuple(
+            NodeStatus(name, report.stamp.version, tuple(report.readers))
+            if (report := reports.get(name)) is not None
+            else NodeStatus(name, 0, ())
+            for name in map(str, self.nodes)
+        )
+        version, lost, rollouts_lost = self.policy_version, tally.lost, tally.rollouts_lost
+        return ClusterStatus(os.getpid(), time.time(), version, nodes, lost, rollouts_lost)
 
     def board_here(self) -> BoardHandle:
         """A board of this machine that gets every version as a node does; see :class:`BoardHere`."""
@@ -229,10 +210,8 @@ class ClusterCollector(RolloutCollector):
         return self._arrivals.counters()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Reset all environments and random numbers with new seeds; each worker does so at its next rollout.
-
-        ``seed`` is that of the first environment of the first worker of the first node. Returns the first
-        seed that the nodes that there are do not use, or with ``static_seed`` the same one.
+        """Reset all environments and random numbers, as ``UnrollCollector`` does, from the first node on.
+        Returns the first seed that the nodes that there are do not use, or with ``static_seed`` the same one.
         """
         self._arrivals.seed(seed)
         return seed if static_seed else seed + self._nodes.seats * self._envs_per_node
@@ -240,7 +219,6 @@ class ClusterCollector(RolloutCollector):
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """End agents and workers, and the session; see :meth:`RolloutCollector.shutdown`."""
         closes = not self._closed
         super().shutdown(timeout)
         if closes and self.closed:
@@ -297,28 +275,21 @@ class ClusterCollector(RolloutCollector):
 
 
 class BoardHere:
-    """A board on the learner's machine with every version that nodes get, for readers that are no workers.
-
-    It receives them as a node does, under the same stamp, in a thread of the learner's process. Its readers
-    are not told to the learner, which waits for none of them. AdoptionTimeout: the first version did not come
-    in time.
+    """A board on the learner's machine with every version that nodes get, for readers that are no workers:
+    the learner waits for none of them. AdoptionTimeout: the first version did not come in time.
     """
 
     def __init__(self, mailbox: Any, timeout_s: float = 60.0) -> None:
         self._board = BoardWriter()
         self._receiver = NodeReceiver(mailbox, "the learner's machine", self._board, numbers=())
         self._receiver.start()
-        deadline = time.monotonic() + timeout_s
-        while self._receiver.stamp == NOTHING:
-            if time.monotonic() >= deadline or self._receiver.failure is not None:
-                failure = self._receiver.failure
-                self.close()
-                raise AdoptionTimeout(
-                    f"no version of the weights came to the learner's own machine within {timeout_s:g} s",
-                    "starting the evaluating process of a run on a cluster",
-                    "look whether Ray's object store has room, or evaluate after the run: rlsync eval RUN",
-                ) from failure
-            time.sleep(_LOOK_S)
+        if not has_version(self._receiver, timeout_s):
+            self.close()
+            raise AdoptionTimeout(
+                f"no version of the weights came to the learner's own machine within {timeout_s:g} s",
+                "starting the evaluating process of a run on a cluster",
+                "look whether Ray's object store has room, or evaluate after the run: rlsync eval RUN",
+            ) from self._receiver.failure
 
     @property
     def handle(self) -> BoardHandle:

@@ -51,17 +51,14 @@ class Crew:
             raise ConfigError(f"agents cannot wait {self.keep_s:g} s", str(self), "give keep_s=0 or more")
 
     def options(self) -> dict[str, Any]:
-        """What Ray is told when it starts an agent."""
         if not self.keep_s:
             return {}
         name = f"{self._prefix}{uuid.uuid4().hex[:12]}"
         return {"name": name, "namespace": _NAMESPACE, "lifetime": "detached"}
 
     def left(self, alone_within_s: float = 60.0) -> list[LeftAgent]:
-        """The agents that an earlier learner left, once they know that it is gone.
-
-        ConfigError: after ``alone_within_s``, which Ray and the agents have to notice it, they still belong
-        to a learner that lives.
+        """The agents that an earlier learner left, once they know that it is gone. ConfigError: after
+        ``alone_within_s``, which Ray and the agents have to notice it, their learner still lives.
         """
         until_s = time.monotonic() + alone_within_s
         agents = list(self._living())
@@ -99,10 +96,7 @@ class LeftAgent:
     state: AgentState
 
     def follow(self, mailbox: Any, keep_s: float) -> AgentState:
-        """Let it follow this learner; see :meth:`NodeAgent.follow`. Returns what it is like now.
-
-        RayError: it cannot, or does not answer.
-        """
+        """Let it follow this learner; returns what it is like now. RayError: it cannot."""
         state = ray.get(self.agent.follow.remote(mailbox, keep_s), timeout=_ANSWER_S)
         assert isinstance(state, AgentState)
         return state

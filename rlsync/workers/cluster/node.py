@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from rlsync.core.errors import RlsyncError, first_line
-from rlsync.transport.board.watch import process_state
-from rlsync.transport.ring.watch import RingCounters
+from rlsync.transport.board.format import process_state
+from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.cluster.job import AgentState
 
 #: An agent answers a call for a rollout after at most so many seconds: this is its sign of life.
@@ -48,7 +48,6 @@ class Machine:
 
 
 def living_machines() -> list[Machine]:
-    """The machines of the cluster that live now, as Ray knows them."""
     return [
         Machine(
             node["NodeID"], node["NodeManagerAddress"], node["NodeManagerHostname"], dict(node["Resources"])
@@ -59,12 +58,11 @@ def living_machines() -> list[Machine]:
 
 
 class Node:
-    """An agent, and the calls that are open there.
+    """An agent, and the calls that are open there, ``credits`` of them.
 
     ``seat`` is its number among the nodes; a node that takes the place of one that left has the same.
-    ``credits`` says how many rollouts may be on their way, or wait for the learner, at once. Its workers may
-    take ``start_timeout_s`` seconds to be ready. ``followed`` is what the agent was like when it followed
-    this learner, if another one had started it: its workers are ready.
+    ``followed`` is what the agent was like when it followed this learner, if another one had started it: its
+    workers are ready.
     """
 
     def __init__(
@@ -146,10 +144,8 @@ class Node:
             self._next_call += 1
 
     def kill(self, *, on_this_machine: bool = False) -> None:
-        """End the agent, whatever it does. Its workers end when they see that.
-
-        On this machine its processes are ended as well, at once: Ray takes seconds to end one that is
-        stopped, and workers that are stopped see nothing before that.
+        """End the agent, whatever it does. Its workers end when they see that; on this machine they are ended
+        at once, because Ray takes seconds to end a process that is stopped, and stopped workers see nothing.
         """
         if on_this_machine and self.pid is not None:
             kill_family(self.pid)  # first: the children of an agent that Ray has ended are not found any more
@@ -180,12 +176,6 @@ def kill_family(pid: int) -> None:
 
 
 def why(error: RayError) -> str:
-    """Why a call to an agent failed, in one line.
-
-    Example:
-        >>> why(RayError("the actor died\\nat line 3"))
-        'RayError: the actor died'
-    """
     if isinstance(error, RayTaskError):
         cause = error.cause
         return (

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.workers.cluster.node import Machine, Node, living_machines, why
-from rlsync.workers.supervision import Restarts
+from rlsync.workers.supervision import Pauses, Restarts
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,6 @@ class Placement:
             raise ConfigError("a number is too small", str(self), "give at least one node, credit and second")
 
     def takes(self, resources: Mapping[str, float]) -> bool:
-        """Whether a node with these resources gets an agent."""
         return all(resources.get(name, 0.0) >= amount for name, amount in self.resources.items())
 
 
@@ -72,10 +71,9 @@ class Nodes:
     """Keeps an agent on every node that should have one.
 
     An agent that dies, gives no answer, or says that its workers cannot go on, is started again after a
-    pause, as a worker is on one host; a node where that happens too often is given up. A node that joins gets
-    an agent. The run ends when no node is left.
-
-    ``start(machine, seat)`` starts an agent; ``joined`` is called with each node whose workers are ready.
+    pause, as a worker is on one host; a node where that happens too often is given up. The run ends when no
+    node is left. ``start(machine, seat)`` starts an agent; ``joined`` is called with each node whose workers
+    are ready.
     """
 
     def __init__(
@@ -90,8 +88,7 @@ class Nodes:
         self._silence = Silence(placement.node_timeout_s)
         self._here = ray.get_runtime_context().get_node_id()
         self._by_id: dict[str, Node] = {}
-        self._due: dict[str, float] = {}
-        self._ended: dict[str, list[float]] = {}
+        self._pauses = Pauses[str](placement.restarts)
         self._given_up: set[str] = set()
         self._causes: dict[str, str] = {}  # by machine, why the last agents were lost
         self._asked_ray_at_s = self._looked_at_s = 0.0
@@ -110,10 +107,8 @@ class Nodes:
         return 1 + max((node.seat for node in self), default=-1)
 
     def await_start(self) -> None:
-        """Wait until all nodes that are there are ready, and there are enough.
-
-        WorkerLost: a node was lost before it was ready; nothing is started again here. AdoptionTimeout: the
-        nodes are not ready, or not enough, in time.
+        """Wait until all nodes that are there are ready, and there are enough, or raise AdoptionTimeout.
+        WorkerLost: a node was lost before it was ready; nothing is started again here.
         """
         deadline = time.monotonic() + self._placement.start_timeout_s + self._placement.node_timeout_s
         while True:
@@ -160,9 +155,7 @@ class Nodes:
 
     def look(self) -> bool:
         """Start agents where they are missing, and end those that do not answer; whether one was started or
-        ended.
-
-        WorkerLost: no node is left.
+        ended. WorkerLost: no node is left.
         """
         before = self.tally.lost + self.tally.restarted + len(self._by_id)
         if time.monotonic() - self._looked_at_s >= LOOK_EVERY_S:  # not before each of many rollouts
@@ -170,12 +163,11 @@ class Nodes:
             self._end_silent()
         if time.monotonic() - self._asked_ray_at_s >= _ASK_RAY_EVERY_S:
             self._find_new()
-        if not self._by_id and not self._due:
+        if not self._by_id and not self._pauses.due:
             raise self._none_left("collecting rollouts")
         return before != self.tally.lost + self.tally.restarted + len(self._by_id)
 
     def silent(self) -> AdoptionTimeout:
-        """The error to raise when no rollout comes from any node."""
         nodes = ", ".join(f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self)
         return AdoptionTimeout(
             f"no rollout came from {nodes or 'any node'}",
@@ -197,17 +189,17 @@ class Nodes:
 
     def _find_new(self) -> None:
         self._asked_ray_at_s = now = time.monotonic()
-        living = {machine.node_id: machine for machine in living_machines()}
-        for gone in [node_id for node_id in self._due if node_id not in living]:
-            del self._due[gone]  # its node went, too
+        living, due = {machine.node_id: machine for machine in living_machines()}, self._pauses.due
+        for gone in due.keys() - living.keys():
+            del due[gone]  # its node went, too
         for node_id, machine in living.items():
-            if node_id in self._by_id or node_id in self._given_up or self._due.get(node_id, now) > now:
+            if node_id in self._by_id or node_id in self._given_up or due.get(node_id, now) > now:
                 continue
             if not self._placement.takes(machine.resources):
                 continue
             if node_id == self._here and not self._placement.beside_learner:
                 continue
-            self.tally.restarted += self._due.pop(node_id, None) is not None
+            self.tally.restarted += due.pop(node_id, None) is not None
             seats = {node.seat for node in self}
             seat = next(seat for seat in range(len(seats) + 1) if seat not in seats)
             self._by_id[node_id] = self._start(machine, seat)
@@ -228,7 +220,7 @@ class Nodes:
     def _lose(self, node: Node, cause: str) -> None:
         with suppress(RayError):  # it is dead
             node.kill()
-        node_id, now, kept = node.machine.node_id, time.monotonic(), self._placement.restarts
+        node_id = node.machine.node_id
         del self._by_id[node_id]
         self.tally.lost += 1
         self.tally.rollouts_lost += node.lost
@@ -236,15 +228,12 @@ class Nodes:
             self.tally.rollouts_written += node.counters.written
             self.tally.worker_wait_s += node.counters.worker_wait_s
         self._causes[str(node.machine)] = cause
-        recent = [at for at in self._ended.get(node_id, []) if now - at < kept.window_s]
-        if len(recent) < kept.at_most:
-            pause_s = kept.pause_s(len(recent))
-            self._due[node_id] = now + pause_s
-            then = f"if the node lives, its agent is started again in {pause_s:g} s"
-        else:
+        pause_s = self._pauses.note_end(node_id)
+        if pause_s is None:
             self._given_up.add(node_id)
             then = "it is not started again"
-        self._ended[node_id] = [*recent, now]
+        else:
+            then = f"if the node lives, its agent is started again in {pause_s:g} s"
         _log.warning("%s is lost with %d rollouts: %s; %s", node.machine, node.lost, cause, then)
 
     def _none_left(self, where: str) -> WorkerLost:

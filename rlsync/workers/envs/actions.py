@@ -27,12 +27,10 @@ class DiscreteActions:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one action."""
         return ()
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of an action."""
         return torch.int64
 
 
@@ -55,12 +53,10 @@ class BoxActions:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one action."""
         return (self.size,)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of an action."""
         return torch.float32
 
 
@@ -85,13 +81,7 @@ def same_form(one: ActionSpec, other: ActionSpec) -> bool:
 
 
 def actions_of(space: Space[Any], name: str) -> ActionSpec:
-    """The actions of a gymnasium space, which is a choice or a vector; ``name`` is the environment's in
-    errors.
-
-    Example:
-        >>> actions_of(Discrete(3), "a game")
-        DiscreteActions(n=3)
-    """
+    """The actions of a gymnasium space; ``name`` is the environment's in errors."""
     match space:
         case Discrete():
             return DiscreteActions(int(space.n))

@@ -13,7 +13,7 @@ from torchrl.data import Bounded, Categorical, OneHot
 from torchrl.envs import EnvBase, SerialEnv
 
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions, unusable_actions
-from rlsync.workers.envs.base import Envs, EnvStep
+from rlsync.workers.envs.vectors import Envs, EnvStep
 
 
 class SerialEnvs(Envs):

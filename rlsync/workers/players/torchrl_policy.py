@@ -103,13 +103,6 @@ class ActingPolicy(FixedPlayer):
     these.
 
     Source: torchrl.collectors.Collector; Ape-X, arXiv 1803.00933.
-
-    Example:
-        >>> from tensordict.nn import TensorDictModule
-        >>> policy = TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
-        >>> player = ActingPolicy(policy, BoxActions(1, (-1.0,), (1.0,)), (3,))
-        >>> [record.name for record in player.records]
-        ['reward_sum']
     """
 
     def __init__(

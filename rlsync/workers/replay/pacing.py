@@ -40,12 +40,8 @@ class Pace:
             raise _refused("prefill", self.prefill, "give a number of frames, 0 for none")
 
     def allowed(self, frames: int) -> int:
-        """How many updates so many frames, those of the prefill too, allow from the beginning of the run.
-
-        Example:
-            >>> Pace(0.29).allowed(100)  # exactly: 0.29 * 100 is a little less than 29 in floating point
-            29
-        """
+        """How many updates so many frames, those of the prefill too, allow from the beginning of the run."""
+        # A fraction, because 0.29 * 100 is a little less than 29 in floating point.
         return math.floor(Fraction(str(self.ratio)) * max(0, frames - self.prefill))
 
     def due(self, frames: int, updates: int) -> int:
@@ -74,7 +70,6 @@ class PaceFrom:
         return self.pace.due(self._since(frames), updates - self.updates)
 
     def measured(self, frames: int, updates: int) -> float:
-        """The ratio that was held since this pace began."""
         return self.pace.measured(self._since(frames), updates - self.updates)
 
     def _since(self, frames: int) -> int:

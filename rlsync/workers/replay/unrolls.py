@@ -136,8 +136,8 @@ class UnrollReplay:
         Raises:
             ConfigError: keys, shapes or dtypes are not those of what is held, or unrolls are replayed ones.
         """
-        rows, finals = _to_rows(batch, self.records)
-        form, count = _form_of(rows), finals.counts
+        rows, finals, count = _to_rows(batch, self.records)
+        form = _form_of(rows)
         with self._lock:
             if not self._form:
                 self._begin(form)
@@ -145,7 +145,7 @@ class UnrollReplay:
             rows.set(_AGENT, torch.zeros_like(count) + agent)
             rows.set(_FINAL_COUNT, count)
             rows.set(_FINAL_FIRST, self._finals.written + count.cumsum(0) - count)
-            self._finals.put(finals.rows)
+            self._finals.put(finals)
             self._unrolls.put(rows)
             self._evict()
 
@@ -259,22 +259,9 @@ def _own_folder(owner: UnrollReplay, path: Path) -> Path:
     return folder
 
 
-class FinalRows(NamedTuple):
-    """The final observations of a batch, unroll by unroll, and how many each of the B unrolls has, [B]."""
-
-    rows: TensorDict
-    counts: Tensor
-
-
 class RowStore:
     """Keeps the newest ``capacity`` of the rows that were put in, in files in a folder or in memory. Rows are
     numbered from 0.
-
-    Example:
-        >>> rows = RowStore(2, None)
-        >>> rows.put(TensorDict({"a": torch.arange(3)}, [3]))
-        >>> rows.written, rows.take(torch.tensor([2, 1]))["a"]
-        (3, tensor([2, 1]))
     """
 
     def __init__(self, capacity: int, folder: Path | None) -> None:
@@ -300,10 +287,9 @@ class RowStore:
         return rows
 
 
-def _to_rows(batch: TensorDictBase, records: Sequence[Record] = ()) -> tuple[TensorDict, FinalRows]:
-    """Copies of the unrolls of a batch as rows, and its final observations, both on the CPU.
-
-    ConfigError: a key is not in the contract, a required key is missing, or unrolls were replayed.
+def _to_rows(batch: TensorDictBase, records: Sequence[Record]) -> tuple[TensorDict, TensorDict, Tensor]:
+    """Copies on the CPU: the B unrolls of a batch as rows, its final observations, unroll by unroll, and how
+    many of these each unroll has, [B].
     """
     known, timed = keys.known_keys(records), keys.timed_keys(records)
     _check_keys(batch, known)
@@ -313,17 +299,13 @@ def _to_rows(batch: TensorDictBase, records: Sequence[Record] = ()) -> tuple[Ten
             tensor = batch.get(key).detach()
             columns[key] = (tensor.transpose(0, 1) if key in timed else tensor).cpu()
     rows = TensorDict(columns, columns[keys.REWARD].shape[:1])
-    return rows, _final_rows(batch, len(rows))
-
-
-def _final_rows(batch: TensorDictBase, unrolls: int) -> FinalRows:
     if keys.FINAL_INDEX not in batch:
-        return FinalRows(TensorDict({}, [0]), torch.zeros(unrolls, dtype=torch.int64))
+        return rows, TensorDict({}, [0]), torch.zeros(len(rows), dtype=torch.int64)
     time, unroll = batch.get(keys.FINAL_INDEX).cpu().unbind(-1)
     order = unroll.argsort(stable=True)
     observations = batch.get(keys.FINAL_OBSERVATION).detach().cpu()[order]
-    rows = TensorDict({keys.FINAL_OBSERVATION: observations, _TIME: time[order]}, [len(order)])
-    return FinalRows(rows, unroll.bincount(minlength=unrolls))
+    finals = TensorDict({keys.FINAL_OBSERVATION: observations, _TIME: time[order]}, [len(order)])
+    return rows, finals, unroll.bincount(minlength=len(rows))
 
 
 def _form_of(rows: TensorDict) -> _Form:
