@@ -59,7 +59,7 @@ def _comparable(sample: Sample, route: BoundRoute, image: Mapping[Key, Tensor]) 
         return [], f"its source {route.route.source} cannot be called"
     if any(is_sharded(tensor) for tensor in route.tensors()):
         return [], "its source is spread over ranks"
-    if any(key not in image for key in route.keys):
+    if any(sent.key not in image for sent in route.sent):
         return [], "it shares memory with its source"
     inside = [
         call
@@ -144,7 +144,7 @@ def _weights(
     Both with the worker's own buffers and excluded leaves, where it has them.
     """
     stem = f"{route.prefix}." if route.prefix else ""
-    sent = {leaf.name: key for leaf, key in zip(route.picked, route.keys, strict=True)}
+    sent = {one.leaf.name: one.key for one in route.sent}
     kept = sample.held.get(route.destination, {})
     published: dict[str, Tensor] = {}
     now: dict[str, Tensor] = {}
@@ -170,7 +170,10 @@ def _outputs(
     device: torch.device,
     seed: int,
 ) -> dict[str, Tensor]:
-    args = tuple(sample.get(arg, device) for arg in call.args)
+    floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
+    # Workers that compute in half precision pass it on from part to part; the learner computes as it trains.
+    cast = dict.fromkeys((torch.bfloat16, torch.float16), floats[0]) if floats else {}
+    args = tuple(sample.get(arg, device, cast) for arg in call.args)
     # Copies: forward() may write to buffers.
     own = {name: tensor.clone() for name, tensor in weights.items()}
     with undisturbed(part), torch.no_grad():

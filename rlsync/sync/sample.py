@@ -86,21 +86,23 @@ class Sample:
             return [self.put(item) for item in value]
         raise TypeError(type(value).__name__)
 
-    def get(self, stored: Any, device: torch.device) -> Any:
+    def get(
+        self, stored: Any, device: torch.device, cast: Mapping[torch.dtype, torch.dtype] | None = None
+    ) -> Any:
+        """The inverse of :meth:`put`, on a device; ``cast`` changes dtypes."""
         match stored:
             case int():
-                return self.tensors[stored].to(device, copy=True)
+                tensor = self.tensors[stored]
+                return tensor.to(device, (cast or {}).get(tensor.dtype, tensor.dtype), copy=True)
             case list():
-                return tuple(self.get(item, device) for item in stored)
+                return tuple(self.get(item, device, cast) for item in stored)
             case {"is": value}:
                 return value
         from tensordict import TensorDict
 
-        keys = [tuple(key) if isinstance(key, list) else key for key, _ in stored["items"]]
-        values = [self.get(item, device) for _, item in stored["items"]]
         made = TensorDict({}, stored["batch"], device=device)
-        for key, value in zip(keys, values, strict=True):
-            made.set(key, value)
+        for key, item in stored["items"]:
+            made.set(tuple(key) if isinstance(key, list) else key, self.get(item, device, cast))
         return made
 
     def to_bytes(self) -> bytes:

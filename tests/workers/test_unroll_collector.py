@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import os
@@ -45,6 +46,7 @@ from rlsync.recipes.impala import (
     UnrollCollector,
     check_batch,
 )
+from rlsync.sync.sample import Judgement
 from rlsync.workers.player import Playable, Player
 from tests.conftest import LeakCheck
 from tests.tools.parts.processes import child_pids, is_alive, kill, open_fds, stopped, wait_until
@@ -421,6 +423,13 @@ def test_a_map_that_does_not_fit_the_workers_is_refused_leaf_by_leaf() -> None:
         trainer.shutdown()
 
 
+@torch.no_grad()
+def train_on(network: ImpalaNet) -> None:
+    """Give the learner other weights than those that were published."""
+    for parameter in network.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+
+
 @pytest.mark.processes
 def test_the_workers_answer_what_they_act_with() -> None:
     network = cartpole_net()
@@ -429,11 +438,13 @@ def test_the_workers_answer_what_they_act_with() -> None:
         hook = SyncWeights({"policy": "loss_module.actor_network"})
         hook.register(trainer)
         check = hook.verification()
-        check.ask()
+        check.ask(hook.judge)
+        train_on(network)
         batches = iter(collector)
         assert wait_until(lambda: next(batches) is not None and check.hear().done, WAIT_S)
         found = check.hear()
         assert (found.answered, found.deviations) == (2, ())
+        assert found.behaviour == (Judgement(held=1), Judgement(held=1))
         assert hook.acting_versions() == [1, 1]
         assert hook.in_flight
 
@@ -450,10 +461,15 @@ def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rou
         assert hook.plan.payload_bytes * 2 == sum(p.nbytes for p in network.parameters())
         hook.publish()
         check = hook.verification()
-        check.ask()
+        check.ask(hook.judge)
+        before = copy.deepcopy(network.state_dict())
+        train_on(network)
         batches = iter(collector)
         assert wait_until(lambda: next(batches) is not None and check.hear().done, WAIT_S)
-        assert (check.hear().answered, check.hear().deviations) == (2, ())
+        found = check.hear()
+        assert (found.answered, found.deviations) == (2, ())
+        assert found.behaviour == (Judgement(held=1), Judgement(held=1))
+        network.load_state_dict(before)
         batch = next(batches)
         assert (batch["policy_version"] == 2).all()
         check_batch(batch, network)
