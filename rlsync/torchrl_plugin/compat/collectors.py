@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.collectors import Collector, MultiAsyncCollector
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, EnvCreator
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.distributed import (
     ActorWorkers,
     DistributedCollector,
@@ -80,21 +79,16 @@ def around_rollouts(
     """Run every rollout of ``collector`` inside ``enter(collector)``, in the thread that acts.
 
     This wraps ``rollout`` and does not use ``pre_collect_hook``, because a hook that the user sets later
-    would replace ours without an error. The wrapper holds only a weak reference to the collector, so that
-    the collector is freed when the user drops it. The ``rollout`` of an LLMCollector is a property, which
-    returns one of several methods: that one is wrapped.
+    would replace ours without an error. The ``rollout`` of an LLMCollector is a property, which returns one
+    of several methods: that one is wrapped.
     """
-    ref = weakref.ref(collector)
-    name = "rollout"
-    if isinstance(type(collector).rollout, property):
-        name = collector.rollout.__name__
+    several = isinstance(type(collector).rollout, property)
+    name = collector.rollout.__name__ if several else "rollout"
 
-    def rollout() -> Any:
-        self = present(ref)
+    @in_place_of(collector, name)
+    def rollout(self: Collector) -> Any:
         with enter(self):
             return getattr(type(self), name)(self)
-
-    setattr(collector, name, rollout)
 
 
 def acts_ahead(collector: Collector) -> bool:
@@ -112,40 +106,40 @@ def around_policy_calls(
     The policy is called in the thread that acts, compiled or not, once for each step. Random frames do not
     call it. Remove this function when a collector has a hook for it.
     """
-    ref = weakref.ref(collector)
     policy = collector._wrapped_policy
 
-    def call(tensordict: TensorDictBase) -> TensorDictBase:
-        self = present(ref)
+    # Around the policy that was compiled, not inside it, so that compiled code is not traced anew.
+    @in_place_of(collector, "_wrapped_policy_maybe_compiled")
+    def call(self: Collector, tensordict: TensorDictBase) -> TensorDictBase:
         before(self)
         return after(policy(tensordict))
 
-    # Around the policy that was compiled, not inside it, so that compiled code is not traced anew.
-    collector._wrapped_policy_maybe_compiled = call
+
+def around_iterations(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
+    """Run each iteration over the batches of ``collector`` inside ``enter()``."""
+
+    @in_place_of(collector, "iterator")
+    def iterator(self: BaseCollector) -> Any:
+        with enter():
+            yield from type(self).iterator(self)
 
 
 def before_state_dict(collector: Collector, call: Callable[[Collector], None]) -> None:
     """Call ``call(collector)`` before each ``state_dict()`` of ``collector``."""
-    ref = weakref.ref(collector)
 
-    def state_dict() -> Any:
-        self = present(ref)
+    @in_place_of(collector, "state_dict")
+    def state_dict(self: Collector) -> Any:
         call(self)
         return type(self).state_dict(self)
-
-    collector.state_dict = state_dict
 
 
 def after_load_state_dict(collector: MultiCollector, call: Callable[[Mapping[str, Any]], None]) -> None:
     """Call ``call(state_dict)`` after ``collector`` has loaded a state dict into its workers."""
-    ref = weakref.ref(collector)
 
-    def load_state_dict(state_dict: Any) -> None:
-        self = present(ref)
+    @in_place_of(collector, "load_state_dict")
+    def load_state_dict(self: MultiCollector, state_dict: Any) -> None:
         type(self).load_state_dict(self, state_dict)
         call(state_dict)
-
-    collector.load_state_dict = load_state_dict
 
 
 def runs_free(collector: MultiCollector) -> bool:

@@ -21,7 +21,7 @@ from torchrl.collectors.distributed import (
 )
 from torchrl.weight_update import RayWeightSyncScheme
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of, present
 
 #: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner.
 FIRST_RANK = 1
@@ -233,14 +233,11 @@ def number_next_update(collector: RayCollector, version: int) -> None:
 
 def around_batches(collector: BaseCollector, change: Callable[[TensorDictBase], TensorDictBase]) -> None:
     """Run ``change`` on every batch that ``collector`` yields."""
-    ref = weakref.ref(collector)
 
-    def iterator() -> Iterator[TensorDictBase | None]:
-        self = present(ref)
+    @in_place_of(collector, "iterator")
+    def iterator(self: BaseCollector) -> Iterator[TensorDictBase | None]:
         for batch in type(self).iterator(self):
             yield None if batch is None else change(batch)
-
-    collector.iterator = iterator
 
 
 def waits_for_learner(collector: DistributedCollector | RPCCollector | RayCollector) -> bool:
@@ -277,15 +274,14 @@ def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None
     when a scheme can say that its receivers are ready once they are registered. ``before_batch`` is called
     before the actors are asked for the next batch.
     """
-    ref = weakref.ref(collector)
 
-    def initialized() -> RayCollector:
-        self = present(ref)
+    @in_place_of(collector, "_lazy_initialize_weight_sync")
+    def lazily(self: RayCollector) -> None:
         self._weight_sync_initialized = True
-        return self
 
-    def iterator() -> Iterator[TensorDictBase | None]:
-        self = initialized()
+    @in_place_of(collector, "iterator")
+    def iterator(self: RayCollector) -> Iterator[TensorDictBase | None]:
+        lazily(self)
         batches = type(self).iterator(self)
         while True:
             before_batch()
@@ -294,9 +290,3 @@ def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None
             except StopIteration:
                 return
             yield batch
-
-    def lazily() -> None:
-        initialized()
-
-    collector.iterator = iterator
-    collector._lazy_initialize_weight_sync = lazily

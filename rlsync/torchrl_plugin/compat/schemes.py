@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,7 +17,7 @@ from torchrl.envs import EnvBase
 from torchrl.modules import RandomPolicy
 from torchrl.weight_update import WeightSyncScheme
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.collectors import has_own_policy_template
 
 
@@ -66,14 +65,10 @@ def around_partial_updates(
 def _around_updates(
     collector: BaseCollector, enter: Callable[[dict[str, Any]], AbstractContextManager[object]]
 ) -> None:
-    ref = weakref.ref(collector)
-
-    def update(*args: Any, **kwargs: Any) -> Any:
-        self = present(ref)
+    @in_place_of(collector, "_weight_update_impl")
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         with enter(kwargs):
             return type(self)._weight_update_impl(self, *args, **kwargs)
-
-    collector._weight_update_impl = update
 
 
 #: Stands for a policy that holds no weights.

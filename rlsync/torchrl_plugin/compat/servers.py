@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
@@ -22,7 +20,7 @@ from torchrl.modules.inference_server import (
 from torchrl.modules.inference_server._server import _RayInferenceServer as RayInferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 #: An InferenceServer, whose loop is a thread of this process, or a ProcessInferenceServer.
@@ -129,45 +127,26 @@ def stamp_both_ends(collector: AsyncBatchedCollector) -> None:
 
     The server's answer, and so the root of each frame, has it. The environment's part of a frame does not.
     """
-    ref = weakref.ref(collector)
+
+    def stamped(name: str, self: AsyncBatchedCollector) -> TensorDictBase:
+        frames: TensorDictBase = getattr(type(self), name)(self)
+        stamps = frames.get(STAMP, None)
+        if stamps is not None:
+            frames.set(("next", STAMP), stamps.clone())
+        return frames
+
     for name in ("_rollout_frames", "_rollout_yield_trajs"):
-        setattr(collector, name, partial(_stamped_rollout, ref, name))
-
-
-def _stamped_rollout(ref: weakref.ref[AsyncBatchedCollector], name: str) -> TensorDictBase:
-    collector = present(ref)
-    frames = getattr(type(collector), name)(collector)
-    stamps = frames.get(STAMP, None)
-    if stamps is not None:
-        frames.set(("next", STAMP), stamps.clone())
-    return frames
+        in_place_of(collector, name)(partial(stamped, name))
 
 
 def around_results(collector: AsyncBatchedCollector, wrap: Callable[[Any], None]) -> None:
     """Call ``wrap(queue)`` with the queue through which frames arrive, as soon as there is one."""
-    ref = weakref.ref(collector)
     wrapped: list[object] = []
 
-    def ensure_started() -> None:
-        self = present(ref)
+    @in_place_of(collector, "_ensure_started")
+    def ensure_started(self: AsyncBatchedCollector) -> None:
         type(self)._ensure_started(self)
         queue = self._result_queue
         if queue is not None and not any(queue is known for known in wrapped):
             wrapped[:] = [queue]
             wrap(queue)
-
-    collector._ensure_started = ensure_started
-
-
-def around_iterations(
-    collector: AsyncBatchedCollector, enter: Callable[[], AbstractContextManager[object]]
-) -> None:
-    """Run each iteration over the batches of ``collector`` inside ``enter()``."""
-    ref = weakref.ref(collector)
-
-    def iterator() -> Any:
-        self = present(ref)
-        with enter():
-            yield from type(self).iterator(self)
-
-    collector.iterator = iterator

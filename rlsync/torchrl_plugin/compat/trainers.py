@@ -17,7 +17,7 @@ from torchrl.trainers import Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import ConfigError
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of, present
 
 #: What a Checkpoint calls a module of a trainer, before its name.
 _COMPONENT = "trainer_module."
@@ -254,12 +254,8 @@ def _init_random_frames_of_nodes(collector: Any) -> None:
 
 
 def _getattr_rb(collector: Any) -> None:
-    ref = weakref.ref(collector)
-
-    def getattr_rb(attr: str) -> Any:
-        return getattr(present(ref).replay_buffer, attr)
-
-    vars(collector).setdefault("getattr_rb", getattr_rb)
+    if "getattr_rb" not in vars(collector):
+        in_place_of(collector, "getattr_rb")(lambda self, attr: getattr(self.replay_buffer, attr))
 
 
 #: What is added to a collector, by its kind.

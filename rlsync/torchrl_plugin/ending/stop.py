@@ -16,7 +16,7 @@ from rlsync.sync.processes import StopsWaiting
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors, trainers
-from rlsync.torchrl_plugin.ending.frames_made_here import FramesMadeHere
+from rlsync.torchrl_plugin.compat.endings import FramesMadeHere
 from rlsync.torchrl_plugin.ending.last_checkpoint import (
     ANSWER_WITHIN_S,
     CollectorState,
