@@ -17,8 +17,8 @@ from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.compat import schemes, stamps
+from rlsync.torchrl_plugin.ending.waits import await_newest
 from rlsync.torchrl_plugin.served import (
     Served,
     check_choice,
@@ -222,7 +222,7 @@ class WorkerScheme(WeightSyncScheme):
             WorkerLost: a worker, or the process of the inference server, is dead.
             AdoptionTimeout: the deadline passed.
         """
-        BoardEndpoint(self.publisher, {}).wait(timeout_s)
+        await_newest(self.publisher, timeout_s)
 
 
 def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:

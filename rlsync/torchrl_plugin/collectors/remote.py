@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
+from torchrl.collectors.distributed import RayCollector
 
 from rlsync.core.errors import PublishError
 from rlsync.torchrl_plugin.collectors.foreign import ForeignEndpoint
 from rlsync.torchrl_plugin.compat import distributed, schemes, stamps
-
-Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector
+from rlsync.torchrl_plugin.compat.distributed import Remote
 
 _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no version can be named for a frame"
 

@@ -16,10 +16,8 @@ from torchrl.envs import EnvBase, EnvCreator
 from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.distributed import (
     ActorWorkers,
-    DistributedCollector,
     DistributedWorkers,
-    RayCollector,
-    RPCCollector,
+    Remote,
     waits_for_learner,
 )
 
@@ -63,13 +61,12 @@ def runs_compiled(collector: Collector) -> bool:
 
 def collects_in_the_background(collector: object) -> bool:
     """Whether the workers collect while the learner uses a batch."""
-    match collector:
-        case ActorWorkers():
-            return collector.in_flight
-        case DistributedWorkers():
-            return not waits_for_learner(collector.collector)
-        case DistributedCollector() | RPCCollector() | RayCollector():
-            return not waits_for_learner(collector)
+    if isinstance(collector, ActorWorkers):
+        return collector.in_flight
+    if isinstance(collector, DistributedWorkers):
+        collector = collector.collector
+    if isinstance(collector, Remote):
+        return not waits_for_learner(collector)
     return isinstance(collector, MultiAsyncCollector) or bool(getattr(collector, "_running_free", False))
 
 

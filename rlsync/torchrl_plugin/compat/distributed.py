@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from tensordict import TensorDictBase
 from torch import distributed, nn
@@ -26,21 +26,24 @@ from rlsync.torchrl_plugin.compat import in_place_of, present
 #: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner.
 FIRST_RANK = 1
 
-Remote = TypeVar("Remote", bound=BaseCollector)
+#: A collector whose workers may be on other hosts, with whatever scheme.
+Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector
+
+C = TypeVar("C", bound=BaseCollector)
 
 
-class _WorkersOf(Generic[Remote]):
+class _WorkersOf(Generic[C]):
     """The workers of a collector, as those of a process collector are seen.
 
     The collector may be under construction.
     """
 
-    def __init__(self, collector: Remote, num_workers: int) -> None:
+    def __init__(self, collector: C, num_workers: int) -> None:
         self._collector = weakref.ref(collector)
         self.num_workers = num_workers
 
     @property
-    def collector(self) -> Remote:
+    def collector(self) -> C:
         return present(self._collector)
 
     def get_model(self, model_id: str) -> nn.Module:
@@ -211,7 +214,7 @@ def sends_to_some_workers(collector: DistributedCollector | RPCCollector) -> boo
     return past or collector.max_weight_update_interval > -1
 
 
-def single_collectors(collector: DistributedCollector | RPCCollector | RayCollector) -> bool:
+def single_collectors(collector: Remote) -> bool:
     """Whether each node acts by itself, and starts no processes that would act."""
     return isinstance(collector.collector_class, type) and issubclass(collector.collector_class, Collector)
 
@@ -240,7 +243,7 @@ def around_batches(collector: BaseCollector, change: Callable[[TensorDictBase], 
             yield None if batch is None else change(batch)
 
 
-def waits_for_learner(collector: DistributedCollector | RPCCollector | RayCollector) -> bool:
+def waits_for_learner(collector: Remote) -> bool:
     """Whether the workers begin a rollout only when the learner asks for the next batch."""
     return bool(collector._sync)
 

@@ -1,4 +1,4 @@
-"""Collectors whose environments, or the threads that step them, are in this process: how a wait for them ends."""
+"""Collectors that live in the learner's process: what steps their environments, how a wait for it ends."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import AsyncBatchedCollector
-from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import ConfigError
 from rlsync.torchrl_plugin.compat import in_place_of, present
+from rlsync.torchrl_plugin.compat.distributed import Remote
 
 #: What a Checkpoint calls a module of a trainer, before its name.
 _COMPONENT = "trainer_module."
@@ -261,7 +261,5 @@ def _getattr_rb(collector: Any) -> None:
 #: What is added to a collector, by its kind.
 _BRIDGES = {
     AsyncBatchedCollector: (_init_random_frames, _getattr_rb),
-    DistributedCollector: (_init_random_frames_of_nodes,),
-    RPCCollector: (_init_random_frames_of_nodes,),
-    RayCollector: (_init_random_frames_of_nodes,),
+    Remote: (_init_random_frames_of_nodes,),
 }

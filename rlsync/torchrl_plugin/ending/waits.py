@@ -7,8 +7,9 @@ thread looks at the workers and raises, and neither a signal nor a thread is nee
 from __future__ import annotations
 
 import logging
+import signal
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from queue import Empty
@@ -16,10 +17,13 @@ from typing import Any
 
 from torchrl.collectors import AsyncBatchedCollector
 
+from rlsync.core.errors import WorkerLost
 from rlsync.sync.processes import await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
-from rlsync.sync.workers_publisher import WorkerProcesses
+from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, in_place_of, servers
+from rlsync.transport.contract import ReaderStatus
+from rlsync.transport.waiting import worker_lost
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +50,32 @@ def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[
         except ValueError:  # closed
             continue
     return ends
+
+
+def lost_workers(
+    publisher: WorkersPublisher, workers: Iterable[ReaderStatus], where: str
+) -> WorkerLost | None:
+    """The error for the workers that are dead now, with how they ended; ``None`` while all live."""
+    known = {status.reader: status for status in workers}
+    unlocked = {worker for worker, status in known.items() if not status.alive}
+    ends = worker_ends(publisher.collector, unlocked)
+    dead = {
+        known[worker]: end or "dead"
+        for worker, end in ends.items()
+        if worker in known and (end or worker in unlocked)
+    }
+    # TorchRL ends the others when it has found a dead worker, and forgets them only if they are quick to end.
+    first = {worker: end for worker, end in dead.items() if end != ending(-signal.SIGTERM)}
+    return worker_lost(first or dead, where) if dead else None
+
+
+def await_newest(publisher: WorkersPublisher, timeout_s: float) -> None:
+    """Wait until all workers act with the newest version; WorkerLost, AdoptionTimeout."""
+    publisher.join()
+    try:
+        publisher.transport.wait(publisher.version, timeout_s, range(publisher.collector.num_workers))
+    except WorkerLost as lost:  # the board does not know how its readers ended
+        raise lost_workers(publisher, publisher.transport.status(), lost.where) or lost from None
 
 
 def await_start(collector: collectors.MultiCollector, timeout_s: float | None, logs: StartLogs) -> None:

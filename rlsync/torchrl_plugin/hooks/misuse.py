@@ -72,23 +72,6 @@ def refuse_shards_in_background(plan: SyncPlan) -> None:
         )
 
 
-class Logs(TrainerHookBase):
-    """A hook that logs metrics of a :class:`SyncWeights` under a prefix. A trainer may have several."""
-
-    prefix: str  #: the beginning of the logged names
-
-    def _refuse_same_names(self, trainer: Trainer) -> None:
-        """Refuse a second hook that would log under the same names."""
-        name = type(self).__name__
-        for other in trainers.registered_modules(trainer):
-            if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
-                raise ConfigError(
-                    f"this trainer already has a {name} that logs under {self.prefix!r}",
-                    f"{name}.register",
-                    f"register one {name} for each SyncWeights, each with a prefix of its own if it has one",
-                )
-
-
 class RegistersItself(TrainerHookBase):
     """A hook that ``register_op`` cannot register, because it works in several places.
 

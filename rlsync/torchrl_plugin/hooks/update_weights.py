@@ -18,9 +18,8 @@ from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
 from rlsync.tensors.compare import Fit
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
-from rlsync.torchrl_plugin.resolve import training_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.verification import Deviation, Found, Verification
-from rlsync.torchrl_plugin.compat.trainers import free_name
-from rlsync.torchrl_plugin.hooks.misuse import Logs, no_trainer, refuse_arguments
+from rlsync.torchrl_plugin.hooks.logs import Logs
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["raise", "log"]
@@ -89,7 +89,7 @@ class VerifySync(Logs):
                 f"VerifySync(when={when!r})",
                 "for example when=Every(100, 'batches')",
             )
-        self.sync = sync
+        super().__init__(sync)
         self.when = Every(10, "batches") if when is None else when
         self.action = action
         self.timeout_s = timeout_s
@@ -111,12 +111,10 @@ class VerifySync(Logs):
             trainer: the trainer.
             name: the hook's name in checkpoints.
         """
-        self.sync.require_trainer(trainer, "VerifySync.register")
-        self._refuse_same_names(trainer)
+        self._require(trainer)
         self._verification = self.sync.verification()
+        self._enrol(trainer, name)
         trainer.register_op("post_steps", self)
-        trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(free_name(trainer, name), self)
 
     def __call__(self, *given: object) -> None:
         """Read the answers that have arrived, and ask again if the trigger is due.
@@ -166,11 +164,11 @@ class VerifySync(Logs):
             raise error
         _log.error("%s", error)
 
-    def _report(self, batch: object = None) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
         metrics: dict[str, Any] = {"checks": self.checks, "deviations": len(self.deviations)}
         if self._found is not None:
             metrics |= {"answered": self._found.answered, "whole": self._found.whole}
-        return {f"{self.prefix}/{name}": value for name, value in metrics.items()}
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Phase and count, for the trainer's checkpoint. A resumed run starts an unfinished check again."""
