@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torchrl.collectors import MultiAsyncCollector
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
-from rlsync.core.errors import ConfigError, PublishError
+from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
 from rlsync.sync.processes import await_ready
 from rlsync.sync.starting import StartLog, StartLogs
@@ -21,34 +21,19 @@ from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.kept_rollouts import keep_rollouts
 
-ONE_VERSION = "a board has one newest version for all workers"
-OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of their own"
 
+class Served:
+    """A collector under construction whose workers will read a board.
 
-class Served(Protocol):
-    """A collector under construction whose workers will read a board."""
+    ``workers`` is how a publisher sees them, the same object whenever it is asked.
+    """
 
-    @property
-    def workers(self) -> WorkerProcesses:
-        """Its workers, as a publisher sees them; the same object whenever it is asked."""
+    def __init__(self, workers: WorkerProcesses) -> None:
+        self.workers = workers
 
     def policy(self) -> object:
         """What holds the weights that the workers act with first; ``None`` if they make it themselves."""
-
-
-class ServedHere(Served, Protocol):
-    """A collector whose workers are processes of this host."""
-
-    first_worker: int  #: the number that TorchRL gives to its first worker
-
-    def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
-        """Make the workers stamp frames, and log what they print at their start. Called before they start."""
-
-    def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """Wait until the workers stand; ``told(worker)`` is whether one has left its note on the board.
-
-        WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time.
-        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +48,11 @@ class LoggedMaker:
             return self.make(**kwargs)
 
 
-class ServedProcesses:
+class ServedProcesses(Served):
     """A MultiSyncCollector or MultiAsyncCollector."""
 
-    first_worker = 0
-
-    def __init__(self, collector: collectors.MultiCollector) -> None:
-        self.workers = collector
+    workers: collectors.MultiCollector
+    first_worker = 0  #: the number that TorchRL gives to the first worker
 
     def policy(self) -> object:
         """Workers receive it without its memory, and take the weights from the board."""
@@ -79,6 +62,7 @@ class ServedProcesses:
         return schemes.weights_of(self.workers.policy)
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
+        """Make the workers stamp frames, and log what they print at their start. Called before they start."""
         stamps.turn_on_stamps(self.workers)
         collectors.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
         if isinstance(self.workers, MultiAsyncCollector):
@@ -86,17 +70,21 @@ class ServedProcesses:
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """These workers say on a pipe that they stand, or why not."""
+        """Wait until the workers stand: these say so on a pipe, or why not.
+
+        WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time.
+        """
         waits.await_start(self.workers, timeout_s, logs)
 
 
-class ServedNodes:
+class ServedNodes(Served):
     """A DistributedCollector whose workers are single collectors on this host."""
 
+    workers: distributed.DistributedWorkers
     first_worker = distributed.FIRST_RANK
 
     def __init__(self, collector: DistributedCollector) -> None:
-        self.workers = distributed.distributed_workers(collector)
+        super().__init__(distributed.distributed_workers(collector))
         self._policy = distributed.own_policy(collector)
 
     def policy(self) -> object:
@@ -109,7 +97,10 @@ class ServedNodes:
             distributed.send_policy_by_value(self.workers.collector, self._policy)
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """If a worker does not stand, all are ended: TorchRL would leave them."""
+        """``told(worker)`` is whether one has left its note on the board, which says that it stands.
+
+        If a worker does not stand, all are ended: TorchRL would leave them.
+        """
 
         def ready(worker: int, seconds: float) -> bool:
             deadline = time.monotonic() + seconds
@@ -126,7 +117,7 @@ class ServedNodes:
             raise
 
 
-def served(collector: object, destination: str) -> ServedHere:
+def served(collector: object, destination: str) -> ServedProcesses | ServedNodes:
     """How a board serves a collector under construction; ConfigError if it does not reach its workers."""
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
     match collector:
@@ -155,66 +146,6 @@ def served(collector: object, destination: str) -> ServedHere:
         "use MultiSyncCollector or MultiAsyncCollector; an in-process Collector needs no scheme, "
         "SyncWeights alone does it",
     )
-
-
-def check_interface(
-    context: object, placed: Mapping[str, object], model: Mapping[str, object], *, of: str
-) -> None:
-    """Refuse the uses of ``init_on_sender`` that a board does not serve (ConfigError).
-
-    There must be a collector. ``placed`` are arguments that place weights in workers one by one; ``model`` is
-    one that may stand beside a collector.
-    """
-    refused = placed if context is not None else {**placed, **model}
-    given = [f"{name}=..." for name, value in refused.items() if value is not None]
-    if given or context is None:
-        raise ConfigError(
-            "a board serves the workers of a collector, all with the same weights",
-            f"{of}.init_on_sender({', '.join(given)})",
-            f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
-            "calls this method",
-        )
-
-
-def check_choice(
-    what: str, name: str, chosen: str, offered: tuple[str, ...], *, of: str = "BoardScheme"
-) -> None:
-    """Refuse an argument of a scheme that is none of those offered (ConfigError)."""
-    if chosen not in offered:
-        where, cure = f"{of}({name}={chosen!r})", f"choose one of: {', '.join(offered)}"
-        raise ConfigError(f"no {what} {chosen!r}", where, cure)
-
-
-def refuse_different_moments(moments: Mapping[str, str]) -> None:
-    """Refuse destinations of one collector whose ``adopt_at`` differ (ConfigError)."""
-    if len(set(moments.values())) > 1:
-        raise ConfigError(
-            "the destinations of this collector are adopted at different times",
-            ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items()),
-            "give all schemes of a collector the same adopt_at",
-        )
-
-
-def refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:
-    """Refuse weights that are not for all workers alike (PublishError).
-
-    TorchRL takes ``worker_ids``, and weights that are a mapping by worker number.
-    """
-    if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
-        named = sorted(key for key in weights if isinstance(key, int))
-        raise PublishError(
-            ONE_VERSION, f"update_policy_weights_ with weights for workers {named}", OWN_COLLECTORS
-        )
-    if worker_ids is None:
-        return
-    asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
-    workers = set(range(num_workers))
-    if asked != workers:
-        raise PublishError(
-            f"a board publishes to all workers, not to {sorted(asked, key=str)} alone",
-            f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}",
-            "leave worker_ids out, or give workers of their own kind a collector of their own",
-        )
 
 
 def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
