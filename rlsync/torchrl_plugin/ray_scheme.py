@@ -17,7 +17,7 @@ from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, distributed
 from rlsync.torchrl_plugin.compat.schemes import schemes_of, set_context, weights_of
 from rlsync.torchrl_plugin.scheme import BoardScheme, WeightBoard
-from rlsync.torchrl_plugin.served import Served
+from rlsync.torchrl_plugin.served import Served, refuse_updates_of_one
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.torchrl_plugin.worker_scheme import Link, WorkerScheme
 from rlsync.transport.board.writer import BoardWriter
@@ -238,12 +238,7 @@ def _check_actors(
             where,
             "pass collector_kwargs={'track_policy_version': True} to the RayCollector",
         )
-    if argument := distributed.sends_to_one_actor(collector):
-        raise ConfigError(
-            "a board publishes to all workers at once, and this collector would send to one at a time",
-            f"{where}, with {argument}",
-            "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches",
-        )
+    refuse_updates_of_one(collector, where)
     return distributed.actor_workers(collector)
 
 

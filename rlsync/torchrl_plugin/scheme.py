@@ -19,8 +19,7 @@ from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers
 from rlsync.torchrl_plugin.compat.schemes import forget_sender, schemes_of, set_context
-from rlsync.torchrl_plugin.served import Served, served
-from rlsync.torchrl_plugin.served_server import ServedServer
+from rlsync.torchrl_plugin.served import Served, ServedServer, served
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.torchrl_plugin.worker_scheme import (
     ONE_VERSION,

@@ -1,22 +1,28 @@
-"""Which collectors a BoardScheme serves, and what it needs of each kind."""
+"""Which collectors and inference servers a BoardScheme serves, and what it needs of each kind."""
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-from torchrl.collectors import MultiAsyncCollector
+from torch import nn
+from torchrl.collectors import AsyncBatchedCollector, MultiAsyncCollector
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
+from torchrl.weight_update import WeightSyncScheme
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.plan import POLICY
 from rlsync.sync.processes import await_ready
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.sync.workers_publisher import WorkerProcesses, WorkersPublisher
-from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps
+from rlsync.tensors.layout import LeafSpec
+from rlsync.tensors.leaves import Leaves
+from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, servers, stamps
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.kept_rollouts import keep_rollouts
@@ -117,6 +123,104 @@ class ServedNodes(Served):
             raise
 
 
+class ServedServer:
+    """What a publisher asks of the collector whose workers it serves, asked of an inference server.
+
+    ConfigError: ``holder``, the server or the collector that has it, was not given ``scheme`` as
+    ``weight_sync``, or is an actor of Ray.
+    """
+
+    num_workers = 1
+
+    def __init__(self, holder: Any, scheme: object) -> None:
+        server = servers.server_of(holder)
+        if server is None or isinstance(server, servers.RayInferenceServer):
+            raise ConfigError(
+                "a board serves inference servers of this host, in a thread or in a process",
+                f"BoardScheme, {type(holder).__name__}",
+                "use service_backend='thread' or 'process'; an actor of Ray takes weights by its own "
+                "update_model_weights",
+            )
+        if servers.scheme_of_server(server) is not scheme:
+            raise ConfigError(
+                f"this scheme is not the weight_sync of that {type(holder).__name__}",
+                "BoardScheme.init_on_sender",
+                "pass one scheme to both: weight_sync=scheme when the server or the collector is made",
+            )
+        self._holder = weakref.ref(holder)
+        self._server = weakref.ref(server)
+        self.in_a_process = servers.is_in_a_process(server)
+        self.destination: str = servers.destination_of_server(server)
+        self.stamped = servers.is_stamped_by(server)
+        self._specs: list[LeafSpec] | None = None
+
+    def serves(self, holder: object) -> bool:
+        """Whether this is the server that ``holder`` is or has."""
+        return servers.server_of(holder) is self._server()
+
+    def connect(self, scheme: WeightSyncScheme, publisher: WorkersPublisher) -> str:
+        """Let the collector's own method publish, and its frames carry versions at both ends of a step.
+
+        Returns the name of the server's policy.
+        """
+        holder = self._holder()
+        if isinstance(holder, AsyncBatchedCollector):
+            servers.send_by(holder, {self.destination: scheme})
+            schemes.around_updates(holder, publisher.one_publish)
+            servers.stamp_both_ends(holder)
+        return self.destination
+
+    @property
+    def procs(self) -> list[BaseProcess]:
+        """The process of the server; none for a thread, and before the start."""
+        server = self._server()
+        process = None if server is None else servers.process_of(server)
+        return [] if process is None else [process]
+
+    @property
+    def closed(self) -> bool:
+        return self._server() is None
+
+    def get_model(self, model_id: str) -> nn.Module:
+        """The learner's module for a destination; ValueError if it holds none."""
+        holder = self._holder()
+        if isinstance(holder, AsyncBatchedCollector) and isinstance(holder.policy, nn.Module):
+            return holder.policy
+        raise ValueError(f"the learner holds no module {model_id!r}")
+
+    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
+        """End the server, and the collector that asks it."""
+        holder = self._holder()
+        if isinstance(holder, AsyncBatchedCollector):
+            holder.shutdown(timeout=timeout, raise_on_error=raise_on_error)
+        elif holder is not None:
+            holder.shutdown(timeout=timeout)
+
+    def expected(self, destination: str) -> list[LeafSpec] | None:
+        """The leaves of the policy, told by the learner's side before the server has started.
+
+        The policy of a server in a process is made once by its factory, and dropped. DestinationNotFound: it
+        is no module.
+        """
+        if destination != self.destination:
+            return None
+        if self._specs is None:
+            self._specs = specs_of(self._holder())
+        if self._specs is None:
+            raise DestinationNotFound(
+                f"the {destination!r} of this inference server is no module, so it has no weights",
+                "BoardScheme as weight_sync",
+                "serve an nn.Module, or leave weight_sync out",
+            )
+        return self._specs
+
+
+def specs_of(holder: object) -> list[LeafSpec] | None:
+    """The leaves of the policy that a server serves, or a collector's server; ``None`` if it is no module."""
+    policy = servers.policy_like_served(holder)
+    return Leaves(policy, "the served policy").specs() if isinstance(policy, nn.Module) else None
+
+
 def served(collector: object, destination: str) -> ServedProcesses | ServedNodes:
     """How a board serves a collector under construction; ConfigError if it does not reach its workers."""
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
@@ -162,7 +266,12 @@ def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
             where,
             "leave collector_class out, and give each environment a node of its own",
         )
-    if argument := distributed.updates_by_itself(collector):
+    refuse_updates_of_one(collector, where)
+
+
+def refuse_updates_of_one(collector: DistributedCollector | RayCollector, where: str) -> None:
+    """Refuse a collector that would send weights to one worker at a time (ConfigError)."""
+    if argument := distributed.sends_to_one_worker(collector):
         raise ConfigError(
             "a board publishes to all workers at once, and this collector would send to one at a time",
             f"{where}, with {argument}",

@@ -1,25 +1,24 @@
-"""The worker's side of a board under TorchRL: adopt before a rollout or a policy call, and stamp."""
+"""What adopts under TorchRL: a worker before a rollout or a policy call, a server between two batches."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Literal
+from typing import Literal, NoReturn
 
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import Collector
+from torchrl.modules.inference_server import InferenceServer
 
-from rlsync.core.errors import DestinationNotFound
+from rlsync.core.errors import DestinationNotFound, PublishError
 from rlsync.core.path import Path, parse, walk
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.tensors.target import materialise
-from rlsync.torchrl_plugin.compat import collectors, schemes, stamps
+from rlsync.torchrl_plugin.compat import collectors, schemes, servers, stamps
 from rlsync.transport.contract import Handle
-
-__all__ = ["Adopt", "AdoptAt", "WorkerSync"]
 
 AdoptAt = Literal["rollout", "policy_call"]
 
@@ -139,3 +138,59 @@ class WorkerSync:
             where=f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}",
         )
         return schemes.weights_of(found)
+
+
+class ServerSync:
+    """Brings the policy of an inference server up to date, between two of its batches.
+
+    The server is one reader, number 0. Its own loop calls :meth:`between_batches`, in the thread that
+    computes and under the lock that a forward pass takes. Beside the learner, in a thread, it gets a policy
+    of its own.
+
+    BoardClosed: the learner has closed the board or died. PublishError: another living server reads it.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        destination: str,
+        adopt: Adopt,
+        server: InferenceServer,
+        *,
+        beside_learner: bool,
+    ) -> None:
+        if beside_learner:
+            servers.give_own_policy(server)
+        self._server = weakref.ref(server)
+        self._batches: AbstractContextManager[int] | None = None
+        self._adopter = Adopter(handle, 0)
+        if not beside_learner:
+            self._adopter.end_with_the_learner()
+        recorded = servers.records_a_graph(server)
+        self._adopter.place({destination: Destination(self._policy, "copy" if recorded else adopt)})
+        self._adopter.tell()
+        servers.refuse_updates(server, _refuse_update)
+
+    def between_batches(self) -> None:
+        """Answer the learner's question about the batches before, adopt the newest version, and stamp."""
+        server = self._server()
+        if server is None:
+            return
+        if self._batches is not None:
+            if self._adopter.settled():
+                return
+            self._batches.__exit__(None, None, None)
+        self._batches = self._adopter.acting()
+        servers.serve_version(server, self._batches.__enter__())
+
+    def _policy(self) -> object:
+        server = self._server()
+        return None if server is None else server.model
+
+
+def _refuse_update(*_: object, **__: object) -> NoReturn:
+    raise PublishError(
+        "the weights of this inference server come from a board",
+        "the server's update_model, or update_policy_weights_ of a collector that was not told of its board",
+        "call scheme.init_on_sender(model_id='policy', context=server_or_collector) once, then scheme.send()",
+    )

@@ -20,9 +20,8 @@ from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import schemes, stamps
 from rlsync.torchrl_plugin.ending.waits import await_newest
-from rlsync.torchrl_plugin.served import Served
-from rlsync.torchrl_plugin.served_server import ServedServer, ServerSync
-from rlsync.torchrl_plugin.worker import AdoptAt, WorkerSync
+from rlsync.torchrl_plugin.served import Served, ServedServer
+from rlsync.torchrl_plugin.worker import AdoptAt, ServerSync, WorkerSync
 
 ONE_VERSION = "a board has one newest version for all workers"
 OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of their own"

@@ -19,7 +19,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.compat import collectors
 from rlsync.torchrl_plugin.compat.stamps import is_stamped
-from rlsync.torchrl_plugin.served_server import specs_of
+from rlsync.torchrl_plugin.served import specs_of
 from rlsync.transport.contract import Note, ReaderStatus
 from rlsync.transport.rules import Key, check_newer
 

@@ -103,6 +103,6 @@ def _why_unknown_on_ray(collector: RayCollector) -> str:
         return "only a RayWeightSyncScheme sends a number with the weights"
     if collector.replay_buffer is not None:
         return "workers write to the replay buffer what the learner has not seen (leave replay_buffer out)"
-    if not all(arguments.get("track_policy_version") for arguments in collector.collector_kwargs):
+    if not distributed.actors_are_stamped(collector):
         return "frames carry no policy_version (pass collector_kwargs={'track_policy_version': True})"
     return ""

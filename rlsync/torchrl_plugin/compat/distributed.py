@@ -197,13 +197,14 @@ def stamp_nodes(collector: DistributedCollector) -> None:
             arguments["track_policy_version"] = True
 
 
-def updates_by_itself(collector: DistributedCollector) -> str:
+def sends_to_one_worker(collector: DistributedCollector | RayCollector) -> str:
     """The argument by which the collector sends weights to one worker at a time; empty if there is none."""
     if collector.max_weight_update_interval > -1:
         return f"max_weight_update_interval={collector.max_weight_update_interval}"
-    if not collector._sync and collector.update_after_each_batch:
+    nodes = isinstance(collector, DistributedCollector)
+    if collector.update_after_each_batch and not (nodes and collector._sync):
         return "update_after_each_batch=True"
-    if not collector._sync and collector.update_interval is not None:
+    if nodes and not collector._sync and collector.update_interval is not None:
         return f"update_interval={collector.update_interval}"
     return ""
 
@@ -261,13 +262,6 @@ def actors_are_stamped(collector: RayCollector) -> bool:
 def calls_a_policy_service(collector: RayCollector) -> bool:
     """Whether the actors ask an inference server for their actions."""
     return collector._policy_service is not None
-
-
-def sends_to_one_actor(collector: RayCollector) -> str:
-    """The argument by which the collector sends weights to one worker at a time; empty if there is none."""
-    if collector.max_weight_update_interval > -1:
-        return f"max_weight_update_interval={collector.max_weight_update_interval}"
-    return "update_after_each_batch=True" if collector.update_after_each_batch else ""
 
 
 def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None]) -> None:

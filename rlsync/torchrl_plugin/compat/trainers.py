@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +71,7 @@ def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]
     for name, module in list(trainer._modules.items()):
         if id(module) in hooks:
             del trainer._modules[name]
-            if trainer.checkpoint is not None:
-                trainer.checkpoint._components.pop(_COMPONENT + name, None)
+            _components(trainer).pop(_COMPONENT + name, None)
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def all_or_nothing(trainer: Trainer) -> Iterator[None]:
     """
     operations = {name: list(ops) for name, ops in _operations(trainer).items()}
     held = dict(vars(trainer)) | {"_modules": dict(trainer._modules)}
-    components = {} if trainer.checkpoint is None else dict(trainer.checkpoint._components)
+    components = dict(_components(trainer))
     try:
         yield
     except BaseException:
@@ -91,8 +90,7 @@ def all_or_nothing(trainer: Trainer) -> Iterator[None]:
         vars(trainer).update(held)
         for name, ops in _operations(trainer).items():
             ops[:] = operations[name]
-        if trainer.checkpoint is not None:
-            trainer.checkpoint._components = components
+        _put_back(trainer, components)
         raise
 
 
@@ -107,6 +105,18 @@ def run_shutdown_operations(trainer: Trainer) -> None:
 def _operations(trainer: Trainer) -> dict[str, list[tuple[Any, dict[str, Any]]]]:
     """The lists in which a trainer keeps what ``register_op`` was given."""
     return {name: held for name, held in vars(trainer).items() if name.endswith("_ops")}
+
+
+def _components(trainer: Trainer) -> dict[str, Any]:
+    """What the trainer's ``Checkpoint`` writes, by name; nothing if it has none."""
+    components: dict[str, Any] = {} if trainer.checkpoint is None else trainer.checkpoint._components
+    return components
+
+
+def _put_back(trainer: Trainer, components: dict[str, Any]) -> None:
+    now = _components(trainer)
+    now.clear()
+    now.update(components)
 
 
 def _unwrapped(op: Any) -> object:
@@ -131,17 +141,13 @@ def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
     hooks = [_unwrapped(op) for op, _ in getattr(trainer, "_optimizer_ops", ())]
     owners = [trainer, trainer.optimization_stepper, *trainer._modules.values(), *hooks]
     attributes = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
-    held = [value for attribute in attributes for value in _flat(attribute)]
-    return list({id(o): o for o in held if isinstance(o, torch.optim.Optimizer)}.values())
-
-
-def _flat(attribute: Any) -> Iterable[object]:
-    match attribute:
-        case list() | tuple():
-            return attribute
-        case dict():
-            return attribute.values()
-    return (attribute,)
+    held: dict[int, torch.optim.Optimizer] = {}
+    for attribute in attributes:
+        values = attribute.values() if isinstance(attribute, dict) else attribute
+        for value in values if isinstance(attribute, (list, tuple, dict)) else (attribute,):
+            if isinstance(value, torch.optim.Optimizer):
+                held[id(value)] = value
+    return list(held.values())
 
 
 def refuse_remote_learner(trainer: Trainer) -> None:
@@ -216,16 +222,15 @@ class _Loading:
     def _without_absent(self, trainer: Trainer, written: Collection[str]) -> Iterator[None]:
         modules = trainer._modules
         absent = {n: m for n, m in modules.items() if n not in written and m in self.may_be_absent}
-        components = None if trainer.checkpoint is None else dict(trainer.checkpoint._components)
+        components = dict(_components(trainer))
         trainer._modules = {name: module for name, module in modules.items() if name not in absent}
-        for name in absent if trainer.checkpoint is not None else ():
-            trainer.checkpoint._components.pop(_COMPONENT + name, None)
+        for name in absent:
+            _components(trainer).pop(_COMPONENT + name, None)
         try:
             yield
         finally:
             trainer._modules = modules
-            if trainer.checkpoint is not None and components is not None:
-                trainer.checkpoint._components = components
+            _put_back(trainer, components)
         for module in absent.values():
             module.load_state_dict({})
 
