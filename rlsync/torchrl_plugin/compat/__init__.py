@@ -1,6 +1,7 @@
-"""All uses of TorchRL's private names: what each is for, and when it can be removed.
+"""All uses of TorchRL's private names: what each is for, and until when.
 
-All of it was written against torchrl 0.14.1 (2026-11). No module of rlsync outside this room reads or writes
+All of it was written against torchrl 0.14.1 (2026-11). "Until" begins the sentence that says what will let a
+function go. No module of rlsync outside this room reads or writes
 an attribute of TorchRL whose name begins with an underscore; tests/torchrl_plugin/test_torchrl_privates.py
 looks for them.
 The one exception is TorchRL's interface for weight-sync schemes, which has such names: BoardScheme overrides

@@ -27,7 +27,7 @@ class SeededCollector(Collector):
 
     TorchRL 0.14.1 resets the environment when the collector is made, and once more to seed it, but goes on
     from the observation of the first reset: the first action answers it, and its result belongs to another
-    state. Collectors with worker processes reset after a seed. Remove this class when ``set_seed`` does.
+    state. Collectors with worker processes reset after a seed. Until ``set_seed`` does.
     """
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -42,20 +42,16 @@ def has_own_policy_template(collector: MultiCollector) -> bool:
 
 
 def drop_first_weights(collector: Collector) -> None:
-    """Release the first memory of the policy of a worker's collector.
+    """Release the first memory of the policy of a worker's collector, which now points to the board.
 
-    ``Collector.policy_weights`` refers to this memory, for weight updaters that only the learner's collector
-    has. In a worker whose policy now points to the board, it would keep an extra copy of the weights alive.
-    TorchRL itself sets an empty TensorDict for policies that are not modules.
+    ``Collector.policy_weights`` keeps it, for weight updaters that only the learner's collector has. TorchRL
+    itself sets an empty TensorDict for policies that are not modules.
     """
     collector.policy_weights = TensorDict()
 
 
 def runs_compiled(collector: Collector) -> bool:
-    """Whether the collector compiles its policy, or records it as a CUDA graph.
-
-    Such code does not see a parameter whose ``.data`` was pointed to other memory.
-    """
+    """Whether the policy is compiled, or a CUDA graph: such code does not see a parameter's new memory."""
     return bool(collector.compiled_policy or collector.cudagraphed_policy)
 
 
@@ -101,7 +97,7 @@ def around_policy_calls(
     """Call ``before(collector)`` before each call of the policy, and pass what it returns through ``after``.
 
     The policy is called in the thread that acts, compiled or not, once for each step. Random frames do not
-    call it. Remove this function when a collector has a hook for it.
+    call it. Until a collector has a hook for it.
     """
     policy = collector._wrapped_policy
 
@@ -145,10 +141,7 @@ def runs_free(collector: MultiCollector) -> bool:
 
 
 def fail_free_run(collector: MultiCollector, error: Exception) -> None:
-    """Raise ``error`` where the learner next asks how many frames free-running workers have written.
-
-    Trainer asks again and again while there are none, also if all workers are dead.
-    """
+    """Raise ``error`` where Trainer asks again and again how many frames free-running workers wrote."""
 
     def getattr_rb(attr: str) -> Any:
         raise error
@@ -197,7 +190,7 @@ def why_not_ready(message: object) -> tuple[str, str] | None:
     """The error of a worker that says that its collector could not be made, in one line, and its traceback.
 
     ``message`` is the worker's first. None if the worker is ready, and for errors of rlsync, which TorchRL
-    raises again with their class. Written against torchrl 0.14.1.
+    raises again with their class.
     """
     if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
         return None
@@ -206,10 +199,9 @@ def why_not_ready(message: object) -> tuple[str, str] | None:
 
 
 def takes_policies_on(device: torch.device) -> bool:
-    """Whether a policy of TorchRL's collectors can act on a device; read from 0.14.1.
+    """Whether a policy of TorchRL's collectors can act on a device.
 
-    A collector looks for a function that waits for the device, and has one for CUDA, MPS and NPU only. Remove
-    this function when it has one for every device.
+    Until a collector has a function that waits for every device, and not for CUDA, MPS and NPU only.
     """
     try:
         Collector._get_sync_fn(None, device)

@@ -157,8 +157,7 @@ class PolicyByValue:
     """A policy_factory that makes copies of one policy, each with memory of its own.
 
     TorchRL gives the policy itself to a worker process. To send it, multiprocessing would move the learner's
-    parameters into shared memory, and all workers would act with this memory. The policy given here is
-    neither moved nor changed.
+    parameters into shared memory, and all workers would act with this memory.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -167,12 +166,11 @@ class PolicyByValue:
     def __call__(self) -> nn.Module:
         return copy.deepcopy(self._policy)
 
-    def __reduce__(self) -> tuple[Callable[[bytes], PolicyByValue], tuple[bytes]]:
-        return _unpickled, (pickle.dumps(self._policy),)
+    def __getstate__(self) -> bytes:
+        return pickle.dumps(self._policy)
 
-
-def _unpickled(policy: bytes) -> PolicyByValue:
-    return PolicyByValue(pickle.loads(policy))
+    def __setstate__(self, policy: bytes) -> None:
+        self._policy = pickle.loads(policy)
 
 
 def own_policy(collector: DistributedCollector) -> nn.Module | None:
@@ -188,10 +186,8 @@ def send_policy_by_value(collector: DistributedCollector, policy: nn.Module) -> 
 
 
 def stamp_nodes(collector: DistributedCollector) -> None:
-    """Make the workers write ``policy_version`` on every frame; call it before they start.
-
-    The buffers into which the learner receives batches are laid out by the same arguments.
-    """
+    """Make the workers write ``policy_version`` on every frame; call it before they start."""
+    # The buffers into which the learner receives batches are laid out by the same arguments.
     for arguments in collector.collector_kwargs:
         if not arguments.get("track_policy_version"):
             arguments["track_policy_version"] = True
@@ -265,10 +261,9 @@ def calls_a_policy_service(collector: RayCollector) -> bool:
 
 
 def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None]) -> None:
-    """Do not connect to the actors at the first update: it would wait for their rollouts.
+    """Do not connect to the actors at the first update, which would wait for their rollouts, nor warn before.
 
-    The collector, which may be under construction, also warns when it is iterated over before that. Both go
-    when a scheme can say that its receivers are ready once they are registered. ``before_batch`` is called
+    Until a scheme can say that its receivers are ready once they are registered. ``before_batch`` is called
     before the actors are asked for the next batch.
     """
 

@@ -116,7 +116,7 @@ class FramesMadeHere:
     def _wrap_shutdown(self, within_s: float) -> None:
         """Let ``collector.shutdown()`` wait ``within_s`` at most where its caller says nothing.
 
-        TorchRL joins threads that may hang in an environment without a limit. Remove this when it has one.
+        Until TorchRL joins threads that may hang in an environment within a limit.
         """
         ref = weakref.ref(self._collector)
 

@@ -1,8 +1,8 @@
 """Evaluations by TorchRL's Evaluator, each with one published version.
 
 An Evaluator of 0.14 takes weights, but no version. In a worker process it does not begin new episodes for an
-evaluation, so that the first ones began with the weights of the evaluation before. Remove this file when an
-Evaluator stamps its results and resets its workers.
+evaluation, so that the first ones began with the weights of the evaluation before. Until an Evaluator stamps
+its results and resets its workers.
 """
 
 from __future__ import annotations

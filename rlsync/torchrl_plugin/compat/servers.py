@@ -31,10 +31,7 @@ _DECLARED = (ProcessSlotTransport, SharedMemoryTransport)
 
 
 def server_of(holder: object) -> Server | None:
-    """The server that ``holder`` is, or that it asks for its actions; ``None`` if there is none.
-
-    Remove this function when AsyncBatchedCollector shows its server.
-    """
+    """The server that ``holder`` is, or asks for actions. Until AsyncBatchedCollector shows its server."""
     if isinstance(holder, AsyncBatchedCollector):
         return holder._server
     return holder if isinstance(holder, (InferenceServer, ProcessInferenceServer)) else None
@@ -58,10 +55,7 @@ def destination_of_server(server: Server) -> Any:
 
 
 def policy_like_served(holder: object) -> object:
-    """A policy like the one that is served: the learner's, or one that the factory makes now.
-
-    ``holder`` is a server, or the collector that has one.
-    """
+    """A policy like the one that a server, or the server of a collector, has; perhaps made for this call."""
     if isinstance(holder, AsyncBatchedCollector):
         return holder._policy_factory() if holder._policy is None else holder._policy
     if isinstance(holder, ProcessInferenceServer):
@@ -75,10 +69,7 @@ def process_of(server: Server) -> BaseProcess | None:
 
 
 def give_own_policy(server: InferenceServer) -> None:
-    """Let ``server`` act with a copy of its policy, because the learner may train the one that it was given.
-
-    Call this before the first batch, and before a CUDA graph is recorded.
-    """
+    """Let ``server`` act with a copy of its policy, which the learner may train; before the first batch."""
     if isinstance(server.model, nn.Module):
         server.model = copy.deepcopy(server.model)
 
@@ -117,7 +108,7 @@ def _given(server: Server, attribute: str) -> Any:
 def send_by(collector: AsyncBatchedCollector, schemes: dict[str, WeightSyncScheme]) -> None:
     """Let ``collector.update_policy_weights_`` send by ``schemes``.
 
-    The constructor of AsyncBatchedCollector has no argument for them. Remove this when it has.
+    Until the constructor of AsyncBatchedCollector takes them.
     """
     collector._weight_sync_schemes = schemes
 

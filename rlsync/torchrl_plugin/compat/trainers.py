@@ -47,10 +47,7 @@ class StockHook:
 
 
 def stock_update_weights(trainer: Trainer) -> list[StockHook]:
-    """TorchRL's UpdateWeights hooks of a trainer, including those given to ``register_op``.
-
-    Trainer cannot list its operations. Remove this function when it can.
-    """
+    """TorchRL's UpdateWeights hooks of a trainer, at whatever stage. Until Trainer lists its operations."""
     return [
         StockHook(hook, name.removeprefix("_").removesuffix("_ops"))
         for name, ops in _operations(trainer).items()
@@ -62,8 +59,8 @@ def stock_update_weights(trainer: Trainer) -> list[StockHook]:
 def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]) -> None:
     """Remove some of TorchRL's UpdateWeights hooks from a trainer, from its checkpoints too.
 
-    Trainer wraps each operation in a timing function, which holds it as ``__wrapped__``. Remove this function
-    when stock trainers take the hook as an argument.
+    Trainer wraps each operation in a timing function, which holds it as ``__wrapped__``. Until stock trainers
+    take the hook as an argument.
     """
     hooks = {id(stock.hook) for stock in removed}
     for ops in _operations(trainer).values():
@@ -76,10 +73,7 @@ def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]
 
 @contextmanager
 def all_or_nothing(trainer: Trainer) -> Iterator[None]:
-    """Give a trainer its operations and modules back as they were, if the block raises.
-
-    Remove this function when Trainer can take an operation back.
-    """
+    """Give a trainer its operations and modules back if the block raises. Until Trainer can."""
     operations = {name: list(ops) for name, ops in _operations(trainer).items()}
     held = dict(vars(trainer)) | {"_modules": dict(trainer._modules)}
     components = dict(_components(trainer))
@@ -95,10 +89,7 @@ def all_or_nothing(trainer: Trainer) -> Iterator[None]:
 
 
 def run_shutdown_operations(trainer: Trainer) -> None:
-    """Call what is registered at the stage ``shutdown``, after a training that ended before it came there.
-
-    Remove this function when ``Trainer.shutdown`` calls it.
-    """
+    """Call the stage ``shutdown`` after a training that ended before. Until ``Trainer.shutdown`` calls it."""
     trainer._shutdown_hook()
 
 
@@ -124,20 +115,15 @@ def _unwrapped(op: Any) -> object:
 
 
 def optimizer_steps(trainer: Trainer, counted: int) -> int:
-    """Optimizer steps of a trainer: the count of its stepper if it has one, else ``counted``.
-
-    ``Trainer._optim_count`` counts one too many for each epoch that ends by StopIteration.
-    """
+    """Optimizer steps of a trainer: the count of its stepper if it has one, else ``counted``."""
+    # Trainer._optim_count counts one too many for each epoch that ends by StopIteration.
     stepper = trainer.optimization_stepper
     own = getattr(stepper, "optimizer_step_count", None)
     return counted if own is None else int(own)
 
 
 def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
-    """The optimizers of a trainer, of its stepper and of its hooks, also those in a list, a tuple or a dict.
-
-    Remove this function when Trainer has an accessor for all of them.
-    """
+    """The optimizers of a trainer, its stepper and hooks, also in containers. Until Trainer shows them."""
     hooks = [_unwrapped(op) for op, _ in getattr(trainer, "_optimizer_ops", ())]
     owners = [trainer, trainer.optimization_stepper, *trainer._modules.values(), *hooks]
     attributes = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
@@ -161,10 +147,7 @@ def refuse_remote_learner(trainer: Trainer) -> None:
 
 
 def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:
-    """Write and read ``component`` under a name that a stock trainer has given away when it was built.
-
-    Remove this function when a component can be registered anew.
-    """
+    """Write and read ``component`` under a name that is given away. Until it can be registered anew."""
     checkpoint._components.pop(name, None)
     checkpoint.register(name, component)
 
@@ -187,8 +170,8 @@ def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:
     """Let the trainer load checkpoints that were written without ``hook``: it is then given an empty dict.
 
     TorchRL 0.14 refuses a checkpoint that lacks a module of the trainer. Stock trainers keep their
-    UpdateWeights out of their checkpoints, so older ones lack the hook that replaces it.
-    Remove this function when a module can be registered as one that may be absent.
+    UpdateWeights out of their checkpoints, so older ones lack the hook that replaces it. Until a module can
+    be registered as one that may be absent.
     """
     held = getattr(vars(trainer).get("load_state_dict"), "__self__", None)
     if not isinstance(held, _Loading):
@@ -236,11 +219,10 @@ class _Loading:
 
 
 def bridge_for_trainer(collector: object) -> None:
-    """Give ``collector`` what ``Trainer.train`` asks for and its class lacks; a second call changes nothing.
+    """Give ``collector`` what ``Trainer.train`` asks for and its class lacks; twice changes nothing.
 
-    Written against torchrl 0.14.1 (2026-11). ``Trainer.train`` reads ``init_random_frames`` from every
-    collector. With ``async_collection`` it calls ``getattr_rb``. Remove an entry of the table when its
-    class has the name itself.
+    Trainer reads ``init_random_frames`` from every collector. With ``async_collection`` it calls
+    ``getattr_rb``. Until its class has the name itself.
     """
     for kind, bridges in _BRIDGES.items():
         if isinstance(collector, kind):

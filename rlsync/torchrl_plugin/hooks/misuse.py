@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torchrl.trainers import Trainer, TrainerHookBase
@@ -28,6 +29,11 @@ def no_trainer(hook: object, or_else: str = "") -> ConfigError:
         f"{name}, called before it was bound to a trainer",
         f"{or_else}call hook.register(trainer) in place of trainer.register_op(stage, hook)",
     )
+
+
+def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> None:
+    if chosen not in offered:
+        raise ConfigError(f"no {what} {chosen!r}", where, f"choose one of: {', '.join(offered)}")
 
 
 def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:

@@ -12,7 +12,7 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import ConfigError, StalenessExceeded
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, stamps_of
 from rlsync.torchrl_plugin.hooks.logs import Logs
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, check_choice
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["drop", "wait", "raise"]
@@ -81,12 +81,7 @@ class BoundStaleness(RegistersItself, Logs):
                 "for example 2",
             )
         for name, given, offered in (("action", action, Action), ("unknown", unknown, Unknown)):
-            if given not in get_args(offered):
-                raise ConfigError(
-                    f"no action {given!r}",
-                    f"BoundStaleness({name}={given!r})",
-                    f"choose one of: {', '.join(get_args(offered))}",
-                )
+            check_choice("action", given, get_args(offered), f"BoundStaleness({name}={given!r})")
         super().__init__(sync)
         self.max_versions = max_versions
         self.action = action

@@ -19,6 +19,7 @@ from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
 from rlsync.tensors.compare import Fit
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
+from rlsync.torchrl_plugin.hooks.misuse import check_choice
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 
 
@@ -228,12 +229,8 @@ def _check_arguments(
             "UpdateWeights(weight_update_map=..., trainer=None)",
             "pass trainer=",
         )
-    if unit not in ("batches", "optim_steps"):
-        raise ConfigError(
-            f"no interval unit {unit!r}",
-            f"UpdateWeights(interval_unit={unit!r})",
-            "choose one of: batches, optim_steps",
-        )
+    where = f"UpdateWeights(interval_unit={unit!r})"
+    check_choice("interval unit", unit, ("batches", "optim_steps"), where)
     if unit == "optim_steps" and trainer is None:
         raise ConfigError(
             "optimizer steps are counted by a trainer",

@@ -12,7 +12,7 @@ from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.verification import Deviation, Found, Verification
 from rlsync.torchrl_plugin.hooks.logs import Logs
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
+from rlsync.torchrl_plugin.hooks.misuse import check_choice, no_trainer, refuse_arguments
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["raise", "log"]
@@ -77,12 +77,7 @@ class VerifySync(Logs):
         timeout_s: float = 60.0,
         prefix: str = "verify_sync",
     ) -> None:
-        if action not in get_args(Action):
-            raise ConfigError(
-                f"no action {action!r}",
-                f"VerifySync(action={action!r})",
-                f"choose one of: {', '.join(get_args(Action))}",
-            )
+        check_choice("action", action, get_args(Action), f"VerifySync(action={action!r})")
         if when is not None and not isinstance(when, Trigger):
             raise ConfigError(
                 f"'when' is a trigger, got {type(when).__name__}",
