@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Literal, NoReturn
 
@@ -162,7 +162,8 @@ class ServerSync:
         if beside_learner:
             servers.give_own_policy(server)
         self._server = weakref.ref(server)
-        self._batches: AbstractContextManager[int] | None = None
+        self._acting = ExitStack()  #: what ends the use of the version that acts
+        self._began = False
         self._adopter = Adopter(handle, 0)
         if not beside_learner:
             self._adopter.end_with_the_learner()
@@ -176,12 +177,11 @@ class ServerSync:
         server = self._server()
         if server is None:
             return
-        if self._batches is not None:
-            if self._adopter.settled():
-                return
-            self._batches.__exit__(None, None, None)
-        self._batches = self._adopter.acting()
-        servers.serve_version(server, self._batches.__enter__())
+        if self._began and self._adopter.settled():
+            return
+        self._acting.close()
+        self._began = True
+        servers.serve_version(server, self._acting.enter_context(self._adopter.acting()))
 
     def _policy(self) -> object:
         server = self._server()
