@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torchrl.trainers import Trainer
@@ -20,6 +21,15 @@ Action = Literal["raise", "log"]
 _BATCHES_TO_ANSWER = 2
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Check:
+    """A question that not every worker has answered yet."""
+
+    version: int  #: the newest one when it was asked
+    asked_at: float
+    batches: int = 0  #: since it was asked
 
 
 class VerifySync(Logs):
@@ -93,10 +103,7 @@ class VerifySync(Logs):
         self.deviations: list[Deviation] = []
         self._verification: Verification | None = None
         self._found: Found | None = None
-        self._open = False
-        self._version = 0
-        self._asked_at = 0.0
-        self._batches_since = 0
+        self._open: _Check | None = None
         self._last = Counters()
 
     def register(self, trainer: Trainer, name: str = "verify_sync") -> None:
@@ -120,34 +127,30 @@ class VerifySync(Logs):
         if self._verification is None:
             raise no_trainer(self)
         refuse_arguments(self, given)
-        if self._open:
-            self._hear(self._verification)
+        if self._open is not None:
+            self._hear(self._verification, self._open)
         now = self.sync.counters()
-        if not self._open and self.when.due(self._last, now):
-            self._last, self._version = now, self.sync.version
-            self._open, self._asked_at, self._batches_since = True, time.monotonic(), 0
+        if self._open is None and self.when.due(self._last, now):
+            self._last, self._open = now, _Check(self.sync.version, time.monotonic())
             self._verification.ask()
 
-    def _hear(self, verification: Verification) -> None:
-        self._batches_since += 1
+    def _hear(self, verification: Verification, check: _Check) -> None:
+        check.batches += 1
         self._found = found = verification.hear()
-        late = time.monotonic() - self._asked_at > self.timeout_s
-        given_up = found.waiting and late and self._batches_since >= _BATCHES_TO_ANSWER
+        late = time.monotonic() - check.asked_at > self.timeout_s
+        given_up = found.waiting and late and check.batches >= _BATCHES_TO_ANSWER
         if not (found.done or given_up):
             return
-        self._open = False
+        self._open = None
         self.checks += 1
-        wrong = [*found.deviations, *(self._silent(worker) for worker in found.waiting)]
+        silent = (
+            f"no rollout with version {check.version} or a later one has ended for {self.timeout_s:g} s "
+            f"and {check.batches} batches"
+        )
+        wrong = [*found.deviations, *(Deviation(silent, worker) for worker in found.waiting)]
         self.deviations += wrong
         if wrong:
             self._tell(wrong)
-
-    def _silent(self, worker: str) -> Deviation:
-        return Deviation(
-            f"no rollout with version {self._version} or a later one has ended for {self.timeout_s:g} s "
-            f"and {self._batches_since} batches",
-            worker,
-        )
 
     def _tell(self, wrong: list[Deviation]) -> None:
         error = PublishError(
@@ -177,4 +180,4 @@ class VerifySync(Logs):
         """
         self.checks = int(state_dict["checks"])
         self._last = Counters.from_dict({k.removeprefix("last_"): v for k, v in state_dict.items()})
-        self._open = False
+        self._open = None
