@@ -17,8 +17,7 @@ _NAMES = {
     "rlsync.torchrl_plugin.hooks.sync_weights": ["SyncWeights"],
     "rlsync.torchrl_plugin.hooks.update_weights": ["UpdateWeights"],
     "rlsync.sync.sharded.send_shards": ["SendShards"],
-    "rlsync.torchrl_plugin.hooks.policy_lag": ["LogPolicyLag"],
-    "rlsync.torchrl_plugin.hooks.log_receipts": ["LogReceipts"],
+    "rlsync.torchrl_plugin.hooks.logs": ["LogPolicyLag", "LogReceipts"],
     "rlsync.torchrl_plugin.hooks.staleness": ["BoundStaleness"],
     "rlsync.torchrl_plugin.hooks.verify": ["VerifySync"],
     "rlsync.torchrl_plugin.hooks.watch_workers": ["WatchWorkers"],
@@ -30,7 +29,7 @@ _NAMES = {
     "rlsync.torchrl_plugin.forkserver": ["Forkserver"],
     "rlsync.torchrl_plugin.dreamer.map": ["dreamer_map"],
     "rlsync.torchrl_plugin.dreamer.player": ["DreamerPlayer"],
-    "rlsync.torchrl_plugin.resolve": ["resolve"],
+    "rlsync.torchrl_plugin.collectors.choose": ["resolve"],
     "rlsync.core.errors": [
         "RlsyncError",
         "SyncMapError",
@@ -87,11 +86,12 @@ if TYPE_CHECKING:
     from rlsync.core.plan import Receipt as Receipt, Source as Source, SyncPlan as SyncPlan
     from rlsync.core.trigger import Every as Every, StepsAhead as StepsAhead
     from rlsync.sync.sharded.send_shards import SendShards as SendShards
+    from rlsync.torchrl_plugin.collectors.choose import resolve as resolve
     from rlsync.torchrl_plugin.dreamer.map import dreamer_map as dreamer_map
     from rlsync.torchrl_plugin.dreamer.player import DreamerPlayer as DreamerPlayer
     from rlsync.torchrl_plugin.forkserver import Forkserver as Forkserver
-    from rlsync.torchrl_plugin.hooks.log_receipts import LogReceipts as LogReceipts
-    from rlsync.torchrl_plugin.hooks.policy_lag import LogPolicyLag as LogPolicyLag
+    from rlsync.torchrl_plugin.hooks.logs import LogPolicyLag as LogPolicyLag
+    from rlsync.torchrl_plugin.hooks.logs import LogReceipts as LogReceipts
     from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness as BoundStaleness
     from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights as SyncWeights
     from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights as UpdateWeights
@@ -99,7 +99,6 @@ if TYPE_CHECKING:
     from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers as WatchWorkers
     from rlsync.torchrl_plugin.ray_scheme import NodeBoardScheme as NodeBoardScheme
     from rlsync.torchrl_plugin.ray_scheme import RayBoardScheme as RayBoardScheme
-    from rlsync.torchrl_plugin.resolve import resolve as resolve
     from rlsync.torchrl_plugin.scheme import BoardScheme as BoardScheme
     from rlsync.torchrl_plugin.ending.stop import Stop as Stop
     from rlsync.torchrl_plugin.scheme import WeightBoard as WeightBoard

@@ -17,7 +17,7 @@ from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, distributed
 from rlsync.torchrl_plugin.compat.schemes import schemes_of, set_context, weights_of
 from rlsync.torchrl_plugin.scheme import BoardScheme, WeightBoard
-from rlsync.torchrl_plugin.served import Served
+from rlsync.torchrl_plugin.served import Served, refuse_updates_of_one
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.torchrl_plugin.worker_scheme import Link, WorkerScheme
 from rlsync.transport.board.writer import BoardWriter
@@ -106,14 +106,13 @@ class RayBoardScheme(WorkerScheme):
     """
 
     def __init__(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout", prove: bool = True) -> None:
-        self._check(adopt, adopt_at)
-        super().__init__(adopt, adopt_at, None, prove=prove)
+        super().__init__(adopt, adopt_at, prove=prove)
+        self._link = None
         self._receiver: NodeReceiver | None = None
 
     def _serve(self, collector: Any, model_id: str) -> Served:
         schemes = schemes_of(collector)
-        check_actors(collector, model_id, schemes, RayBoardScheme, NodeBoardScheme)
-        served = ServedActors(collector)
+        served = ServedActors(_check_actors(collector, model_id, schemes))
         ours = (scheme._link for scheme in schemes.values() if isinstance(scheme, RayBoardScheme))
         self._link = next((link for link in ours if link is not None), None)
         if self._link is None:
@@ -142,7 +141,7 @@ class RayBoardScheme(WorkerScheme):
         if isinstance(context, collectors.MultiCollector):
             # Its worker processes adopt, from a board of this actor.
             inner = schemes_of(context)[model_id]
-            assert isinstance(inner, NodeBoardScheme), "check_actors has looked"
+            assert isinstance(inner, NodeBoardScheme), "_check_actors has looked"
             assert self._link is not None
             set_context(self, context)
             numbers = range(worker_idx * context.num_workers, (worker_idx + 1) * context.num_workers)
@@ -189,15 +188,13 @@ def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -
     return receiver
 
 
-class ServedActors:
-    """A RayCollector under construction; :func:`check_actors` has looked at it."""
+class ServedActors(Served):
+    """A RayCollector under construction; :func:`_check_actors` has looked at it."""
 
-    def __init__(self, collector: RayCollector) -> None:
-        self._collector = collector
-        self.workers = distributed.actor_workers(collector)
+    workers: distributed.ActorWorkers
 
     def policy(self) -> object:
-        policy = distributed.policy_of_learner(self._collector)
+        policy = distributed.policy_of_learner(self.workers.collector)
         return None if policy is None else weights_of(policy)
 
     def ask_before_batches(self, transport: RayTransport) -> None:
@@ -208,21 +205,13 @@ class ServedActors:
             if not workers.in_flight:
                 transport.await_arrival(ARRIVES_WITHIN_S, range(workers.num_workers))
 
-        distributed.needs_no_connection(self._collector, await_arrival)
+        distributed.needs_no_connection(workers.collector, await_arrival)
 
 
-def check_actors(
-    collector: object,
-    destination: str,
-    schemes: Mapping[str, object],
-    kind: type[object],
-    inner: type[object],
-) -> None:
-    """Refuse a collector whose actors boards cannot supply with exact stamps (ConfigError).
-
-    Every scheme must be of ``kind``. Those of the actors' own collectors must be ``inner``, if these start
-    worker processes.
-    """
+def _check_actors(
+    collector: object, destination: str, schemes: Mapping[str, object]
+) -> distributed.ActorWorkers:
+    """The actors of a collector; ConfigError if boards cannot supply them with exact stamps."""
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
     if not isinstance(collector, RayCollector):
         raise ConfigError(
@@ -230,7 +219,7 @@ def check_actors(
             where,
             "use BoardScheme for collectors whose workers are processes of this host",
         )
-    others = [name for name, scheme in schemes.items() if not isinstance(scheme, kind)]
+    others = [name for name, scheme in schemes.items() if not isinstance(scheme, RayBoardScheme)]
     if others:
         raise ConfigError(
             f"the destinations of this collector do not share one version: {', '.join(others)}",
@@ -244,31 +233,26 @@ def check_actors(
             "leave the scheme out, or give the collector the policy itself",
         )
     if not distributed.single_collectors(collector):
-        _check_inner(collector, schemes, inner, where)
+        _check_inner(collector, schemes, where)
     if not distributed.actors_are_stamped(collector):
         raise ConfigError(
             "the frames of these actors would not say which weights acted",
             where,
             "pass collector_kwargs={'track_policy_version': True} to the RayCollector",
         )
-    if argument := distributed.sends_to_one_actor(collector):
-        raise ConfigError(
-            "a board publishes to all workers at once, and this collector would send to one at a time",
-            f"{where}, with {argument}",
-            "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches",
-        )
+    refuse_updates_of_one(collector, where)
+    return distributed.actor_workers(collector)
 
 
-def _check_inner(
-    collector: RayCollector, schemes: Mapping[str, object], inner: type[object], where: str
-) -> None:
+def _check_inner(collector: RayCollector, schemes: Mapping[str, object], where: str) -> None:
+    """If the actors' own collectors start worker processes, these need boards."""
     name = collector.collector_class.__name__
     for given in distributed.schemes_in_actors(collector):
-        if list(given) != ["policy"] or not isinstance(given["policy"], inner):
+        if list(given) != ["policy"] or not isinstance(given["policy"], NodeBoardScheme):
             raise ConfigError(
                 f"a board does not reach the workers of a {name} in each actor",
                 where,
-                f"pass collector_kwargs={{'weight_sync_schemes': {{'policy': {inner.__name__}()}}, ...}}, or "
+                "pass collector_kwargs={'weight_sync_schemes': {'policy': NodeBoardScheme()}, ...}, or "
                 "leave collector_class out, and give each environment an actor of its own",
             )
     if list(schemes) != ["policy"]:

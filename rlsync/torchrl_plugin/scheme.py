@@ -19,10 +19,15 @@ from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers
 from rlsync.torchrl_plugin.compat.schemes import forget_sender, schemes_of, set_context
-from rlsync.torchrl_plugin.served import ONE_VERSION, OWN_COLLECTORS, Served, served
-from rlsync.torchrl_plugin.served_server import ServedServer
+from rlsync.torchrl_plugin.served import Served, ServedServer, served
 from rlsync.torchrl_plugin.worker import AdoptAt
-from rlsync.torchrl_plugin.worker_scheme import Link, WorkerScheme, on_the_learner
+from rlsync.torchrl_plugin.worker_scheme import (
+    ONE_VERSION,
+    OWN_COLLECTORS,
+    Link,
+    WorkerScheme,
+    on_the_learner,
+)
 from rlsync.transport.board.format import MAX_SLOTS
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
@@ -178,7 +183,7 @@ class BoardScheme(WorkerScheme):
         per_worker_weights: bool = False,
         _board: WeightBoard | None = None,
     ) -> None:
-        self._check(adopt, adopt_at)
+        super().__init__(adopt, adopt_at, prove=prove)
         if per_worker_weights:
             raise ConfigError(ONE_VERSION, "BoardScheme(per_worker_weights=True)", OWN_COLLECTORS)
         self.start_timeout_s = start_timeout_s
@@ -186,7 +191,7 @@ class BoardScheme(WorkerScheme):
         self._owns_board = _board is None
         board = WeightBoard() if _board is None else _board
         self._board: WeightBoard | None = board
-        super().__init__(adopt, adopt_at, board.link(), prove=prove)
+        self._link = board.link()
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}

@@ -1,54 +1,45 @@
-"""Which collectors a BoardScheme serves, and what it needs of each kind."""
+"""Which collectors and inference servers a BoardScheme serves, and what it needs of each kind."""
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-from torchrl.collectors import MultiAsyncCollector
+from torch import nn
+from torchrl.collectors import AsyncBatchedCollector, MultiAsyncCollector
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
+from torchrl.weight_update import WeightSyncScheme
 
-from rlsync.core.errors import ConfigError, PublishError
+from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.plan import POLICY
 from rlsync.sync.processes import WorkerProcesses, await_ready
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps
+from rlsync.tensors.layout import LeafSpec
+from rlsync.tensors.leaves import Leaves
+from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, servers, stamps
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.kept_rollouts import keep_rollouts
 
-ONE_VERSION = "a board has one newest version for all workers"
-OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of their own"
 
+class Served:
+    """A collector under construction whose workers will read a board.
 
-class Served(Protocol):
-    """A collector under construction whose workers will read a board."""
+    ``workers`` is how a publisher sees them, the same object whenever it is asked.
+    """
 
-    @property
-    def workers(self) -> WorkerProcesses:
-        """Its workers, as a publisher sees them; the same object whenever it is asked."""
+    def __init__(self, workers: WorkerProcesses) -> None:
+        self.workers = workers
 
     def policy(self) -> object:
         """What holds the weights that the workers act with first; ``None`` if they make it themselves."""
-
-
-class ServedHere(Served, Protocol):
-    """A collector whose workers are processes of this host."""
-
-    first_worker: int  #: the number that TorchRL gives to its first worker
-
-    def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
-        """Make the workers stamp frames, and log what they print at their start. Called before they start."""
-
-    def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """Wait until the workers stand; ``told(worker)`` is whether one has left its note on the board.
-
-        WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time.
-        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +54,11 @@ class LoggedMaker:
             return self.make(**kwargs)
 
 
-class ServedProcesses:
+class ServedProcesses(Served):
     """A MultiSyncCollector or MultiAsyncCollector."""
 
-    first_worker = 0
-
-    def __init__(self, collector: collectors.MultiCollector) -> None:
-        self.workers = collector
+    workers: collectors.MultiCollector
+    first_worker = 0  #: the number that TorchRL gives to the first worker
 
     def policy(self) -> object:
         """Workers receive it without its memory, and take the weights from the board."""
@@ -79,6 +68,7 @@ class ServedProcesses:
         return schemes.weights_of(self.workers.policy)
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
+        """Make the workers stamp frames, and log what they print at their start. Called before they start."""
         stamps.turn_on_stamps(self.workers)
         collectors.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
         if isinstance(self.workers, MultiAsyncCollector):
@@ -86,17 +76,21 @@ class ServedProcesses:
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """These workers say on a pipe that they stand, or why not."""
+        """Wait until the workers stand: these say so on a pipe, or why not.
+
+        WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time.
+        """
         waits.await_start(self.workers, timeout_s, logs)
 
 
-class ServedNodes:
+class ServedNodes(Served):
     """A DistributedCollector whose workers are single collectors on this host."""
 
+    workers: distributed.DistributedWorkers
     first_worker = distributed.FIRST_RANK
 
     def __init__(self, collector: DistributedCollector) -> None:
-        self.workers = distributed.distributed_workers(collector)
+        super().__init__(distributed.distributed_workers(collector))
         self._policy = distributed.own_policy(collector)
 
     def policy(self) -> object:
@@ -109,7 +103,10 @@ class ServedNodes:
             distributed.send_policy_by_value(self.workers.collector, self._policy)
 
     def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """If a worker does not stand, all are ended: TorchRL would leave them."""
+        """``told(worker)`` is whether one has left its note on the board, which says that it stands.
+
+        If a worker does not stand, all are ended: TorchRL would leave them.
+        """
 
         def ready(worker: int, seconds: float) -> bool:
             deadline = time.monotonic() + seconds
@@ -126,7 +123,105 @@ class ServedNodes:
             raise
 
 
-def served(collector: object, destination: str) -> ServedHere:
+class ServedServer:
+    """What a publisher asks of the collector whose workers it serves, asked of an inference server.
+
+    ConfigError: ``holder``, the server or the collector that has it, was not given ``scheme`` as
+    ``weight_sync``, or is an actor of Ray.
+    """
+
+    num_workers = 1
+
+    def __init__(self, holder: Any, scheme: object) -> None:
+        server = servers.server_of(holder)
+        if server is None or isinstance(server, servers.RayInferenceServer):
+            raise ConfigError(
+                "a board serves inference servers of this host, in a thread or in a process",
+                f"BoardScheme, {type(holder).__name__}",
+                "use service_backend='thread' or 'process'; an actor of Ray takes weights by its own "
+                "update_model_weights",
+            )
+        if servers.scheme_of_server(server) is not scheme:
+            raise ConfigError(
+                f"this scheme is not the weight_sync of that {type(holder).__name__}",
+                "BoardScheme.init_on_sender",
+                "pass one scheme to both: weight_sync=scheme when the server or the collector is made",
+            )
+        self._holder = weakref.ref(holder)
+        self._server = weakref.ref(server)
+        self.in_a_process = servers.is_in_a_process(server)
+        self.destination: str = servers.destination_of_server(server)
+        self.stamped = servers.is_stamped_by(server)
+        self._specs: list[LeafSpec] | None = None
+
+    def serves(self, holder: object) -> bool:
+        """Whether this is the server that ``holder`` is or has."""
+        return servers.server_of(holder) is self._server()
+
+    def connect(self, scheme: WeightSyncScheme, publisher: WorkersPublisher) -> str:
+        """Let the collector's own method publish, and its frames carry versions at both ends of a step.
+
+        Returns the name of the server's policy.
+        """
+        holder = self._holder()
+        if isinstance(holder, AsyncBatchedCollector):
+            servers.send_by(holder, {self.destination: scheme})
+            schemes.around_updates(holder, publisher.one_publish)
+            servers.stamp_both_ends(holder)
+        return self.destination
+
+    @property
+    def procs(self) -> list[BaseProcess]:
+        """The process of the server; none for a thread, and before the start."""
+        server = self._server()
+        process = None if server is None else servers.process_of(server)
+        return [] if process is None else [process]
+
+    @property
+    def closed(self) -> bool:
+        return self._server() is None
+
+    def get_model(self, model_id: str) -> nn.Module:
+        """The learner's module for a destination; ValueError if it holds none."""
+        holder = self._holder()
+        if isinstance(holder, AsyncBatchedCollector) and isinstance(holder.policy, nn.Module):
+            return holder.policy
+        raise ValueError(f"the learner holds no module {model_id!r}")
+
+    def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
+        """End the server, and the collector that asks it."""
+        holder = self._holder()
+        if isinstance(holder, AsyncBatchedCollector):
+            holder.shutdown(timeout=timeout, raise_on_error=raise_on_error)
+        elif holder is not None:
+            holder.shutdown(timeout=timeout)
+
+    def expected(self, destination: str) -> list[LeafSpec] | None:
+        """The leaves of the policy, told by the learner's side before the server has started.
+
+        The policy of a server in a process is made once by its factory, and dropped. DestinationNotFound: it
+        is no module.
+        """
+        if destination != self.destination:
+            return None
+        if self._specs is None:
+            self._specs = specs_of(self._holder())
+        if self._specs is None:
+            raise DestinationNotFound(
+                f"the {destination!r} of this inference server is no module, so it has no weights",
+                "BoardScheme as weight_sync",
+                "serve an nn.Module, or leave weight_sync out",
+            )
+        return self._specs
+
+
+def specs_of(holder: object) -> list[LeafSpec] | None:
+    """The leaves of the policy that a server serves, or a collector's server; ``None`` if it is no module."""
+    policy = servers.policy_like_served(holder)
+    return Leaves(policy, "the served policy").specs() if isinstance(policy, nn.Module) else None
+
+
+def served(collector: object, destination: str) -> ServedProcesses | ServedNodes:
     """How a board serves a collector under construction; ConfigError if it does not reach its workers."""
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
     match collector:
@@ -157,66 +252,6 @@ def served(collector: object, destination: str) -> ServedHere:
     )
 
 
-def check_interface(
-    context: object, placed: Mapping[str, object], model: Mapping[str, object], *, of: str
-) -> None:
-    """Refuse the uses of ``init_on_sender`` that a board does not serve (ConfigError).
-
-    There must be a collector. ``placed`` are arguments that place weights in workers one by one; ``model`` is
-    one that may stand beside a collector.
-    """
-    refused = placed if context is not None else {**placed, **model}
-    given = [f"{name}=..." for name, value in refused.items() if value is not None]
-    if given or context is None:
-        raise ConfigError(
-            "a board serves the workers of a collector, all with the same weights",
-            f"{of}.init_on_sender({', '.join(given)})",
-            f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
-            "calls this method",
-        )
-
-
-def check_choice(
-    what: str, name: str, chosen: str, offered: tuple[str, ...], *, of: str = "BoardScheme"
-) -> None:
-    """Refuse an argument of a scheme that is none of those offered (ConfigError)."""
-    if chosen not in offered:
-        where, cure = f"{of}({name}={chosen!r})", f"choose one of: {', '.join(offered)}"
-        raise ConfigError(f"no {what} {chosen!r}", where, cure)
-
-
-def refuse_different_moments(moments: Mapping[str, str]) -> None:
-    """Refuse destinations of one collector whose ``adopt_at`` differ (ConfigError)."""
-    if len(set(moments.values())) > 1:
-        raise ConfigError(
-            "the destinations of this collector are adopted at different times",
-            ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items()),
-            "give all schemes of a collector the same adopt_at",
-        )
-
-
-def refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:
-    """Refuse weights that are not for all workers alike (PublishError).
-
-    TorchRL takes ``worker_ids``, and weights that are a mapping by worker number.
-    """
-    if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
-        named = sorted(key for key in weights if isinstance(key, int))
-        raise PublishError(
-            ONE_VERSION, f"update_policy_weights_ with weights for workers {named}", OWN_COLLECTORS
-        )
-    if worker_ids is None:
-        return
-    asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
-    workers = set(range(num_workers))
-    if asked != workers:
-        raise PublishError(
-            f"a board publishes to all workers, not to {sorted(asked, key=str)} alone",
-            f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}",
-            "leave worker_ids out, or give workers of their own kind a collector of their own",
-        )
-
-
 def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
     if collector.launcher != "mp":
         raise ConfigError(
@@ -231,7 +266,12 @@ def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
             where,
             "leave collector_class out, and give each environment a node of its own",
         )
-    if argument := distributed.updates_by_itself(collector):
+    refuse_updates_of_one(collector, where)
+
+
+def refuse_updates_of_one(collector: DistributedCollector | RayCollector, where: str) -> None:
+    """Refuse a collector that would send weights to one worker at a time (ConfigError)."""
+    if argument := distributed.sends_to_one_worker(collector):
         raise ConfigError(
             "a board publishes to all workers at once, and this collector would send to one at a time",
             f"{where}, with {argument}",

@@ -1,4 +1,4 @@
-"""The worker's side of a board under TorchRL: adopt before a rollout or a policy call, and stamp."""
+"""What adopts under TorchRL: a worker before a rollout or a policy call, a server between two batches."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Literal, NoReturn
 
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import Collector
+from torchrl.modules.inference_server import InferenceServer
 
-from rlsync.core.errors import DestinationNotFound
+from rlsync.core.errors import DestinationNotFound, PublishError
 from rlsync.core.path import Path, parse, walk
 from rlsync.sync.acts import Acting, examined, in_mid_episode, own_shared_memory
 from rlsync.sync.adopter import Adopt, Adopter, Destination
 from rlsync.sync.sample import Shadow
 from rlsync.tensors.target import materialise
-from rlsync.torchrl_plugin.compat import collectors, schemes, stamps
+from rlsync.torchrl_plugin.compat import collectors, schemes, servers, stamps
 from rlsync.transport.contract import Handle
-
-__all__ = ["Adopt", "AdoptAt", "WorkerSync"]
 
 AdoptAt = Literal["rollout", "policy_call"]
 
@@ -198,3 +197,59 @@ def shadow_of(
     modules = {n: m for n, m in places.items() if isinstance(m, nn.Module) and m in parts}
     before = partial(collectors.before_policy_calls, collector)
     return Shadow(policy, modules, lambda: call(lambda given: given), before)
+
+
+class ServerSync:
+    """Brings the policy of an inference server up to date, between two of its batches.
+
+    The server is one reader, number 0. Its own loop calls :meth:`between_batches`, in the thread that
+    computes and under the lock that a forward pass takes. Beside the learner, in a thread, it gets a policy
+    of its own.
+
+    BoardClosed: the learner has closed the board or died. PublishError: another living server reads it.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        destination: str,
+        adopt: Adopt,
+        server: InferenceServer,
+        *,
+        beside_learner: bool,
+    ) -> None:
+        if beside_learner:
+            servers.give_own_policy(server)
+        self._server = weakref.ref(server)
+        self._acting = ExitStack()  #: what ends the use of the version that acts
+        self._began = False
+        self._adopter = Adopter(handle, 0)
+        if not beside_learner:
+            self._adopter.end_with_the_learner()
+        recorded = servers.records_a_graph(server)
+        self._adopter.place({destination: Destination(self._policy, "copy" if recorded else adopt)})
+        self._adopter.tell()
+        servers.refuse_updates(server, _refuse_update)
+
+    def between_batches(self) -> None:
+        """Answer the learner's question about the batches before, adopt the newest version, and stamp."""
+        server = self._server()
+        if server is None:
+            return
+        if self._began and self._adopter.settled():
+            return
+        self._acting.close()
+        self._began = True
+        servers.serve_version(server, self._acting.enter_context(self._adopter.acting()))
+
+    def _policy(self) -> object:
+        server = self._server()
+        return None if server is None else server.model
+
+
+def _refuse_update(*_: object, **__: object) -> NoReturn:
+    raise PublishError(
+        "the weights of this inference server come from a board",
+        "the server's update_model, or update_policy_weights_ of a collector that was not told of its board",
+        "call scheme.init_on_sender(model_id='policy', context=server_or_collector) once, then scheme.send()",
+    )

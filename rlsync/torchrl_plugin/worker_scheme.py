@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeVar, get_args
 
@@ -11,23 +12,19 @@ from torch import nn
 from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
-from rlsync.core.errors import PublishError
+from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.path import parse
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.compat import schemes, stamps
-from rlsync.torchrl_plugin.served import (
-    Served,
-    check_choice,
-    check_interface,
-    refuse_different_moments,
-    refuse_some_workers,
-)
-from rlsync.torchrl_plugin.served_server import ServedServer, ServerSync
-from rlsync.torchrl_plugin.worker import AdoptAt, WorkerSync
+from rlsync.torchrl_plugin.ending.waits import await_newest
+from rlsync.torchrl_plugin.served import Served, ServedServer
+from rlsync.torchrl_plugin.worker import AdoptAt, ServerSync, WorkerSync
+
+ONE_VERSION = "a board has one newest version for all workers"
+OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of their own"
 
 
 class Link:
@@ -97,19 +94,19 @@ class WorkerScheme(WeightSyncScheme):
 
     _link: Link | None
 
-    def __init__(self, adopt: Adopt, adopt_at: AdoptAt, link: Link | None, *, prove: bool = True) -> None:
+    def __init__(self, adopt: Adopt, adopt_at: AdoptAt, *, prove: bool = True) -> None:
+        self._check("adoption mode", "adopt", adopt, get_args(Adopt))
+        self._check("moment of adoption", "adopt_at", adopt_at, get_args(AdoptAt))
         super().__init__(strategy="tensordict")
         self.prove = prove
         self.adopt: Adopt = adopt
         self.adopt_at: AdoptAt = adopt_at
-        self._link = link
         self._pid = os.getpid()
 
-    @classmethod
-    def _check(cls, adopt: str, adopt_at: str) -> None:
-        """Refuse what is none of the choices (ConfigError)."""
-        check_choice("adoption mode", "adopt", adopt, get_args(Adopt), of=cls.__name__)
-        check_choice("moment of adoption", "adopt_at", adopt_at, get_args(AdoptAt), of=cls.__name__)
+    def _check(self, what: str, name: str, chosen: str, offered: tuple[str, ...]) -> None:
+        if chosen not in offered:
+            where, cure = f"{type(self).__name__}({name}={chosen!r})", f"choose one of: {', '.join(offered)}"
+            raise ConfigError(f"no {what} {chosen!r}", where, cure)
 
     def _serve(self, collector: Any, model_id: str) -> Served:
         """How this scheme serves a collector; ConfigError if it cannot. Makes the link."""
@@ -129,9 +126,9 @@ class WorkerScheme(WeightSyncScheme):
         **placed: Any,
     ) -> None:
         """TorchRL's interface. Collectors pass all of these, and ``model`` beside their ``context``."""
-        check_interface(context, placed, {"model": model}, of=type(self).__name__)
+        _check_interface(context, placed, model, of=type(self).__name__)
         beside = schemes.schemes_of(context).items()
-        refuse_different_moments({n: s.adopt_at for n, s in beside if isinstance(s, WorkerScheme)})
+        _refuse_different_moments({n: s.adopt_at for n, s in beside if isinstance(s, WorkerScheme)})
         parse(model_id)
         served = self._serve(context, model_id)
         self.model_id, self.context = model_id, context
@@ -210,7 +207,7 @@ class WorkerScheme(WeightSyncScheme):
         if self.model_id is None:
             name = type(self).__name__
             raise PublishError("this scheme has no collector yet", f"{name}.send", "pass it to one")
-        refuse_some_workers(worker_ids, weights, self.publisher.collector.num_workers)
+        _refuse_some_workers(worker_ids, weights, self.publisher.collector.num_workers)
         self.publisher.send(self.model_id, weights)
 
     def wait(self, timeout_s: float) -> None:
@@ -223,7 +220,7 @@ class WorkerScheme(WeightSyncScheme):
             WorkerLost: a worker, or the process of the inference server, is dead.
             AdoptionTimeout: the deadline passed.
         """
-        BoardEndpoint(self.publisher, {}).wait(timeout_s)
+        await_newest(self.publisher, timeout_s)
 
 
 def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
@@ -237,3 +234,52 @@ def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
 def announce(collector: weakref.ref[Any], version: int) -> None:
     """Show the number of a visible version on the learner's collector."""
     stamps.announce_version(collector(), version)
+
+
+def _check_interface(context: object, placed: Mapping[str, object], model: object, *, of: str) -> None:
+    """Refuse the uses of ``init_on_sender`` that a board does not serve (ConfigError).
+
+    There must be a collector. ``placed`` are arguments that place weights in workers one by one. A ``model``
+    may stand beside a collector.
+    """
+    refused = placed if context is not None else {**placed, "model": model}
+    given = [f"{name}=..." for name, value in refused.items() if value is not None]
+    if given or context is None:
+        raise ConfigError(
+            "a board serves the workers of a collector, all with the same weights",
+            f"{of}.init_on_sender({', '.join(given)})",
+            f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
+            "calls this method",
+        )
+
+
+def _refuse_different_moments(moments: Mapping[str, str]) -> None:
+    """Refuse destinations of one collector whose ``adopt_at`` differ (ConfigError)."""
+    if len(set(moments.values())) > 1:
+        raise ConfigError(
+            "the destinations of this collector are adopted at different times",
+            ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items()),
+            "give all schemes of a collector the same adopt_at",
+        )
+
+
+def _refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:
+    """Refuse weights that are not for all workers alike (PublishError).
+
+    TorchRL takes ``worker_ids``, and weights that are a mapping by worker number.
+    """
+    if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
+        named = sorted(key for key in weights if isinstance(key, int))
+        raise PublishError(
+            ONE_VERSION, f"update_policy_weights_ with weights for workers {named}", OWN_COLLECTORS
+        )
+    if worker_ids is None:
+        return
+    asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
+    workers = set(range(num_workers))
+    if asked != workers:
+        raise PublishError(
+            f"a board publishes to all workers, not to {sorted(asked, key=str)} alone",
+            f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}",
+            "leave worker_ids out, or give workers of their own kind a collector of their own",
+        )

@@ -284,18 +284,18 @@ def test_fault_23_a_plain_module_is_called_with_the_stamp() -> None:
     told = error_of(lambda: make_collector(Greedy()))
 
     with_the_stamp = "unexpected keyword argument 'policy_version'" in told
-    still_happens(23, with_the_stamp, "rlsync/torchrl_plugin/compat/worker_process.py")
+    still_happens(23, with_the_stamp, "rlsync/torchrl_plugin/compat/stamps.py")
 
 
 def test_fault_24_versions_are_not_tracked_on_a_vector_of_environments() -> None:
     told = error_of(lambda: make_collector(make_plain_policy(), env=lambda: SerialEnv(2, make_counting_env)))
 
     refused = "BatchedEnvBase is not supported" in told
-    still_happens(24, refused, "rlsync/torchrl_plugin/compat/worker_process.py")
+    still_happens(24, refused, "rlsync/torchrl_plugin/compat/stamps.py")
 
 
 def test_fault_25_a_policy_that_is_no_module_cannot_be_sent_beside_a_scheme() -> None:
     policy = RandomPolicy(make_counting_env().action_spec)
     told = error_of(lambda: _make_meta_policy_cm(policy, mp_start_method="spawn"))
 
-    still_happens(25, "_parameters" in told, "rlsync/torchrl_plugin/compat/policies.py")
+    still_happens(25, "_parameters" in told, "rlsync/torchrl_plugin/compat/schemes.py")

@@ -19,7 +19,7 @@ from tests.tools.parts.servers import make_server, request, serving
 
 pytestmark = [pytest.mark.processes, pytest.mark.seconds]
 
-SERVER = "rlsync/torchrl_plugin/served_server.py"
+SERVER = "rlsync/torchrl_plugin/worker.py"
 Client = Callable[[TensorDictBase], TensorDictBase]
 
 

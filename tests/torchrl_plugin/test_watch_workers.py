@@ -26,8 +26,8 @@ from torchrl.weight_update import SharedMemWeightSyncScheme
 from rlsync import AdoptionTimeout, BoardScheme, ConfigError, SyncWeights, WatchWorkers, WorkerLost
 from rlsync.recipes import ppo
 from rlsync.recipes.settings import CollectorConfig, Config
-from rlsync.torchrl_plugin.collectors.board import lost_workers
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.ending.waits import lost_workers
 from rlsync.torchrl_plugin.hooks import watch_workers
 from tests.tools.parts import (
     FRAMES_PER_BATCH,

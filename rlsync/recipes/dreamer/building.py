@@ -25,7 +25,7 @@ from rlsync.recipes.replay import building
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import EnvConfig
 from rlsync.recipes.spaces import make_env
-from rlsync.torchrl_plugin.dreamer.parts import parts_of_losses
+from rlsync.torchrl_plugin.dreamer.map import parts_of_losses
 
 
 class SequenceMemory:

@@ -1,24 +1,22 @@
-"""The endpoint of process collectors whose schemes are on one board, or whose own workers read one."""
+"""The endpoints of collectors and inference servers that read a board."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-from rlsync.core.errors import DestinationNotFound, WorkerLost
+from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, did_you_mean, nearest_name, parse
 from rlsync.core.plan import no_destination
 from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopt
-from rlsync.sync.processes import ending
 from rlsync.sync.verification import Verification
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
 from rlsync.torchrl_plugin.compat.collectors import collects_in_the_background
-from rlsync.torchrl_plugin.ending.waits import worker_ends
+from rlsync.torchrl_plugin.ending.waits import await_newest
+from rlsync.torchrl_plugin.scheme import BoardScheme
 from rlsync.torchrl_plugin.worker import AdoptAt
-from rlsync.transport.contract import ReaderStatus
-from rlsync.transport.rules import Key, worker_lost
+from rlsync.transport.rules import Key
 
 
 class BoardEndpoint:
@@ -100,29 +98,43 @@ class BoardEndpoint:
         return self.publisher.acting()
 
     def wait(self, timeout_s: float) -> None:
-        publisher = self.publisher
-        publisher.join()
-        try:
-            publisher.transport.wait(publisher.version, timeout_s, range(self.num_workers))
-        except WorkerLost as lost:  # the board does not know how its readers ended
-            raise lost_workers(publisher, publisher.transport.status(), lost.where) or lost from None
+        await_newest(self.publisher, timeout_s)
 
     def verification(self) -> Verification:
         return Verification(self.publisher, lambda: self.num_workers)
 
 
-def lost_workers(
-    publisher: WorkersPublisher, workers: Iterable[ReaderStatus], where: str
-) -> WorkerLost | None:
-    """The error for the workers that are dead now, with how they ended; ``None`` while all live."""
-    known = {status.reader: status for status in workers}
-    unlocked = {worker for worker, status in known.items() if not status.alive}
-    ends = worker_ends(publisher.collector, unlocked)
-    dead = {
-        known[worker]: end or "dead"
-        for worker, end in ends.items()
-        if worker in known and (end or worker in unlocked)
-    }
-    # TorchRL ends the others when it has found a dead worker, and forgets them only if they are quick to end.
-    first = {worker: end for worker, end in dead.items() if end != ending(-signal.SIGTERM)}
-    return worker_lost(first or dead, where) if dead else None
+class ServerEndpoint(BoardEndpoint):
+    """A server that reads a board: one reader, which adopts between two batches."""
+
+    def __init__(self, scheme: BoardScheme, holder: object) -> None:
+        self._scheme = scheme
+        self._holder = holder
+        self._served = scheme.serving(holder)
+        super().__init__(scheme.publisher, {self._served.destination: scheme.adopt})
+
+    def connect(self, publish_default: Callable[[], object]) -> None:
+        self._scheme.init_on_sender(model_id=self._served.destination, context=self._holder)
+        super().connect(publish_default)
+
+    @property
+    def description(self) -> str:
+        place = "a process" if self._served.in_a_process else "a thread, with a policy of its own"
+        return f"board: an inference server in {place}, {self._adopted()} between batches, one copy a publish"
+
+    @property
+    def in_flight(self) -> bool:
+        return True  # the server answers while the learner uses a batch
+
+    @property
+    def stamped(self) -> bool:
+        return self._served.stamped
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.stamped:
+            return ()
+        return (
+            "frames are not stamped: leave policy_version_key at 'policy_version', and declare it in the "
+            "response_spec of a transport that has one",
+        )

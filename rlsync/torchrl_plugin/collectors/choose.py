@@ -1,26 +1,32 @@
-"""Which endpoint serves a collector."""
+"""Which endpoint serves a collector, and what a map brings from a trainer to it."""
 
 from __future__ import annotations
 
+from torch import nn
 from torchrl.collectors import Collector
-from torchrl.collectors.distributed import (
-    DistributedCollector,
-    DistributedSyncCollector,
-    RayCollector,
-    RPCCollector,
-)
+from torchrl.collectors.distributed import DistributedSyncCollector
+from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NoBoard, warn
+from rlsync.core.plan import SyncPlan
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.processes import close_with_program, end_with_program
+from rlsync.sync.resolve import SyncMap, bind_routes, plan_of, with_training
+from rlsync.sync.trained import Training
 from rlsync.sync.workers_publisher import BoardCollector
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
-from rlsync.torchrl_plugin.collectors.foreign import WITH_A_BOARD, ForeignEndpoint, what_keeps_them
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint, ServerEndpoint
+from rlsync.torchrl_plugin.collectors.foreign import (
+    WITH_A_BOARD,
+    ForeignEndpoint,
+    OtherServerEndpoint,
+    what_keeps_them,
+)
 from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
 from rlsync.torchrl_plugin.collectors.remote import RemoteEndpoint
-from rlsync.torchrl_plugin.collectors.server import OtherServerEndpoint, ServerEndpoint
 from rlsync.torchrl_plugin.compat import collectors, servers
+from rlsync.torchrl_plugin.compat.distributed import Remote
 from rlsync.torchrl_plugin.compat.schemes import schemes_of
+from rlsync.torchrl_plugin.compat.trainers import optimizers
 from rlsync.torchrl_plugin.scheme import BoardScheme
 from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
 
@@ -70,7 +76,7 @@ def endpoint_of(collector: object) -> Endpoint:
         end_with_program(collector)  # one on a board says so itself
         for scheme in schemes.values():
             close_with_program(scheme)
-    if isinstance(collector, (DistributedCollector, RPCCollector, RayCollector)):
+    if isinstance(collector, Remote):
         return RemoteEndpoint(collector, list(schemes))
     return ForeignEndpoint(collector, list(schemes))
 
@@ -89,3 +95,46 @@ def warn_without_board(endpoint: Endpoint, who: str) -> None:
                 cure,
             )
         )
+
+
+def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
+    """The plan of ``sync_map`` on ``trainer``, leaf by leaf, without changing either.
+
+    Args:
+        sync_map: ``{destination path on the collector: source path on the trainer}``; a
+            :class:`Source` instead of a string declares a cast or exclusions.
+        trainer: the trainer, with its collector.
+
+    Returns:
+        The plan; :meth:`SyncPlan.check` raises what keeps it from being carried out.
+
+    Raises:
+        SyncMapError: a path is wrong, or leads to weights that are not trained.
+        ConfigError: the map is no mapping, or some of the collector's schemes are boards and some are not.
+
+    Example:
+        >>> from torch import nn
+        >>> from types import SimpleNamespace
+        >>> trainer = SimpleNamespace(loss_module=nn.Linear(2, 1), collector=object())
+        >>> resolve({"policy": "loss_modul"}, trainer)
+        Traceback (most recent call last):
+        ...
+        rlsync.core.errors.SourceNotFound: no 'loss_modul' on the trainer (SimpleNamespace)
+          where  path 'loss_modul', sync map, entry 1
+          cure   did you mean 'loss_module'? the trainer has: loss_module, collector
+    """
+    endpoint = endpoint_of(trainer.collector)
+    bound = bind_routes(sync_map, trainer, endpoint)
+    return with_training(plan_of(bound, endpoint), bound, trainer, training_of(trainer))
+
+
+def training_of(trainer: object) -> Training:
+    """The optimizers and the loss of a trainer; none of an object that is no Trainer."""
+    if not isinstance(trainer, Trainer):
+        return Training()
+
+    def losses() -> dict[str, nn.Module]:
+        loss = trainer.loss_module
+        return {"loss_module": loss} if isinstance(loss, nn.Module) else {}
+
+    return Training(lambda: optimizers(trainer), losses)

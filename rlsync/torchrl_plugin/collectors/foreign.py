@@ -1,4 +1,4 @@
-"""The endpoint of any other collector: third-party, distributed, or with TorchRL's own schemes."""
+"""The endpoints of other collectors and servers: third-party, distributed, or with TorchRL's own schemes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.compat import collectors
 from rlsync.torchrl_plugin.compat.stamps import is_stamped
+from rlsync.torchrl_plugin.served import specs_of
 from rlsync.transport.contract import Note, ReaderStatus
 from rlsync.transport.rules import Key, check_newer
 
 #: The argument of a process collector that puts its workers on a board.
 WITH_A_BOARD = "weight_sync_schemes={'policy': rlsync.BoardScheme()}"
+
+#: The argument of an inference server, or of the collector that has one, that puts it on a board.
+WITH_A_BOARD_SERVER = "weight_sync=rlsync.BoardScheme()"
 
 
 def what_keeps_them(collector: object) -> str:
@@ -132,6 +136,38 @@ class ForeignEndpoint:
             f"the workers of this {type(self.collector).__name__} cannot be asked what they act with",
             "VerifySync.register",
             "leave VerifySync out: " + what_keeps_them(self.collector),
+        )
+
+
+class OtherServerEndpoint(ForeignEndpoint):
+    """A server whose weights do not come from a board."""
+
+    def __init__(self, collector: object) -> None:
+        super().__init__(collector, [])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (f"this transport {self.unkept}; {WITH_A_BOARD_SERVER} keeps them",)
+
+    @property
+    def unkept(self) -> str:
+        return (
+            "does not keep rlsync's promises: policy_version on frames is the server's own count of updates, "
+            "not the published version"
+        )
+
+    @property
+    def in_flight(self) -> bool:
+        return True
+
+    def specs(self, destination: str) -> list[LeafSpec] | None:
+        return specs_of(self.collector)
+
+    def verification(self) -> NoReturn:
+        raise ConfigError(
+            "this inference server cannot be asked what it acts with",
+            f"VerifySync.register; the collector is a {type(self.collector).__name__}",
+            f"{WITH_A_BOARD_SERVER} lets it answer",
         )
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
+from torchrl.collectors.distributed import RayCollector
 
 from rlsync.core.errors import PublishError
 from rlsync.torchrl_plugin.collectors.foreign import ForeignEndpoint
 from rlsync.torchrl_plugin.compat import distributed, schemes, stamps
-
-Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector
+from rlsync.torchrl_plugin.compat.distributed import Remote
 
 _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no version can be named for a frame"
 
@@ -105,6 +103,6 @@ def _why_unknown_on_ray(collector: RayCollector) -> str:
         return "only a RayWeightSyncScheme sends a number with the weights"
     if collector.replay_buffer is not None:
         return "workers write to the replay buffer what the learner has not seen (leave replay_buffer out)"
-    if not all(arguments.get("track_policy_version") for arguments in collector.collector_kwargs):
+    if not distributed.actors_are_stamped(collector):
         return "frames carry no policy_version (pass collector_kwargs={'track_policy_version': True})"
     return ""

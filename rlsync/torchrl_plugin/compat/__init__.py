@@ -1,6 +1,7 @@
-"""All uses of TorchRL's private names: what each is for, and when it can be removed.
+"""All uses of TorchRL's private names: what each is for, and until when.
 
-All of it was written against torchrl 0.14.1 (2026-11). No module of rlsync outside this room reads or writes
+All of it was written against torchrl 0.14.1 (2026-11). "Until" begins the sentence that says what will let a
+function go. No module of rlsync outside this room reads or writes
 an attribute of TorchRL whose name begins with an underscore; tests/torchrl_plugin/test_torchrl_privates.py
 looks for them.
 The one exception is TorchRL's interface for weight-sync schemes, which has such names: BoardScheme overrides
@@ -11,18 +12,31 @@ Users import the module of their subject: ``from rlsync.torchrl_plugin.compat im
 """
 
 import weakref
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def present(ref: weakref.ref[T], what: str = "collector") -> T:
-    """What ``ref`` refers to.
-
-    A function of ours that stands in the place of an object's method refers to the object by a weak
-    reference, so that the object is freed when the user drops it, and not by the next garbage collection.
-    """
+    """What ``ref`` refers to."""
     held = ref()
     if held is None:
         raise ReferenceError(f"the {what} is gone")
     return held
+
+
+def in_place_of(owner: Any, method: str) -> Callable[[F], F]:
+    """Let ``owner.method(...)`` call the decorated function, with ``owner`` as its first argument.
+
+    The owner is referred to weakly, so that it is freed when the user drops it, and not by the next garbage
+    collection.
+    """
+    ref = weakref.ref(owner)
+
+    def replace(function: F) -> F:
+        setattr(owner, method, lambda *args, **kwargs: function(present(ref), *args, **kwargs))
+        return function
+
+    return replace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -10,18 +9,16 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import nn
-from torchrl.collectors import Collector, MultiAsyncCollector
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_type
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.distributed import (
     ActorWorkers,
-    DistributedCollector,
     DistributedWorkers,
-    RayCollector,
-    RPCCollector,
+    Remote,
     waits_for_learner,
 )
 
@@ -31,7 +28,7 @@ class SeededCollector(Collector):
 
     TorchRL 0.14.1 resets the environment when the collector is made, and once more to seed it, but goes on
     from the observation of the first reset: the first action answers it, and its result belongs to another
-    state. Collectors with worker processes reset after a seed. Remove this class when ``set_seed`` does.
+    state. Collectors with worker processes reset after a seed. Until ``set_seed`` does.
     """
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -46,32 +43,27 @@ def has_own_policy_template(collector: MultiCollector) -> bool:
 
 
 def drop_first_weights(collector: Collector) -> None:
-    """Release the first memory of the policy of a worker's collector.
+    """Release the first memory of the policy of a worker's collector, which now points to the board.
 
-    ``Collector.policy_weights`` refers to this memory, for weight updaters that only the learner's collector
-    has. In a worker whose policy now points to the board, it would keep an extra copy of the weights alive.
-    TorchRL itself sets an empty TensorDict for policies that are not modules.
+    ``Collector.policy_weights`` keeps it, for weight updaters that only the learner's collector has. TorchRL
+    itself sets an empty TensorDict for policies that are not modules.
     """
     collector.policy_weights = TensorDict()
 
 
 def runs_compiled(collector: Collector) -> bool:
-    """Whether the collector compiles its policy, or records it as a CUDA graph.
-
-    Such code does not see a parameter whose ``.data`` was pointed to other memory.
-    """
+    """Whether the policy is compiled, or a CUDA graph: such code does not see a parameter's new memory."""
     return bool(collector.compiled_policy or collector.cudagraphed_policy)
 
 
 def collects_in_the_background(collector: object) -> bool:
     """Whether the workers collect while the learner uses a batch."""
-    match collector:
-        case ActorWorkers():
-            return collector.in_flight
-        case DistributedWorkers():
-            return not waits_for_learner(collector.collector)
-        case DistributedCollector() | RPCCollector() | RayCollector():
-            return not waits_for_learner(collector)
+    if isinstance(collector, ActorWorkers):
+        return collector.in_flight
+    if isinstance(collector, DistributedWorkers):
+        collector = collector.collector
+    if isinstance(collector, Remote):
+        return not waits_for_learner(collector)
     return isinstance(collector, MultiAsyncCollector) or bool(getattr(collector, "_running_free", False))
 
 
@@ -81,21 +73,16 @@ def around_rollouts(
     """Run every rollout of ``collector`` inside ``enter(collector)``, in the thread that acts.
 
     This wraps ``rollout`` and does not use ``pre_collect_hook``, because a hook that the user sets later
-    would replace ours without an error. The wrapper holds only a weak reference to the collector, so that
-    the collector is freed when the user drops it. The ``rollout`` of an LLMCollector is a property, which
-    returns one of several methods: that one is wrapped.
+    would replace ours without an error. The ``rollout`` of an LLMCollector is a property, which returns one
+    of several methods: that one is wrapped.
     """
-    ref = weakref.ref(collector)
-    name = "rollout"
-    if isinstance(type(collector).rollout, property):
-        name = collector.rollout.__name__
+    several = isinstance(type(collector).rollout, property)
+    name = collector.rollout.__name__ if several else "rollout"
 
-    def rollout() -> Any:
-        self = present(ref)
+    @in_place_of(collector, name)
+    def rollout(self: Collector) -> Any:
         with enter(self):
             return getattr(type(self), name)(self)
-
-    setattr(collector, name, rollout)
 
 
 def acts_ahead(collector: Collector) -> bool:
@@ -111,18 +98,24 @@ def around_policy_calls(
     """Call ``before(collector)`` before each call of the policy, and pass what it returns through ``after``.
 
     The policy is called in the thread that acts, compiled or not, once for each step. Random frames do not
-    call it. Remove this function when a collector has a hook for it.
+    call it. Until a collector has a hook for it.
     """
-    ref = weakref.ref(collector)
     policy = collector._wrapped_policy
 
-    def call(tensordict: TensorDictBase) -> TensorDictBase:
-        self = present(ref)
+    # Around the policy that was compiled, not inside it, so that compiled code is not traced anew.
+    @in_place_of(collector, "_wrapped_policy_maybe_compiled")
+    def call(self: Collector, tensordict: TensorDictBase) -> TensorDictBase:
         before(self)
         return after(policy(tensordict))
 
-    # Around the policy that was compiled, not inside it, so that compiled code is not traced anew.
-    collector._wrapped_policy_maybe_compiled = call
+
+def around_iterations(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
+    """Run each iteration over the batches of ``collector`` inside ``enter()``."""
+
+    @in_place_of(collector, "iterator")
+    def iterator(self: BaseCollector) -> Any:
+        with enter():
+            yield from type(self).iterator(self)
 
 
 def policy_of(collector: Collector) -> nn.Module | None:
@@ -175,26 +168,20 @@ def before_policy_calls(collector: Collector, call: Callable[[], None]) -> Itera
 
 def before_state_dict(collector: Collector, call: Callable[[Collector], None]) -> None:
     """Call ``call(collector)`` before each ``state_dict()`` of ``collector``."""
-    ref = weakref.ref(collector)
 
-    def state_dict() -> Any:
-        self = present(ref)
+    @in_place_of(collector, "state_dict")
+    def state_dict(self: Collector) -> Any:
         call(self)
         return type(self).state_dict(self)
-
-    collector.state_dict = state_dict
 
 
 def after_load_state_dict(collector: MultiCollector, call: Callable[[Mapping[str, Any]], None]) -> None:
     """Call ``call(state_dict)`` after ``collector`` has loaded a state dict into its workers."""
-    ref = weakref.ref(collector)
 
-    def load_state_dict(state_dict: Any) -> None:
-        self = present(ref)
+    @in_place_of(collector, "load_state_dict")
+    def load_state_dict(self: MultiCollector, state_dict: Any) -> None:
         type(self).load_state_dict(self, state_dict)
         call(state_dict)
-
-    collector.load_state_dict = load_state_dict
 
 
 def runs_free(collector: MultiCollector) -> bool:
@@ -203,10 +190,7 @@ def runs_free(collector: MultiCollector) -> bool:
 
 
 def fail_free_run(collector: MultiCollector, error: Exception) -> None:
-    """Raise ``error`` where the learner next asks how many frames free-running workers have written.
-
-    Trainer asks again and again while there are none, also if all workers are dead.
-    """
+    """Raise ``error`` where Trainer asks again and again how many frames free-running workers wrote."""
 
     def getattr_rb(attr: str) -> Any:
         raise error
@@ -255,7 +239,7 @@ def why_not_ready(message: object) -> tuple[str, str] | None:
     """The error of a worker that says that its collector could not be made, in one line, and its traceback.
 
     ``message`` is the worker's first. None if the worker is ready, and for errors of rlsync, which TorchRL
-    raises again with their class. Written against torchrl 0.14.1.
+    raises again with their class.
     """
     if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
         return None
@@ -264,10 +248,9 @@ def why_not_ready(message: object) -> tuple[str, str] | None:
 
 
 def takes_policies_on(device: torch.device) -> bool:
-    """Whether a policy of TorchRL's collectors can act on a device; read from 0.14.1.
+    """Whether a policy of TorchRL's collectors can act on a device.
 
-    A collector looks for a function that waits for the device, and has one for CUDA, MPS and NPU only. Remove
-    this function when it has one for every device.
+    Until a collector has a function that waits for every device, and not for CUDA, MPS and NPU only.
     """
     try:
         Collector._get_sync_fn(None, device)

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from tensordict import TensorDictBase
 from torch import distributed, nn
@@ -21,26 +21,29 @@ from torchrl.collectors.distributed import (
 )
 from torchrl.weight_update import RayWeightSyncScheme
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of, present
 
 #: DistributedCollector gives its workers their ranks as numbers, and rank 0 is the learner.
 FIRST_RANK = 1
 
-Remote = TypeVar("Remote", bound=BaseCollector)
+#: A collector whose workers may be on other hosts, with whatever scheme.
+Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector
+
+C = TypeVar("C", bound=BaseCollector)
 
 
-class _WorkersOf(Generic[Remote]):
+class _WorkersOf(Generic[C]):
     """The workers of a collector, as those of a process collector are seen.
 
     The collector may be under construction.
     """
 
-    def __init__(self, collector: Remote, num_workers: int) -> None:
+    def __init__(self, collector: C, num_workers: int) -> None:
         self._collector = weakref.ref(collector)
         self.num_workers = num_workers
 
     @property
-    def collector(self) -> Remote:
+    def collector(self) -> C:
         return present(self._collector)
 
     def get_model(self, model_id: str) -> nn.Module:
@@ -154,8 +157,7 @@ class PolicyByValue:
     """A policy_factory that makes copies of one policy, each with memory of its own.
 
     TorchRL gives the policy itself to a worker process. To send it, multiprocessing would move the learner's
-    parameters into shared memory, and all workers would act with this memory. The policy given here is
-    neither moved nor changed.
+    parameters into shared memory, and all workers would act with this memory.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -164,12 +166,11 @@ class PolicyByValue:
     def __call__(self) -> nn.Module:
         return copy.deepcopy(self._policy)
 
-    def __reduce__(self) -> tuple[Callable[[bytes], PolicyByValue], tuple[bytes]]:
-        return _unpickled, (pickle.dumps(self._policy),)
+    def __getstate__(self) -> bytes:
+        return pickle.dumps(self._policy)
 
-
-def _unpickled(policy: bytes) -> PolicyByValue:
-    return PolicyByValue(pickle.loads(policy))
+    def __setstate__(self, policy: bytes) -> None:
+        self._policy = pickle.loads(policy)
 
 
 def own_policy(collector: DistributedCollector) -> nn.Module | None:
@@ -185,22 +186,21 @@ def send_policy_by_value(collector: DistributedCollector, policy: nn.Module) -> 
 
 
 def stamp_nodes(collector: DistributedCollector) -> None:
-    """Make the workers write ``policy_version`` on every frame; call it before they start.
-
-    The buffers into which the learner receives batches are laid out by the same arguments.
-    """
+    """Make the workers write ``policy_version`` on every frame; call it before they start."""
+    # The buffers into which the learner receives batches are laid out by the same arguments.
     for arguments in collector.collector_kwargs:
         if not arguments.get("track_policy_version"):
             arguments["track_policy_version"] = True
 
 
-def updates_by_itself(collector: DistributedCollector) -> str:
+def sends_to_one_worker(collector: DistributedCollector | RayCollector) -> str:
     """The argument by which the collector sends weights to one worker at a time; empty if there is none."""
     if collector.max_weight_update_interval > -1:
         return f"max_weight_update_interval={collector.max_weight_update_interval}"
-    if not collector._sync and collector.update_after_each_batch:
+    nodes = isinstance(collector, DistributedCollector)
+    if collector.update_after_each_batch and not (nodes and collector._sync):
         return "update_after_each_batch=True"
-    if not collector._sync and collector.update_interval is not None:
+    if nodes and not collector._sync and collector.update_interval is not None:
         return f"update_interval={collector.update_interval}"
     return ""
 
@@ -211,7 +211,7 @@ def sends_to_some_workers(collector: DistributedCollector | RPCCollector) -> boo
     return past or collector.max_weight_update_interval > -1
 
 
-def single_collectors(collector: DistributedCollector | RPCCollector | RayCollector) -> bool:
+def single_collectors(collector: Remote) -> bool:
     """Whether each node acts by itself, and starts no processes that would act."""
     return isinstance(collector.collector_class, type) and issubclass(collector.collector_class, Collector)
 
@@ -233,17 +233,14 @@ def number_next_update(collector: RayCollector, version: int) -> None:
 
 def around_batches(collector: BaseCollector, change: Callable[[TensorDictBase], TensorDictBase]) -> None:
     """Run ``change`` on every batch that ``collector`` yields."""
-    ref = weakref.ref(collector)
 
-    def iterator() -> Iterator[TensorDictBase | None]:
-        self = present(ref)
+    @in_place_of(collector, "iterator")
+    def iterator(self: BaseCollector) -> Iterator[TensorDictBase | None]:
         for batch in type(self).iterator(self):
             yield None if batch is None else change(batch)
 
-    collector.iterator = iterator
 
-
-def waits_for_learner(collector: DistributedCollector | RPCCollector | RayCollector) -> bool:
+def waits_for_learner(collector: Remote) -> bool:
     """Whether the workers begin a rollout only when the learner asks for the next batch."""
     return bool(collector._sync)
 
@@ -263,29 +260,20 @@ def calls_a_policy_service(collector: RayCollector) -> bool:
     return collector._policy_service is not None
 
 
-def sends_to_one_actor(collector: RayCollector) -> str:
-    """The argument by which the collector sends weights to one worker at a time; empty if there is none."""
-    if collector.max_weight_update_interval > -1:
-        return f"max_weight_update_interval={collector.max_weight_update_interval}"
-    return "update_after_each_batch=True" if collector.update_after_each_batch else ""
-
-
 def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None]) -> None:
-    """Do not connect to the actors at the first update: it would wait for their rollouts.
+    """Do not connect to the actors at the first update, which would wait for their rollouts, nor warn before.
 
-    The collector, which may be under construction, also warns when it is iterated over before that. Both go
-    when a scheme can say that its receivers are ready once they are registered. ``before_batch`` is called
+    Until a scheme can say that its receivers are ready once they are registered. ``before_batch`` is called
     before the actors are asked for the next batch.
     """
-    ref = weakref.ref(collector)
 
-    def initialized() -> RayCollector:
-        self = present(ref)
+    @in_place_of(collector, "_lazy_initialize_weight_sync")
+    def lazily(self: RayCollector) -> None:
         self._weight_sync_initialized = True
-        return self
 
-    def iterator() -> Iterator[TensorDictBase | None]:
-        self = initialized()
+    @in_place_of(collector, "iterator")
+    def iterator(self: RayCollector) -> Iterator[TensorDictBase | None]:
+        lazily(self)
         batches = type(self).iterator(self)
         while True:
             before_batch()
@@ -294,9 +282,3 @@ def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None
             except StopIteration:
                 return
             yield batch
-
-    def lazily() -> None:
-        initialized()
-
-    collector.iterator = iterator
-    collector._lazy_initialize_weight_sync = lazily

@@ -1,24 +1,195 @@
-"""What has to end with a collector whose environments, or the threads that step them, are in this process."""
+"""Collectors that live in the learner's process: what steps their environments, how a wait for it ends."""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from threading import Thread
-from typing import Any, TypeAlias
-from weakref import ref
+from typing import Any, TypeAlias, TypeVar
 
-from torchrl.collectors import AsyncBatchedCollector, Collector
+from torchrl.collectors import AsyncBatchedCollector, BaseCollector, Collector
 from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 from torchrl.envs.async_envs import ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.core.errors import RlsyncError, WorkerLost
+from rlsync.sync.processes import ending
+from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.servers import process_of, server_of
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: A collector that lives in the learner's process, its environments perhaps not.
 LocalCollector: TypeAlias = "Collector | AsyncBatchedCollector"
+
+#: How long the exit of a killed process may take to be seen, seconds.
+_SEEN_WITHIN_S = 2.0
+
+
+class FramesMadeHere:
+    """A ``Collector`` or an ``AsyncBatchedCollector`` while a Stop may end it.
+
+    Its processes can be killed: those of a ``ParallelEnv``, of an ``AsyncEnvPool``, of an inference server.
+    A thread cannot. What can be done for a learner whose own thread hangs in an environment is to say where,
+    and to write its checkpoint: while it waits for a batch, nothing changes what is written.
+
+    At a shutdown, processes and threads may take ``leave_within_s`` seconds to leave. ``asked()`` says
+    whether a stop was asked for.
+    """
+
+    def __init__(self, collector: LocalCollector, leave_within_s: float, asked: Callable[[], bool]) -> None:
+        self._collector = collector
+        self._asked = asked
+        self._lock = threading.Lock()
+        self._thread: int | None = None  #: the one that waits for a batch
+        self._failed: WorkerLost | None = None
+        self._wrap_iterator()
+        self._wrap_shutdown(leave_within_s)
+
+    @classmethod
+    def of(
+        cls, collector: BaseCollector, leave_within_s: float, asked: Callable[[], bool]
+    ) -> FramesMadeHere | None:
+        """None for a collector whose environments are stepped by worker processes of its own."""
+        if isinstance(collector, (Collector, AsyncBatchedCollector)):
+            return cls(collector, leave_within_s, asked)
+        return None
+
+    def fail(self, error: WorkerLost) -> bool:
+        """End the learner's wait for frames with an error, and the processes that it waits for.
+
+        False if the wait does not end: the thread that waits is the one that makes the frames, and no process
+        makes them with it.
+        """
+        self._failed = error
+        _fail_frames(self._collector, error)
+        processes = processes_behind(self._collector)
+        _kill(processes, error.where)
+        background = bool(_threads_behind(self._collector))
+        return bool(processes) or background or isinstance(self._collector, AsyncBatchedCollector)
+
+    def while_waiting(self, thread: int, call: Callable[[], T]) -> T | None:
+        """What ``call`` returns, called while this thread waits for a batch; None if it does not wait.
+
+        The thread does not go on before the call has returned.
+        """
+        with self._lock:
+            return call() if self._thread == thread else None
+
+    def stacks(self, *threads: int) -> str:
+        """Where these threads, and those that step environments, are now, innermost call last."""
+        idents = {*threads, *(t.ident for t in _threads_behind(self._collector) if t.is_alive())}
+        frames = sys._current_frames()
+        return "\n".join(
+            f"thread {ident}:\n{''.join(traceback.format_stack(frames[ident])).rstrip()}"
+            for ident in sorted(ident for ident in idents if ident in frames)
+        )
+
+    def _wrap_iterator(self) -> None:
+        """Wait for each batch inside :meth:`_waiting`, in the thread that iterates."""
+        inner = vars(self._collector).get("iterator")
+
+        @in_place_of(self._collector, "iterator")
+        def iterator(collector: LocalCollector) -> Iterator[Any]:
+            batches = type(collector).iterator(collector) if inner is None else inner()
+            del collector  # a generator that waits must not keep the collector alive
+            try:
+                while True:
+                    with self._waiting():
+                        try:
+                            batch = next(batches)
+                        except StopIteration:
+                            return
+                    yield batch
+            finally:
+                batches.close()
+
+    def _wrap_shutdown(self, within_s: float) -> None:
+        """Let ``collector.shutdown()`` wait ``within_s`` at most where its caller says nothing.
+
+        Until TorchRL joins threads that may hang in an environment within a limit.
+        """
+        ref = weakref.ref(self._collector)
+
+        def shutdown(
+            timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+        ) -> None:
+            collector = ref()
+            if collector is None:
+                return
+            limit_s = within_s if timeout is None else timeout
+            with self._leaving(limit_s):
+                if isinstance(collector, AsyncBatchedCollector):
+                    limit_s /= max(1, len(collector._workers))  # each thread is given it, one after the other
+                    _leave_threads(collector._env_pool, limit_s)
+                type(collector).shutdown(collector, limit_s, close_env, raise_on_error)
+
+        self._collector.shutdown = shutdown
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        with self._lock:
+            self._thread = threading.get_ident()
+        try:
+            yield
+        except RlsyncError:
+            raise
+        except Exception as error:
+            lost = self._lost()
+            if lost is None:
+                raise
+            raise lost from error
+        finally:
+            with self._lock:
+                self._thread = None
+
+    def _lost(self) -> WorkerLost | None:
+        """The error of a wait that failed after a stop was asked for, because a process is gone."""
+        if self._failed is not None or not self._asked():
+            return self._failed
+        processes, until = processes_behind(self._collector), time.monotonic() + _SEEN_WITHIN_S
+        dead: list[BaseProcess] = []
+        while processes:
+            dead = [p for p in processes if p.exitcode not in (None, 0)]
+            if dead or time.monotonic() >= until:
+                break
+            time.sleep(0.01)
+        ended = "; ".join(f"{p.name} (pid {p.pid}, {ending(p.exitcode or 0)})" for p in dead)
+        return WorkerLost(ended, "waiting for frames", "resume the run") if ended else None
+
+    @contextmanager
+    def _leaving(self, timeout_s: float) -> Iterator[None]:
+        """Kill what has not left in time, so that nobody waits for it longer."""
+        processes, threads = processes_behind(self._collector), _threads_behind(self._collector)
+        timer = threading.Timer(timeout_s, _kill, [processes, f"{timeout_s:g} s after it was to leave"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            _kill(processes, "at the end")
+            for process in processes:
+                with suppress(ValueError):  # closed
+                    process.join(_SEEN_WITHIN_S)
+            hanging = [thread.ident for thread in threads if thread.is_alive() and thread.ident is not None]
+            if hanging:
+                _log.error(
+                    "%d threads hang in environments of this process, and a thread cannot be ended; the "
+                    "program ends with os._exit() or a signal (kill -9 %d)\n%s",
+                    len(hanging),
+                    os.getpid(),
+                    self.stacks(*hanging),
+                )
 
 
 def processes_behind(collector: LocalCollector) -> list[BaseProcess]:
@@ -42,7 +213,7 @@ def _of_env(env: object) -> list[BaseProcess]:
     return []
 
 
-def threads_behind(collector: LocalCollector) -> list[Thread]:
+def _threads_behind(collector: LocalCollector) -> list[Thread]:
     """The threads that step a collector's environments in this process, without the one that iterates."""
     if isinstance(collector, Collector):
         thread = getattr(collector, "_thread", None)
@@ -51,52 +222,12 @@ def threads_behind(collector: LocalCollector) -> list[Thread]:
     return list(pool._pool._threads) if isinstance(pool, ThreadingAsyncEnvPool) else []
 
 
-def waiting_in(collector: LocalCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
-    """Wait for each batch of ``collector`` inside ``enter()``, in the thread that iterates."""
-    weak, inner = ref(collector), vars(collector).get("iterator")
-
-    def iterator() -> Iterator[Any]:
-        self = present(weak)
-        batches = type(self).iterator(self) if inner is None else inner()
-        del self  # a generator that waits must not keep the collector alive
-        try:
-            while True:
-                with enter():
-                    try:
-                        batch = next(batches)
-                    except StopIteration:
-                        return
-                yield batch
-        finally:
-            batches.close()
-
-    collector.iterator = iterator
-
-
-def shut_down_within(
-    collector: LocalCollector,
-    timeout_s: float,
-    around: Callable[[float], AbstractContextManager[object]],
-) -> None:
-    """Let ``collector.shutdown()`` wait ``timeout_s`` at most where its caller says nothing.
-
-    ``around(seconds)`` kills processes that take longer. TorchRL joins threads that may hang in an
-    environment without a limit. Remove this when it has one.
-    """
-    weak = ref(collector)
-
-    def shutdown(timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
-        present = weak()
-        if present is None:
-            return
-        limit_s = timeout_s if timeout is None else timeout
-        with around(limit_s):
-            if isinstance(present, AsyncBatchedCollector):
-                limit_s /= max(1, len(present._workers))  # it is given to each thread, one after the other
-                _leave_threads(present._env_pool, limit_s)
-            type(present).shutdown(present, limit_s, close_env, raise_on_error)
-
-    collector.shutdown = shutdown
+def _kill(processes: Sequence[BaseProcess], when: str) -> None:
+    for process in processes:
+        with suppress(ValueError):  # closed already
+            if process.exitcode is None:
+                _log.warning("process %s (%s) is killed, %s", process.pid, process.name, when)
+                process.kill()
 
 
 def _leave_threads(pool: EnvBase | None, timeout_s: float) -> None:
@@ -114,7 +245,7 @@ def _leave_threads(pool: EnvBase | None, timeout_s: float) -> None:
     pool.shutdown = shutdown
 
 
-def fail_frames(collector: LocalCollector, error: Exception) -> None:
+def _fail_frames(collector: LocalCollector, error: Exception) -> None:
     """Raise ``error`` where the learner next looks for frames that others bring.
 
     Frames that the learner's own thread makes are not among them: it does not look.

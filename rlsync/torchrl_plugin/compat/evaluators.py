@@ -1,88 +1,128 @@
-"""TorchRL's Evaluator: how an evaluation begins, and what acts in it."""
+"""Evaluations by TorchRL's Evaluator, each with one published version.
+
+An Evaluator of 0.14 takes weights, but no version. In a worker process it does not begin new episodes for an
+evaluation, so that the first ones began with the weights of the evaluation before. Until an Evaluator stamps
+its results and resets its workers.
+"""
 
 from __future__ import annotations
 
-import weakref
+import copy
 from collections.abc import Callable
 from typing import Any
 
+from tensordict import TensorDict
 from torch import nn
 from torchrl.collectors import Evaluator
 from torchrl.collectors._evaluator import _ThreadEvalBackend
 
-#: ``load(collector, weights)`` gives what acts in an evaluation its weights.
-Load = Callable[[Any, Any], None]
+from rlsync.core.errors import ConfigError, DestinationNotFound
+from rlsync.core.path import nearest_name, parse, walk
+from rlsync.core.plan import no_destination
+from rlsync.sync.bound_map import BoundMap, VersionCopies, VersionCopy
+from rlsync.tensors.compare import check_same_leaves
+from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.target import write
+from rlsync.torchrl_plugin.compat import in_place_of
+
+_WHERE = "SyncWeights.pin"
 
 
-def evaluates_here(evaluator: Evaluator) -> bool:
-    """Whether this process drives the evaluations: with the backends ``"thread"`` and ``"process"``."""
-    return isinstance(evaluator._backend, _ThreadEvalBackend)
-
-
-def has_evaluated(evaluator: Evaluator) -> bool:
-    """Whether an evaluation has begun, or its collector was made."""
-    backend = evaluator._backend
-    return backend._collector is not None or backend.pending
-
-
-def acts_in_a_worker(evaluator: Evaluator) -> bool:
-    """Whether what is evaluated acts in a process of its own."""
-    return bool(evaluator._backend._use_multi_collector)
-
-
-def schemes_of_evaluator(evaluator: Evaluator) -> list[str]:
-    """The destinations that the worker of an Evaluator has: by default its policy only."""
-    return list(evaluator._backend._weight_sync_schemes or ("policy",))
-
-
-def evaluated_policy(evaluator: Evaluator) -> object:
-    """The policy that was given to an Evaluator; None while a factory has not made it."""
-    return evaluator._backend._policy
-
-
-def around_evaluations(
+def pin(
     evaluator: Evaluator,
-    newest: Callable[[], tuple[int, Any]],
-    own: Callable[[nn.Module], nn.Module],
-    load: Load,
-    refuse: Callable[[], Exception],
-) -> None:
-    """Give every evaluation the weights of one version, and its result the number.
+    bound_map: BoundMap,
+    settle: Callable[[], object],
+    publish: Callable[[], object],
+) -> VersionCopies:
+    """Let every evaluation act with one version of a map, and say which.
 
-    ``newest`` is asked when an evaluation is requested, in that thread: a version and its weights. ``load``
-    gives what acts the weights, in the thread that evaluates. ``own`` returns the module that acts in place
-    of a policy of this process. ``refuse`` makes the error for weights that are given by hand.
-
-    An Evaluator of 0.14 takes weights, but no version. In a worker process it does not begin new episodes for
-    an evaluation, so that the first ones began with the weights of the evaluation before. Remove this
-    function when an Evaluator stamps its results and resets its workers. It must not have evaluated yet.
+    ``settle`` makes the publish that is owed, before the first frame or after a resume. What is returned is
+    to be told of each publish. Raises ConfigError for an Evaluator that has evaluated already, or with a
+    backend other than ``"thread"`` and ``"process"``; DestinationNotFound if its worker has no scheme for a
+    destination; LayoutMismatch if its policy has other leaves.
     """
     backend = evaluator._backend
-    ref = weakref.ref(backend)
+    if not isinstance(backend, _ThreadEvalBackend):
+        raise ConfigError(
+            "the version that acts in an Evaluator on Ray cannot be known",
+            _WHERE,
+            "use Evaluator(backend='process') or backend='thread'",
+        )
+    if backend._collector is not None or backend.pending:
+        raise ConfigError(
+            "this Evaluator has evaluated already", _WHERE, "pin it before its first evaluation"
+        )
+    _check_destinations(backend, bound_map)
+    copies = VersionCopies(bound_map)
 
-    def prepare(weights: Any, weights_dict: Any) -> Any:
+    def prepare(weights: Any, weights_dict: Any) -> VersionCopy:
+        """Called in the thread that requests an evaluation."""
         if weights is not None or weights_dict is not None:
-            raise refuse()
-        return newest()
+            raise ConfigError(
+                "weights that are given by hand have no version",
+                "evaluate(weights) of an Evaluator that is pinned by SyncWeights.pin",
+                "leave the weights out: the newest published version acts",
+            )
+        settle()
+        while (newest := copies.newest()) is None:
+            publish()
+        return newest
 
-    def run(request: tuple[int, Any]) -> dict[str, Any]:
-        self = ref()
-        assert self is not None  # it calls this
-        version, weights = request
+    @in_place_of(backend, "_run_eval")
+    def run(self: _ThreadEvalBackend, weights: VersionCopy) -> dict[str, Any]:
+        """Called in the thread that evaluates."""
         if self._use_multi_collector:
             self._enable_process_weight_sync()
             began = self._collector is not None
             self._ensure_collector()
             if began:
                 self._collector.reset()
+            _send(self._collector, weights)
         else:
             self._ensure_env_and_policy()
             if isinstance(self._policy, nn.Module) and self._collector is None:
-                self._policy = own(self._policy)
+                self._policy = _own(bound_map, self._policy)
             self._ensure_collector()
-        load(self._collector, weights)
-        metrics = type(self)._run_eval(self, None)
-        return metrics | {"custom/policy_version": version}
+            _write(self._collector, weights)
+        metrics: dict[str, Any] = type(self)._run_eval(self, None)
+        return metrics | {"custom/policy_version": weights.version}
 
     evaluator._prepare_weights_dict = prepare
-    backend._run_eval = run
+    return copies
+
+
+def _check_destinations(backend: _ThreadEvalBackend, bound_map: BoundMap) -> None:
+    destinations = sorted({destination for destination, _ in bound_map.brought()})
+    offered = list(backend._weight_sync_schemes or ("policy",))  # by default its policy only
+    for destination in destinations if backend._use_multi_collector else ():
+        if destination not in offered:
+            near = nearest_name(destination, offered)
+            raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered, near)
+    policy, expected = backend._policy, bound_map.endpoint.specs("policy")
+    if isinstance(policy, nn.Module) and "policy" in destinations and expected is not None:
+        check_same_leaves(
+            Leaves(policy, "the Evaluator's policy").specs(), expected, _WHERE, "of the collector's policy"
+        )
+
+
+def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
+    """A policy that nobody else writes to, and whose weights nobody else acts with."""
+    written = bound_map.memory()
+    shares = any(memory_key(tensor) in written for tensor in Leaves(policy, "policy").tensors())
+    return copy.deepcopy(policy) if shares else policy
+
+
+def _write(collector: Any, weights: VersionCopy) -> None:
+    for destination in {destination for destination, _ in weights.leaves}:
+        path = parse(destination)
+        module = walk(
+            collector, path, error=DestinationNotFound, root_name="the Evaluator's collector", where=_WHERE
+        )
+        write(Leaves(module, f"the Evaluator's {destination}"), weights.of(destination))
+
+
+def _send(collector: Any, weights: VersionCopy) -> None:
+    trees: dict[str, TensorDict] = {}
+    for (destination, name), tensor in weights.leaves.items():
+        trees.setdefault(destination, TensorDict()).set(tuple(name.split(".")), tensor)
+    collector.update_policy_weights_(weights_dict=trees)

@@ -18,10 +18,7 @@ _FILE = "sampler.pt"
 
 
 class OwnSampler(Sampler):
-    """A sampler that is saved and loaded as its state dict.
-
-    TorchRL asks every sampler for a private ``_empty``. Remove this class when it has a public name.
-    """
+    """A sampler that is saved and loaded as its state dict. Until ``_empty`` has a public name."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -43,7 +40,7 @@ def rows_given(buffer: ReplayBuffer) -> int | None:
     """How many rows a round-robin buffer was given: row r, from 0, lies at place ``r % capacity``.
 
     None where the two counts of TorchRL's writer contradict each other. It keeps them in 32 bits, so this
-    happens after 2**31 rows. Remove this function when the cursor has a public name.
+    happens after 2**31 rows. Until the cursor has a public name.
     """
     given, capacity = int(buffer.write_count), buffer.storage.max_size
     holds = given >= len(buffer) and given % capacity == buffer.writer._cursor
@@ -51,15 +48,12 @@ def rows_given(buffer: ReplayBuffer) -> int | None:
 
 
 def forget_rows(storage: Storage) -> None:
-    """Let a storage hold no row. Remove this function when a storage can be emptied without its buffer."""
+    """Let a storage hold no row. Until a storage can be emptied without its buffer."""
     storage._empty()
 
 
 class OwnTransform(Transform):
-    """A transform that is told of resets and of steps.
-
-    TorchRL asks transforms for private ``_reset`` and ``_step``. Remove this class when these are public.
-    """
+    """A transform that is told of resets and of steps. Until ``_reset`` and ``_step`` are public."""
 
     @abstractmethod
     def at_reset(self, first: TensorDictBase, begins: Tensor | None) -> TensorDictBase:

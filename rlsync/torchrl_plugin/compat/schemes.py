@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -18,24 +17,18 @@ from torchrl.envs import EnvBase
 from torchrl.modules import RandomPolicy
 from torchrl.weight_update import WeightSyncScheme
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.collectors import has_own_policy_template
 
 
 def schemes_of(collector: object) -> dict[str, WeightSyncScheme]:
-    """The sender schemes of a collector by destination.
-
-    TorchRL 0.14 has no public accessor. Remove this function when collectors have one.
-    """
+    """The sender schemes of a collector by destination. Until collectors show them."""
     held = getattr(collector, "_weight_sync_schemes", None)
     return dict(held) if held else {}
 
 
 def forget_sender(scheme: WeightSyncScheme) -> None:
-    """Reset a scheme that a forked worker inherited from the learner, so that it can be a receiver.
-
-    Pickled schemes arrive without this state. Goes when ``init_on_receiver`` resets it in all cases.
-    """
+    """Let a scheme that a forked worker inherited be a receiver. Until ``init_on_receiver`` resets this."""
     scheme._initialized_on_sender = scheme._synchronized_on_sender = False
     scheme._context_ref = scheme._model_ref = None
 
@@ -66,14 +59,10 @@ def around_partial_updates(
 def _around_updates(
     collector: BaseCollector, enter: Callable[[dict[str, Any]], AbstractContextManager[object]]
 ) -> None:
-    ref = weakref.ref(collector)
-
-    def update(*args: Any, **kwargs: Any) -> Any:
-        self = present(ref)
+    @in_place_of(collector, "_weight_update_impl")
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         with enter(kwargs):
             return type(self)._weight_update_impl(self, *args, **kwargs)
-
-    collector._weight_update_impl = update
 
 
 #: Stands for a policy that holds no weights.
@@ -83,9 +72,8 @@ _WITHOUT_WEIGHTS = nn.Module()
 def weights_of(policy: object) -> object:
     """What holds the weights of a policy: itself, or a module without leaves if it has none.
 
-    TorchRL's random policy has none, and a worker that is given no policy acts with one, although its
-    collector's ``policy`` is ``None``. A function has none if it refers to no module and to no tensor, and a
-    method of an environment, such as ``env.rand_action``, has none.
+    TorchRL's random policy has none, and a worker that is given no policy acts with one. A function has none
+    if it refers to no module and to no tensor, and a method of an environment has none.
     """
     if isinstance(policy, CloudpickleWrapper):
         return weights_of(policy.fn)
@@ -97,8 +85,8 @@ def send_whole_if_no_module(collector: MultiCollector) -> None:
     """Let workers receive a policy that is no module, such as a RandomPolicy, as it is.
 
     With a scheme, TorchRL sends the workers a policy without its memory, and fails for want of parameters if
-    the policy is no ``nn.Module``. Call this before the workers start. Written against torchrl 0.14.1. Remove
-    it when ``_make_meta_policy_cm`` takes any policy.
+    the policy is no ``nn.Module``. Call this before the workers start. Until ``_make_meta_policy_cm`` takes
+    any policy.
     """
     if has_own_policy_template(collector) and not isinstance(collector.policy, nn.Module):
         collector.policy_factory = [partial(_given, collector.policy)] * collector.num_workers

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
@@ -22,7 +20,7 @@ from torchrl.modules.inference_server import (
 from torchrl.modules.inference_server._server import _RayInferenceServer as RayInferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
 #: An InferenceServer, whose loop is a thread of this process, or a ProcessInferenceServer.
@@ -33,10 +31,7 @@ _DECLARED = (ProcessSlotTransport, SharedMemoryTransport)
 
 
 def server_of(holder: object) -> Server | None:
-    """The server that ``holder`` is, or that it asks for its actions; ``None`` if there is none.
-
-    Remove this function when AsyncBatchedCollector shows its server.
-    """
+    """The server that ``holder`` is, or asks for actions. Until AsyncBatchedCollector shows its server."""
     if isinstance(holder, AsyncBatchedCollector):
         return holder._server
     return holder if isinstance(holder, (InferenceServer, ProcessInferenceServer)) else None
@@ -60,10 +55,7 @@ def destination_of_server(server: Server) -> Any:
 
 
 def policy_like_served(holder: object) -> object:
-    """A policy like the one that is served: the learner's, or one that the factory makes now.
-
-    ``holder`` is a server, or the collector that has one.
-    """
+    """A policy like the one that a server, or the server of a collector, has; perhaps made for this call."""
     if isinstance(holder, AsyncBatchedCollector):
         return holder._policy_factory() if holder._policy is None else holder._policy
     if isinstance(holder, ProcessInferenceServer):
@@ -77,10 +69,7 @@ def process_of(server: Server) -> BaseProcess | None:
 
 
 def give_own_policy(server: InferenceServer) -> None:
-    """Let ``server`` act with a copy of its policy, because the learner may train the one that it was given.
-
-    Call this before the first batch, and before a CUDA graph is recorded.
-    """
+    """Let ``server`` act with a copy of its policy, which the learner may train; before the first batch."""
     if isinstance(server.model, nn.Module):
         server.model = copy.deepcopy(server.model)
 
@@ -119,7 +108,7 @@ def _given(server: Server, attribute: str) -> Any:
 def send_by(collector: AsyncBatchedCollector, schemes: dict[str, WeightSyncScheme]) -> None:
     """Let ``collector.update_policy_weights_`` send by ``schemes``.
 
-    The constructor of AsyncBatchedCollector has no argument for them. Remove this when it has.
+    Until the constructor of AsyncBatchedCollector takes them.
     """
     collector._weight_sync_schemes = schemes
 
@@ -129,45 +118,26 @@ def stamp_both_ends(collector: AsyncBatchedCollector) -> None:
 
     The server's answer, and so the root of each frame, has it. The environment's part of a frame does not.
     """
-    ref = weakref.ref(collector)
+
+    def stamped(name: str, self: AsyncBatchedCollector) -> TensorDictBase:
+        frames: TensorDictBase = getattr(type(self), name)(self)
+        stamps = frames.get(STAMP, None)
+        if stamps is not None:
+            frames.set(("next", STAMP), stamps.clone())
+        return frames
+
     for name in ("_rollout_frames", "_rollout_yield_trajs"):
-        setattr(collector, name, partial(_stamped_rollout, ref, name))
-
-
-def _stamped_rollout(ref: weakref.ref[AsyncBatchedCollector], name: str) -> TensorDictBase:
-    collector = present(ref)
-    frames = getattr(type(collector), name)(collector)
-    stamps = frames.get(STAMP, None)
-    if stamps is not None:
-        frames.set(("next", STAMP), stamps.clone())
-    return frames
+        in_place_of(collector, name)(partial(stamped, name))
 
 
 def around_results(collector: AsyncBatchedCollector, wrap: Callable[[Any], None]) -> None:
     """Call ``wrap(queue)`` with the queue through which frames arrive, as soon as there is one."""
-    ref = weakref.ref(collector)
     wrapped: list[object] = []
 
-    def ensure_started() -> None:
-        self = present(ref)
+    @in_place_of(collector, "_ensure_started")
+    def ensure_started(self: AsyncBatchedCollector) -> None:
         type(self)._ensure_started(self)
         queue = self._result_queue
         if queue is not None and not any(queue is known for known in wrapped):
             wrapped[:] = [queue]
             wrap(queue)
-
-    collector._ensure_started = ensure_started
-
-
-def around_iterations(
-    collector: AsyncBatchedCollector, enter: Callable[[], AbstractContextManager[object]]
-) -> None:
-    """Run each iteration over the batches of ``collector`` inside ``enter()``."""
-    ref = weakref.ref(collector)
-
-    def iterator() -> Any:
-        self = present(ref)
-        with enter():
-            yield from type(self).iterator(self)
-
-    collector.iterator = iterator

@@ -41,7 +41,7 @@ def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
     """Add the fields for the stamps to the storage of a replay buffer.
 
     MultiCollector lays out a lazy storage from an environment without the tracker. The storage then drops
-    the root's stamp without an error. Remove this when TorchRL lays out what the workers write.
+    the root's stamp without an error. Until TorchRL lays out what the workers write.
     """
     missing = [key for key in (STAMP, ("next", STAMP)) if key not in laid_out.keys(True, True)]
     like = laid_out.get(("collector", "traj_ids"), None)
@@ -110,8 +110,8 @@ def _call_policies_without_the_stamp() -> None:
     """Do not call a plain ``nn.Module`` with ``policy_version`` when a collector wraps it.
 
     The collector calls such a policy once, with every observation as a keyword. The stamp is an observation,
-    too, and a ``forward`` that does not know it would end the worker. Written against torchrl 0.14.1. Remove
-    this when ``_make_compatible_policy`` gives a policy the arguments that its signature names.
+    too, and a ``forward`` that does not know it would end the worker. Until ``_make_compatible_policy`` gives
+    a policy the arguments that its signature names.
     """
     stock = utils._make_compatible_policy
 
@@ -131,11 +131,7 @@ def _takes_the_stamp(policy: object) -> bool:
 
 
 def _track_versions_of_batched_envs() -> None:
-    """Wrap a ParallelEnv or a SerialEnv, so that the tracker of versions can be appended to it.
-
-    TorchRL refuses to track versions on them. On a TransformedEnv around one it does. Written against torchrl
-    0.14.1. Remove this when it tracks versions on both.
-    """
+    """Wrap a ParallelEnv or a SerialEnv in a TransformedEnv. Until TorchRL tracks versions on them, too."""
 
     @functools.wraps(_stock_tracking)
     def track(self: Collector, track_policy_version: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import AsyncBatchedCollector
-from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import ConfigError
-from rlsync.torchrl_plugin.compat import present
+from rlsync.torchrl_plugin.compat import in_place_of, present
+from rlsync.torchrl_plugin.compat.distributed import Remote
 
 #: What a Checkpoint calls a module of a trainer, before its name.
 _COMPONENT = "trainer_module."
@@ -47,10 +47,7 @@ class StockHook:
 
 
 def stock_update_weights(trainer: Trainer) -> list[StockHook]:
-    """TorchRL's UpdateWeights hooks of a trainer, including those given to ``register_op``.
-
-    Trainer cannot list its operations. Remove this function when it can.
-    """
+    """TorchRL's UpdateWeights hooks of a trainer, at whatever stage. Until Trainer lists its operations."""
     return [
         StockHook(hook, name.removeprefix("_").removesuffix("_ops"))
         for name, ops in _operations(trainer).items()
@@ -62,8 +59,8 @@ def stock_update_weights(trainer: Trainer) -> list[StockHook]:
 def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]) -> None:
     """Remove some of TorchRL's UpdateWeights hooks from a trainer, from its checkpoints too.
 
-    Trainer wraps each operation in a timing function, which holds it as ``__wrapped__``. Remove this function
-    when stock trainers take the hook as an argument.
+    Trainer wraps each operation in a timing function, which holds it as ``__wrapped__``. Until stock trainers
+    take the hook as an argument.
     """
     hooks = {id(stock.hook) for stock in removed}
     for ops in _operations(trainer).values():
@@ -71,19 +68,15 @@ def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]
     for name, module in list(trainer._modules.items()):
         if id(module) in hooks:
             del trainer._modules[name]
-            if trainer.checkpoint is not None:
-                trainer.checkpoint._components.pop(_COMPONENT + name, None)
+            _components(trainer).pop(_COMPONENT + name, None)
 
 
 @contextmanager
 def all_or_nothing(trainer: Trainer) -> Iterator[None]:
-    """Give a trainer its operations and modules back as they were, if the block raises.
-
-    Remove this function when Trainer can take an operation back.
-    """
+    """Give a trainer its operations and modules back if the block raises. Until Trainer can."""
     operations = {name: list(ops) for name, ops in _operations(trainer).items()}
     held = dict(vars(trainer)) | {"_modules": dict(trainer._modules)}
-    components = {} if trainer.checkpoint is None else dict(trainer.checkpoint._components)
+    components = dict(_components(trainer))
     try:
         yield
     except BaseException:
@@ -91,16 +84,12 @@ def all_or_nothing(trainer: Trainer) -> Iterator[None]:
         vars(trainer).update(held)
         for name, ops in _operations(trainer).items():
             ops[:] = operations[name]
-        if trainer.checkpoint is not None:
-            trainer.checkpoint._components = components
+        _put_back(trainer, components)
         raise
 
 
 def run_shutdown_operations(trainer: Trainer) -> None:
-    """Call what is registered at the stage ``shutdown``, after a training that ended before it came there.
-
-    Remove this function when ``Trainer.shutdown`` calls it.
-    """
+    """Call the stage ``shutdown`` after a training that ended before. Until ``Trainer.shutdown`` calls it."""
     trainer._shutdown_hook()
 
 
@@ -109,39 +98,42 @@ def _operations(trainer: Trainer) -> dict[str, list[tuple[Any, dict[str, Any]]]]
     return {name: held for name, held in vars(trainer).items() if name.endswith("_ops")}
 
 
+def _components(trainer: Trainer) -> dict[str, Any]:
+    """What the trainer's ``Checkpoint`` writes, by name; nothing if it has none."""
+    components: dict[str, Any] = {} if trainer.checkpoint is None else trainer.checkpoint._components
+    return components
+
+
+def _put_back(trainer: Trainer, components: dict[str, Any]) -> None:
+    now = _components(trainer)
+    now.clear()
+    now.update(components)
+
+
 def _unwrapped(op: Any) -> object:
     return getattr(op, "__wrapped__", op)
 
 
 def optimizer_steps(trainer: Trainer, counted: int) -> int:
-    """Optimizer steps of a trainer: the count of its stepper if it has one, else ``counted``.
-
-    ``Trainer._optim_count`` counts one too many for each epoch that ends by StopIteration.
-    """
+    """Optimizer steps of a trainer: the count of its stepper if it has one, else ``counted``."""
+    # Trainer._optim_count counts one too many for each epoch that ends by StopIteration.
     stepper = trainer.optimization_stepper
     own = getattr(stepper, "optimizer_step_count", None)
     return counted if own is None else int(own)
 
 
 def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
-    """The optimizers of a trainer, of its stepper and of its hooks, also those in a list, a tuple or a dict.
-
-    Remove this function when Trainer has an accessor for all of them.
-    """
+    """The optimizers of a trainer, its stepper and hooks, also in containers. Until Trainer shows them."""
     hooks = [_unwrapped(op) for op, _ in getattr(trainer, "_optimizer_ops", ())]
     owners = [trainer, trainer.optimization_stepper, *trainer._modules.values(), *hooks]
     attributes = [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
-    held = [value for attribute in attributes for value in _flat(attribute)]
-    return list({id(o): o for o in held if isinstance(o, torch.optim.Optimizer)}.values())
-
-
-def _flat(attribute: Any) -> Iterable[object]:
-    match attribute:
-        case list() | tuple():
-            return attribute
-        case dict():
-            return attribute.values()
-    return (attribute,)
+    held: dict[int, torch.optim.Optimizer] = {}
+    for attribute in attributes:
+        values = attribute.values() if isinstance(attribute, dict) else attribute
+        for value in values if isinstance(attribute, (list, tuple, dict)) else (attribute,):
+            if isinstance(value, torch.optim.Optimizer):
+                held[id(value)] = value
+    return list(held.values())
 
 
 def refuse_remote_learner(trainer: Trainer) -> None:
@@ -155,10 +147,7 @@ def refuse_remote_learner(trainer: Trainer) -> None:
 
 
 def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:
-    """Write and read ``component`` under a name that a stock trainer has given away when it was built.
-
-    Remove this function when a component can be registered anew.
-    """
+    """Write and read ``component`` under a name that is given away. Until it can be registered anew."""
     checkpoint._components.pop(name, None)
     checkpoint.register(name, component)
 
@@ -181,8 +170,8 @@ def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:
     """Let the trainer load checkpoints that were written without ``hook``: it is then given an empty dict.
 
     TorchRL 0.14 refuses a checkpoint that lacks a module of the trainer. Stock trainers keep their
-    UpdateWeights out of their checkpoints, so older ones lack the hook that replaces it.
-    Remove this function when a module can be registered as one that may be absent.
+    UpdateWeights out of their checkpoints, so older ones lack the hook that replaces it. Until a module can
+    be registered as one that may be absent.
     """
     held = getattr(vars(trainer).get("load_state_dict"), "__self__", None)
     if not isinstance(held, _Loading):
@@ -216,26 +205,24 @@ class _Loading:
     def _without_absent(self, trainer: Trainer, written: Collection[str]) -> Iterator[None]:
         modules = trainer._modules
         absent = {n: m for n, m in modules.items() if n not in written and m in self.may_be_absent}
-        components = None if trainer.checkpoint is None else dict(trainer.checkpoint._components)
+        components = dict(_components(trainer))
         trainer._modules = {name: module for name, module in modules.items() if name not in absent}
-        for name in absent if trainer.checkpoint is not None else ():
-            trainer.checkpoint._components.pop(_COMPONENT + name, None)
+        for name in absent:
+            _components(trainer).pop(_COMPONENT + name, None)
         try:
             yield
         finally:
             trainer._modules = modules
-            if trainer.checkpoint is not None and components is not None:
-                trainer.checkpoint._components = components
+            _put_back(trainer, components)
         for module in absent.values():
             module.load_state_dict({})
 
 
 def bridge_for_trainer(collector: object) -> None:
-    """Give ``collector`` what ``Trainer.train`` asks for and its class lacks; a second call changes nothing.
+    """Give ``collector`` what ``Trainer.train`` asks for and its class lacks; twice changes nothing.
 
-    Written against torchrl 0.14.1 (2026-11). ``Trainer.train`` reads ``init_random_frames`` from every
-    collector. With ``async_collection`` it calls ``getattr_rb``. Remove an entry of the table when its
-    class has the name itself.
+    Trainer reads ``init_random_frames`` from every collector. With ``async_collection`` it calls
+    ``getattr_rb``. Until its class has the name itself.
     """
     for kind, bridges in _BRIDGES.items():
         if isinstance(collector, kind):
@@ -254,18 +241,12 @@ def _init_random_frames_of_nodes(collector: Any) -> None:
 
 
 def _getattr_rb(collector: Any) -> None:
-    ref = weakref.ref(collector)
-
-    def getattr_rb(attr: str) -> Any:
-        return getattr(present(ref).replay_buffer, attr)
-
-    vars(collector).setdefault("getattr_rb", getattr_rb)
+    if "getattr_rb" not in vars(collector):
+        in_place_of(collector, "getattr_rb")(lambda self, attr: getattr(self.replay_buffer, attr))
 
 
 #: What is added to a collector, by its kind.
 _BRIDGES = {
     AsyncBatchedCollector: (_init_random_frames, _getattr_rb),
-    DistributedCollector: (_init_random_frames_of_nodes,),
-    RPCCollector: (_init_random_frames_of_nodes,),
-    RayCollector: (_init_random_frames_of_nodes,),
+    Remote: (_init_random_frames_of_nodes,),
 }

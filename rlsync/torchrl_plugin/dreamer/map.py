@@ -1,24 +1,82 @@
-"""dreamer_map: the sync map of a Dreamer player."""
+"""dreamer_map: what a Dreamer loss and a Dreamer player are made of, found by type, and brought together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
+from torchrl.modules import (
+    RSSMPosterior,
+    RSSMPosteriorV3,
+    RSSMPrior,
+    RSSMPriorV3,
+    RSSMRollout,
+    RSSMRolloutV3,
+    RSSMStateEstimatorV3,
+)
+from torchrl.objectives import (
+    DreamerActorLoss,
+    DreamerModelLoss,
+    DreamerV3ActorLoss,
+    DreamerV3ModelLoss,
+)
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import parse
 from rlsync.core.plan import Source
-from rlsync.torchrl_plugin.dreamer.parts import (
-    LossParts,
-    PlayerParts,
-    Unit,
-    parts_of_losses,
-    parts_of_player,
-)
 
 #: Parameters of DreamerV3's prior that predict the state without an observation. A player always observes.
 NOT_ACTING = ("rnn_to_prior_projector.*",)
+
+_UNIT = (RSSMRollout, RSSMRolloutV3, RSSMStateEstimatorV3)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A TensorDictModule, a rollout or DreamerV3's state estimator, which is not taken apart any further."""
+
+    path: str  #: from the module that was taken apart, joined by dots
+    module: Any
+
+    @property
+    def inner(self) -> object:
+        """What a TensorDictModule wraps; of others, the unit itself."""
+        return self.module.module if isinstance(self.module, TensorDictModule) else self.module
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has anything to send."""
+        return any(True for _ in self.module.parameters()) or any(True for _ in self.module.buffers())
+
+
+@dataclass(frozen=True, slots=True)
+class PlayerParts:
+    version: int  #: 1 or 3
+    encoders: tuple[Unit, ...]  #: what is called before the posterior, in order
+    posterior: Unit  #: of DreamerV3 perhaps the state estimator
+    actors: tuple[Unit, ...]  #: what has weights and is none of the others, in order
+    prior: Unit  #: the posterior's own unit if that is the state estimator
+
+    @property
+    def estimates(self) -> bool:
+        """Whether a state estimator makes the belief from the previous action, before the posterior.
+
+        In the other arrangement the prior comes last, and makes the belief of the next step.
+        """
+        return self.prior is self.posterior
+
+
+@dataclass(frozen=True, slots=True)
+class LossParts:
+    """The parts of a loss, or of several, that a player acts with."""
+
+    version: int  #: 1 or 3
+    encoders: tuple[Unit, ...]  #: what has weights and is called before the recurrent model, in order
+    rollout: Unit  #: the recurrent model
+    actors: tuple[Unit, ...]  #: the units of the actor that have weights
 
 
 def dreamer_map(
@@ -73,15 +131,14 @@ def dreamer_map(
         *_dynamics(acts, trained),
         *_paired("actor", acts.actors, trained.actors, where),
     ]
-    return {
-        str(parse(f"{destination}.{to}")): _source(str(parse(path)), exclude) for to, path, exclude in pairs
-    }
+    sync_map: dict[str, str | Source] = {}
+    for to, path, unused in pairs:
+        source = str(parse(path))
+        sync_map[str(parse(f"{destination}.{to}"))] = Source(source, exclude=unused) if unused else source
+    return sync_map
 
 
-def _source(path: str, exclude: tuple[str, ...]) -> str | Source:
-    return Source(path, exclude=exclude) if exclude else path
-
-
+#: Path in the player, path on the trainer, what is excluded.
 _Pair = tuple[str, str, tuple[str, ...]]
 
 
@@ -106,3 +163,108 @@ def _dynamics(acts: PlayerParts, trained: LossParts) -> Iterator[_Pair]:
     else:
         yield acts.posterior.path, f"{rollout}.rssm_posterior", ()
         yield f"{acts.prior.path}.module", f"{rollout}.rssm_prior.module", unused
+
+
+def units(module: nn.Module, path: str = "") -> Iterator[Unit]:
+    """The units of the module at ``path``, in the order of its children."""
+    plain = isinstance(module, TensorDictModule) and not isinstance(module, TensorDictSequential)
+    if isinstance(module, _UNIT) or plain:
+        yield Unit(path, module)
+    elif isinstance(module, (TensorDictModuleBase, nn.ModuleList)):
+        for name, child in module.named_children():
+            yield from units(child, _joined(path, name))
+
+
+def parts_of_player(player: nn.Module) -> PlayerParts:
+    """Find the parts of what acts; ConfigError if it is no player of DreamerV1 or DreamerV3."""
+    inside = list(units(player))
+    where = f"player, {type(player).__name__}"
+    estimators = [unit for unit in inside if isinstance(unit.module, RSSMStateEstimatorV3)]
+    if estimators:
+        posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
+        version = 3
+    else:
+        posteriors = [u for u in inside if isinstance(u.inner, (RSSMPosterior, RSSMPosteriorV3))]
+        priors = [u for u in inside if isinstance(u.inner, (RSSMPrior, RSSMPriorV3))]
+        posterior = _one(posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where)
+        prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
+        version = 3 if isinstance(prior.inner, RSSMPriorV3) else 1
+    at = inside.index(posterior)
+    encoders = tuple(inside[:at])
+    actors = tuple(unit for unit in inside[at + 1 :] if unit.learns and unit is not prior)
+    if not encoders or not actors:
+        raise ConfigError(
+            f"the player has no {'actor after' if encoders else 'encoder before'} its posterior",
+            where,
+            "compose it as encoder, state and actor, as TorchRL's Dreamer examples do",
+        )
+    return PlayerParts(version, encoders, posterior, actors, prior)
+
+
+def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
+    """Find the parts of losses, given by path on the trainer, that a player acts with.
+
+    Paths of the parts begin with those of the losses. ConfigError if they are no losses of one of DreamerV1
+    and DreamerV3.
+    """
+    where = "losses: " + ", ".join(f"{path} is {type(loss).__name__}" for path, loss in losses.items())
+    below = [
+        Unit(_joined(path, name), module)
+        for path, loss in losses.items()
+        for name, module in loss.named_modules()
+    ]
+    models = [unit for unit in below if isinstance(unit.module, (DreamerModelLoss, DreamerV3ModelLoss))]
+    actors = [unit for unit in below if isinstance(unit.module, (DreamerActorLoss, DreamerV3ActorLoss))]
+    model = _one(models, "DreamerModelLoss or DreamerV3ModelLoss", where)
+    actor = _one(actors, "DreamerActorLoss or DreamerV3ActorLoss", where)
+    versions = [
+        3 if isinstance(unit.module, (DreamerV3ModelLoss, DreamerV3ActorLoss)) else 1
+        for unit in (model, actor)
+    ]
+    if versions[0] != versions[1]:
+        raise ConfigError(
+            f"the world model is DreamerV{versions[0]}'s and the actor is DreamerV{versions[1]}'s",
+            where,
+            "give both losses of one version",
+        )
+    made = list(units(model.module.world_model, f"{model.path}.world_model"))
+    rollouts = [unit for unit in made if isinstance(unit.module, (RSSMRollout, RSSMRolloutV3))]
+    rollout = _one(rollouts, "RSSMRollout or RSSMRolloutV3", where)
+    encoders = tuple(unit for unit in made[: made.index(rollout)] if unit.learns)
+    acting = units(actor.module.actor_model, f"{actor.path}.actor_model")
+    return LossParts(versions[0], encoders, rollout, tuple(unit for unit in acting if unit.learns))
+
+
+def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
+    """The shapes of what a player carries from step to step, by key.
+
+    ConfigError if the prior does not know the shape of an action.
+    """
+    prior: Any = parts.prior.module.prior if parts.estimates else parts.prior.inner
+    width = prior.state_dim if parts.version == 1 else prior.num_categoricals * prior.num_classes
+    shapes: dict[str, tuple[int, ...]] = {"state": (width,), "belief": (prior.rnn_hidden_dim,)}
+    if not parts.estimates:
+        return shapes
+    if prior.action_shape is None:
+        raise ConfigError(
+            "the prior does not know the shape of an action",
+            f"player, {parts.prior.path}.prior, {type(prior).__name__}",
+            "give it action_spec or action_shape",
+        )
+    return {**shapes, "previous_action": tuple(prior.action_shape)}
+
+
+def _one(found: list[Unit], what: str, where: str) -> Unit:
+    if len(found) == 1:
+        return found[0]
+    given = "no" if not found else f"{len(found)} of"
+    places = "" if not found else f" ({', '.join(unit.path or 'itself' for unit in found)})"
+    raise ConfigError(
+        f"there is {given} {what}",
+        where + places,
+        "give a loss and a player of TorchRL's DreamerV1 or V3; for others write the map by hand",
+    )
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name

@@ -15,7 +15,7 @@ from torchrl.envs import TensorDictPrimer
 
 from rlsync.core.errors import ConfigError
 from rlsync.torchrl_plugin.compat.stamps import STAMP
-from rlsync.torchrl_plugin.dreamer.parts import parts_of_player, state_shapes
+from rlsync.torchrl_plugin.dreamer.map import parts_of_player, state_shapes
 
 OnAdoption = Literal["keep", "reset", "recompute"]
 

@@ -16,6 +16,7 @@ from typing import Any
 from torchrl.collectors import MultiAsyncCollector
 
 from rlsync.sync.processes import LOOK_EVERY_S
+from rlsync.torchrl_plugin.compat import in_place_of
 
 #: Words after which a worker collects one rollout and sends it.
 _COLLECT = frozenset({"continue", "continue_random"})
@@ -78,29 +79,21 @@ def keep_rollouts(collector: MultiAsyncCollector) -> None:
     is there, as :mod:`rlsync.torchrl_plugin.ending.waits` does.
     """
     kept = KeptRollouts(collector)
-    queue_ref = weakref.ref(collector.queue_out)
 
-    def get(block: bool = True, timeout: float | None = None) -> Any:
+    @in_place_of(collector.queue_out, "get")
+    def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:
         item = kept.next()
-        if item is not None:
-            return item
-        queue: Any = queue_ref()
-        return kept.got(type(queue).get(queue, block, timeout))
+        return kept.got(type(queue).get(queue, block, timeout)) if item is None else item
 
-    collector.queue_out.get = get
     for worker, pipe in enumerate(collector.pipes):
         _ask_after_the_rollout(kept, worker, pipe)
 
 
 def _ask_after_the_rollout(kept: KeptRollouts, worker: int, pipe: Any) -> None:
-    ref = weakref.ref(pipe)
-
-    def send(message: tuple[object, str]) -> None:
-        there: Any = ref()
+    @in_place_of(pipe, "send")
+    def send(self: Any, message: tuple[object, str]) -> None:
         word = message[1]
         if word not in _COLLECT and word not in _DO_NOT_WAIT:
             kept.wait_for(worker)
-        type(there).send(there, message)
+        type(self).send(self, message)
         kept.sent(worker, word)
-
-    pipe.send = send

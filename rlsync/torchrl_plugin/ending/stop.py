@@ -8,7 +8,6 @@ import threading
 from multiprocessing.process import BaseProcess
 
 from torchrl.collectors import BaseCollector
-from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, ConfigError, RlsyncError, WorkerLost
@@ -16,7 +15,8 @@ from rlsync.sync.processes import StopsWaiting
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors, trainers
-from rlsync.torchrl_plugin.ending.frames_made_here import FramesMadeHere
+from rlsync.torchrl_plugin.compat.distributed import Remote
+from rlsync.torchrl_plugin.compat.endings import FramesMadeHere
 from rlsync.torchrl_plugin.ending.last_checkpoint import (
     ANSWER_WITHIN_S,
     CollectorState,
@@ -194,7 +194,7 @@ def _lost_workers(error: BaseException) -> bool:
 
 def _end(collector: BaseCollector) -> None:
     """Shut a collector down, whatever state its workers are in."""
-    if isinstance(collector, (DistributedCollector, RPCCollector, RayCollector)):
+    if isinstance(collector, Remote):
         collector.shutdown(timeout=LEAVE_WITHIN_S)
     else:
         collector.shutdown(timeout=LEAVE_WITHIN_S, raise_on_error=False)

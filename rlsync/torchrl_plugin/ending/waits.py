@@ -7,18 +7,23 @@ thread looks at the workers and raises, and neither a signal nor a thread is nee
 from __future__ import annotations
 
 import logging
+import signal
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from queue import Empty
 from typing import Any
 
-from tensordict import TensorDictBase
 from torchrl.collectors import AsyncBatchedCollector
 
+from rlsync.core.errors import WorkerLost
 from rlsync.sync.processes import WorkerProcesses, await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
-from rlsync.torchrl_plugin.compat import collectors, present, servers
+from rlsync.sync.workers_publisher import WorkersPublisher
+from rlsync.torchrl_plugin.compat import collectors, in_place_of, servers
+from rlsync.transport.contract import ReaderStatus
+from rlsync.transport.rules import worker_lost
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +50,32 @@ def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[
         except ValueError:  # closed
             continue
     return ends
+
+
+def lost_workers(
+    publisher: WorkersPublisher, workers: Iterable[ReaderStatus], where: str
+) -> WorkerLost | None:
+    """The error for the workers that are dead now, with how they ended; ``None`` while all live."""
+    known = {status.reader: status for status in workers}
+    unlocked = {worker for worker, status in known.items() if not status.alive}
+    ends = worker_ends(publisher.collector, unlocked)
+    dead = {
+        known[worker]: end or "dead"
+        for worker, end in ends.items()
+        if worker in known and (end or worker in unlocked)
+    }
+    # TorchRL ends the others when it has found a dead worker, and forgets them only if they are quick to end.
+    first = {worker: end for worker, end in dead.items() if end != ending(-signal.SIGTERM)}
+    return worker_lost(first or dead, where) if dead else None
+
+
+def await_newest(publisher: WorkersPublisher, timeout_s: float) -> None:
+    """Wait until all workers act with the newest version; WorkerLost, AdoptionTimeout."""
+    publisher.join()
+    try:
+        publisher.transport.wait(publisher.version, timeout_s, range(publisher.collector.num_workers))
+    except WorkerLost as lost:  # the board does not know how its readers ended
+        raise lost_workers(publisher, publisher.transport.status(), lost.where) or lost from None
 
 
 def await_start(collector: collectors.MultiCollector, timeout_s: float | None, logs: StartLogs) -> None:
@@ -93,14 +124,7 @@ def _hand_back(pipe: Any, message: object) -> None:
 
 def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
     """Run each iteration over the batches of ``collector``, and all talk to a worker, inside ``enter()``."""
-    ref = weakref.ref(collector)
-
-    def iterator() -> Iterator[TensorDictBase]:
-        self = present(ref)
-        with enter():
-            yield from type(self).iterator(self)
-
-    collector.iterator = iterator
+    collectors.around_iterations(collector, enter)
     for pipe in collector.pipes:
         _talk_in(enter, pipe)
 
@@ -127,32 +151,21 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
     again and again. In TorchRL 0.14 each of these waits lasts for ever if a worker is stopped. Errors of
     ``wait`` pass through TorchRL. ``came(worker)`` is called when its batch arrives.
     """
-    ref, inner = weakref.ref(collector), _present_method(collector.queue_out, "get")
+    inner = _present_method(collector.queue_out, "get")
 
     def get(block: bool = True, timeout: float | None = None) -> Any:
-        received: list[Any] = []
-
-        def step(seconds: float) -> bool:
-            try:
-                received.append(inner(True, seconds))
-            except Empty:
-                return False
-            return True
-
-        if not wait(step, timeout if block else 0.0):
-            raise Empty
-        data = received[0][0]  # the worker's number, or (batch, number)
+        item = _received(inner, wait, timeout if block else 0.0)
+        data = item[0]  # the worker's number, or (batch, number)
         came(data if isinstance(data, int) else data[1])
-        return received[0]
+        return item
 
-    def getattr_rb(attr: str) -> Any:
-        self = present(ref)
+    @in_place_of(collector, "getattr_rb")
+    def getattr_rb(self: collectors.MultiCollector, attr: str) -> Any:
         if collectors.runs_free(self):
             wait(lambda _: False, 0.0)
         return type(self).getattr_rb(self, attr)
 
     collector.queue_out.get = get
-    collector.getattr_rb = getattr_rb
     for pipe in collector.pipes:
         _poll_by(wait, pipe)
     collectors.wrap_write_lock(collector, lambda lock: _WatchedLock(lock, wait))
@@ -167,41 +180,40 @@ def around_server(
     server and its environments need not be started. ``came(0)`` is called when frames arrive.
     """
     servers.around_results(collector, lambda queue: _watched_get(queue, wait, came))
-    servers.around_iterations(collector, enter)
+    collectors.around_iterations(collector, enter)
 
 
 def _watched_get(queue: Any, wait: Wait, came: Callable[[int], None]) -> None:
-    ref = weakref.ref(queue)
-
-    def get(block: bool = True, timeout: float | None = None) -> Any:
-        there: Any = ref()
+    @in_place_of(queue, "get")
+    def get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
+        inner = partial(type(self).get, self)
         if not block:
-            return type(there).get(there, False)
-        received: list[Any] = []
-
-        def step(seconds: float) -> bool:
-            try:
-                received.append(type(there).get(there, True, seconds))
-            except Empty:
-                return False
-            return True
-
-        if not wait(step, timeout):
-            raise Empty
+            return inner(False)
+        item = _received(inner, wait, timeout)
         came(0)
-        return received[0]
+        return item
 
-    queue.get = get
+
+def _received(get: Callable[[bool, float], Any], wait: Wait, timeout: float | None) -> Any:
+    """What ``get(True, seconds)`` of a queue returns within ``timeout``, or Empty."""
+    received: list[Any] = []
+
+    def step(seconds: float) -> bool:
+        try:
+            received.append(get(True, seconds))
+        except Empty:
+            return False
+        return True
+
+    if not wait(step, timeout):
+        raise Empty
+    return received[0]
 
 
 def _poll_by(wait: Wait, pipe: Any) -> None:
-    ref = weakref.ref(pipe)
-
-    def poll(timeout: float | None = 0.0) -> bool:
-        there: Any = ref()
-        return wait(lambda seconds: bool(type(there).poll(there, seconds)), timeout)
-
-    pipe.poll = poll
+    @in_place_of(pipe, "poll")
+    def poll(self: Any, timeout: float | None = 0.0) -> bool:
+        return wait(lambda seconds: bool(type(self).poll(self, seconds)), timeout)
 
 
 class _WatchedLock:

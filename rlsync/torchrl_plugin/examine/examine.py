@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,7 +19,7 @@ from rlsync.core.path import parse, walk
 from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.torchrl_plugin.examine.sync import Coverage, FoundSource, FoundSync, coverage_of, sync_of
-from rlsync.torchrl_plugin.examine.workers import Held, NoAnswer, workers_of
+from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers, Held, NoAnswer
 
 Named = dict[str, Tensor]
 
@@ -74,7 +74,7 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
 
     Weights that do not arrive raise no error; a source that does not exist raises SourceNotFound.
     """
-    sync, workers = sync_of(trainer), workers_of(trainer.collector)
+    sync, workers = sync_of(trainer), ExaminedWorkers.of(trainer.collector)
     plain = {source.destination: source.read() for source in sync.sources}
     moved = crossings_of(trainer, sync)
     with marked(_weights(trainer, sync)):
@@ -201,7 +201,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def _nothing_there(collector: object, destination: str) -> tuple[Outcome, str]:
     if isinstance(collector, Collector):
         try:
-            walk(collector, parse(destination), error=DestinationNotFound, root_name="the collector")
+            _module_at(collector, destination)
         except DestinationNotFound as error:
             return Outcome.ABSENT, f"{error.what}; {error.cure}"
     return Outcome.UNREAD, "TorchRL's state_dict of the collector does not show it"
@@ -219,30 +219,25 @@ def crossings_of(trainer: Trainer, sync: FoundSync) -> tuple[Crossing, ...]:
 
 
 def _leaf_by_leaf(collector: object, source: FoundSource) -> Iterator[Crossing]:
-    there = _held_here(collector, source.destination)
-    leaves = source.sent()
-    names = named_like([leaf.name for leaf in leaves], there.specs()) if there else []
-    live = dict(zip(there.names, there.tensors(), strict=True)) if there else {}
-    for leaf, name in zip(leaves, names or [leaf.name for leaf in leaves], strict=True):
-        yield _crossing(leaf.read(), live.get(name))
+    sent = source.sent()
+    names = [leaf.name for leaf in sent]
+    live: dict[str, Tensor] = {}
+    if isinstance(collector, Collector):
+        with suppress(DestinationNotFound):
+            there = Leaves(_module_at(collector, source.destination), f"collector.{source.destination}")
+            names = named_like(names, there.specs())
+            live = dict(zip(there.names, there.tensors(), strict=True))
+    for leaf, name in zip(sent, names, strict=True):
+        tensor, held = leaf.read(), live.get(name)
+        aliased = held is not None and memory_key(held) == memory_key(tensor)
+        yield Crossing(
+            str(tensor.device),
+            "" if held is None else str(held.device),
+            False,
+            aliased_leaves=int(aliased),
+            copied_bytes=0 if aliased else tensor.nbytes,
+        )
 
 
-def _crossing(tensor: Tensor, held: Tensor | None) -> Crossing:
-    aliased = held is not None and memory_key(held) == memory_key(tensor)
-    return Crossing(
-        str(tensor.device),
-        "" if held is None else str(held.device),
-        False,
-        aliased_leaves=int(aliased),
-        copied_bytes=0 if aliased else tensor.numel() * tensor.element_size(),
-    )
-
-
-def _held_here(collector: object, destination: str) -> Leaves | None:
-    if not isinstance(collector, Collector):
-        return None
-    try:
-        module = walk(collector, parse(destination), error=DestinationNotFound, root_name="the collector")
-    except DestinationNotFound:
-        return None
-    return Leaves(module, f"collector.{destination}")
+def _module_at(collector: Collector, destination: str) -> object:
+    return walk(collector, parse(destination), error=DestinationNotFound, root_name="the collector")

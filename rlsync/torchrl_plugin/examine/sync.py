@@ -19,11 +19,11 @@ from rlsync.sync.trained import frozen, unsent
 from rlsync.tensors.compare import excluded
 from rlsync.tensors.device import Covered
 from rlsync.tensors.leaves import Leaf, Leaves
+from rlsync.torchrl_plugin.collectors.choose import training_of
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights
-from rlsync.torchrl_plugin.resolve import training_of
 
 #: Where TorchRL's losses keep the network that acts, the most common first.
 _USUAL_SOURCES = ("loss_module.actor_network", "loss_module.value_network", "loss_module.local_value_network")

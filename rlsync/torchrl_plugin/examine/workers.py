@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torchrl.collectors import Collector
@@ -51,43 +51,40 @@ class NoAnswer:
     dead: bool = False
 
 
-class ExaminedWorkers(Protocol):
-    """The workers of a collector."""
+class ExaminedWorkers:
+    """The workers of a collector. Of one that is of no known kind, the weights cannot be read."""
 
-    @property
-    def description(self) -> str:
-        """The collector, in words."""
+    processes = True  #: whether they are separate processes
 
-    @property
-    def processes(self) -> bool:
-        """Whether the workers are separate processes."""
+    def __init__(self, collector: Any) -> None:
+        self.collector = collector
+        self.description = type(collector).__name__  #: the collector, in words
+        self.names = ["its workers"]  #: one for each worker, with its pid
 
-    @property
-    def names(self) -> list[str]:
-        """The name of each worker, with its pid."""
+    @staticmethod
+    def of(collector: object) -> ExaminedWorkers:
+        if isinstance(collector, MultiCollector):
+            return ProcessWorkers(collector)
+        return ThisProcess(collector) if isinstance(collector, Collector) else ExaminedWorkers(collector)
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """The present weights of each worker."""
+        return [Held({}, {})]
 
     def roll_out(self) -> object:
-        """Collect until each worker has begun and ended a rollout after this call."""
+        """Collect until each worker has begun and ended a rollout after this call, if any can be read."""
+        return None
 
 
-def workers_of(collector: Any) -> ExaminedWorkers:
-    if isinstance(collector, MultiCollector):
-        return ProcessWorkers(collector)
-    if isinstance(collector, Collector):
-        return ThisProcess(collector)
-    return Unreadable(collector)
-
-
-class ThisProcess:
+class ThisProcess(ExaminedWorkers):
     """The one worker of an in-process collector."""
 
     processes = False
 
+    collector: Collector
+
     def __init__(self, collector: Collector) -> None:
-        self.collector = collector
+        super().__init__(collector)
         self.description = f"{type(collector).__name__}, in this process"
         self.names = ["the collector"]
 
@@ -98,17 +95,17 @@ class ThisProcess:
         return next(iter(self.collector))
 
 
-class ProcessWorkers:
+class ProcessWorkers(ExaminedWorkers):
     """The workers of a MultiSyncCollector or MultiAsyncCollector.
 
     TorchRL's ``collector.state_dict()`` asks the workers one after the other, without a deadline. This sends
     the same question to all of them at once, and waits with a deadline.
     """
 
-    processes = True
+    collector: MultiCollector
 
     def __init__(self, collector: MultiCollector) -> None:
-        self.collector = collector
+        super().__init__(collector)
         count = collector.num_workers
         self.description = f"{type(collector).__name__}, {count} worker process{'es' * (count > 1)}"
         self.names = [f"worker {i} (pid {process.pid})" for i, process in enumerate(collector.procs)]
@@ -128,9 +125,8 @@ class ProcessWorkers:
         return [said.get(i) or self._silent[i] for i in range(self.collector.num_workers)]
 
     def roll_out(self) -> object:
-        """Each worker finds the message that begins a rollout in its pipe before the next question. So it
-        answers after a rollout, even if an asynchronous collector has no batch of it yet.
-        """
+        # Each worker finds the message that begins a rollout in its pipe before the next question. So it
+        # answers after a rollout, even if an asynchronous collector has no batch of it yet.
         return next(iter(self.collector))
 
     def _send(self, worker: int) -> None:
@@ -162,23 +158,6 @@ class ProcessWorkers:
         # TorchRL then ends the others as well.
         after = ", after another worker had died" if any(s.dead for s in self._silent.values()) else ""
         return NoAnswer(how + after, dead=True)
-
-
-class Unreadable:
-    """A collector of another kind. The weights of its workers cannot be read."""
-
-    processes = True
-
-    def __init__(self, collector: object) -> None:
-        self.description = type(collector).__name__
-        self.names = ["its workers"]
-
-    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
-        return [Held({}, {})]
-
-    def roll_out(self) -> object:
-        """Do nothing: the weights could not be read after a rollout."""
-        return None
 
 
 def _copied(state_dict: Any) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torchrl.trainers import Trainer, TrainerHookBase
@@ -28,6 +29,11 @@ def no_trainer(hook: object, or_else: str = "") -> ConfigError:
         f"{name}, called before it was bound to a trainer",
         f"{or_else}call hook.register(trainer) in place of trainer.register_op(stage, hook)",
     )
+
+
+def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> None:
+    if chosen not in offered:
+        raise ConfigError(f"no {what} {chosen!r}", where, f"choose one of: {', '.join(offered)}")
 
 
 def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
@@ -70,23 +76,6 @@ def refuse_shards_in_background(plan: SyncPlan) -> None:
             "SyncWeights(background=True)",
             "leave background out",
         )
-
-
-class Logs(TrainerHookBase):
-    """A hook that logs metrics of a :class:`SyncWeights` under a prefix. A trainer may have several."""
-
-    prefix: str  #: the beginning of the logged names
-
-    def _refuse_same_names(self, trainer: Trainer) -> None:
-        """Refuse a second hook that would log under the same names."""
-        name = type(self).__name__
-        for other in trainers.registered_modules(trainer):
-            if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
-                raise ConfigError(
-                    f"this trainer already has a {name} that logs under {self.prefix!r}",
-                    f"{name}.register",
-                    f"register one {name} for each SyncWeights, each with a prefix of its own if it has one",
-                )
 
 
 class RegistersItself(TrainerHookBase):

@@ -10,9 +10,9 @@ from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, StalenessExceeded
-from rlsync.torchrl_plugin.compat.trainers import free_name
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, stamps_of
-from rlsync.torchrl_plugin.hooks.misuse import Logs, RegistersItself
+from rlsync.torchrl_plugin.hooks.logs import Logs
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, check_choice
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["drop", "wait", "raise"]
@@ -81,13 +81,8 @@ class BoundStaleness(RegistersItself, Logs):
                 "for example 2",
             )
         for name, given, offered in (("action", action, Action), ("unknown", unknown, Unknown)):
-            if given not in get_args(offered):
-                raise ConfigError(
-                    f"no action {given!r}",
-                    f"BoundStaleness({name}={given!r})",
-                    f"choose one of: {', '.join(get_args(offered))}",
-                )
-        self.sync = sync
+            check_choice("action", given, get_args(offered), f"BoundStaleness({name}={given!r})")
+        super().__init__(sync)
         self.max_versions = max_versions
         self.action = action
         self.unknown = unknown
@@ -105,17 +100,14 @@ class BoundStaleness(RegistersItself, Logs):
             trainer: the trainer.
             name: the hook's name in checkpoints.
         """
-        self.sync.require_trainer(trainer, "BoundStaleness.register")
-        self.sync.require_stamps("BoundStaleness")
-        self._refuse_same_names(trainer)
+        self._require(trainer, stamps=True)
         if self.action == "wait":
             self._check_can_wait()
             self.sync.add_gate(self._may_publish)
+        self._enrol(trainer, name)
         trainer.register_op("process_optim_batch", self._consume)
         trainer.register_op("post_optim_complete_log", self._batch_done)
         trainer.register_op("post_steps", self._ask_again)
-        trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(free_name(trainer, name), self)
 
     def _check_can_wait(self) -> None:
         if self.max_versions == 0 and self.sync.in_flight:
@@ -186,11 +178,8 @@ class BoundStaleness(RegistersItself, Logs):
             self._put_off = False
             self.sync()
 
-    def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
-        return {
-            f"{self.prefix}/dropped_frames": self.dropped_frames,
-            f"{self.prefix}/put_off_publishes": self.put_off_publishes,
-        }
+    def _metrics(self) -> dict[str, Any]:
+        return self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of dropped frames and delayed publishes."""

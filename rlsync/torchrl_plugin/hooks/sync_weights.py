@@ -21,12 +21,11 @@ from rlsync.sync.sample import Judgement, Sample
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
-from rlsync.torchrl_plugin.evaluator import pin
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
+from rlsync.torchrl_plugin.compat.evaluators import pin
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_background, refuse_shards_in_background
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
-from rlsync.torchrl_plugin.resolve import training_of
 from rlsync.transport.contract import ReaderStatus
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
@@ -18,18 +18,9 @@ from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
 from rlsync.tensors.compare import Fit
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of, warn_without_board
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
+from rlsync.torchrl_plugin.hooks.misuse import check_choice
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
-from rlsync.torchrl_plugin.resolve import training_of
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What one send moved, as far as this hook can tell."""
-
-    leaves: int = 0
-    payload_bytes: int = 0
-    coalesced: bool = False
 
 
 class UpdateWeights(PublishHook):
@@ -184,14 +175,14 @@ class UpdateWeights(PublishHook):
         return Receipt(
             version=self.version,
             reason=reason,
-            copied_leaves=0 if sent.coalesced else sent.leaves,
+            copied_leaves=len(sent or ()),
             aliased_leaves=0,
             cast_leaves=0,
-            copied_bytes=0 if sent.coalesced else sent.payload_bytes,
+            copied_bytes=sum(tensor.nbytes for tensor in sent or ()),
             aliased_bytes=0,
             background_bytes=0,
             duration_s=time.perf_counter() - started,
-            coalesced=sent.coalesced,
+            coalesced=sent is None,
             repaired=(),
             batches=now.batches,
             frames=now.frames,
@@ -199,9 +190,11 @@ class UpdateWeights(PublishHook):
             time_s=time.time(),
         )
 
-    def _send(self) -> Sent:
+    def _send(self) -> Collection[Tensor] | None:
+        """Send the weights; what was moved, as far as this hook can tell; ``None`` if it was coalesced."""
         if self.policy_weights_getter is not None and self._endpoint is not None:
-            return self._send_checked(self.policy_weights_getter(), self._endpoint)
+            checked = self._endpoint.publisher.fitted(self._fit, POLICY, self.policy_weights_getter())
+            return None if self._endpoint.publisher.publish(checked) is None else checked.values()
         publisher = None if self._endpoint is None else self._endpoint.publisher
         version, coalesced = self.version, 0 if publisher is None else publisher.coalesced
         if self.sender is not None:
@@ -209,15 +202,10 @@ class UpdateWeights(PublishHook):
         else:
             self.collector.update_policy_weights_()
         if publisher is not None and publisher.coalesced > coalesced:
-            return Sent(coalesced=True)
+            return None
         if self.version == version:  # it did not go through a publisher of rlsync, which records
             self.ledger.record(self.ledger.next)
-        return Sent()
-
-    def _send_checked(self, weights: Any, endpoint: Endpoint) -> Sent:
-        sent = endpoint.publisher.fitted(self._fit, POLICY, weights)
-        version = endpoint.publisher.publish(sent)
-        return Sent(len(sent), sum(tensor.nbytes for tensor in sent.values()), version is None)
+        return ()
 
 
 def _check_arguments(
@@ -241,12 +229,8 @@ def _check_arguments(
             "UpdateWeights(weight_update_map=..., trainer=None)",
             "pass trainer=",
         )
-    if unit not in ("batches", "optim_steps"):
-        raise ConfigError(
-            f"no interval unit {unit!r}",
-            f"UpdateWeights(interval_unit={unit!r})",
-            "choose one of: batches, optim_steps",
-        )
+    where = f"UpdateWeights(interval_unit={unit!r})"
+    check_choice("interval unit", unit, ("batches", "optim_steps"), where)
     if unit == "optim_steps" and trainer is None:
         raise ConfigError(
             "optimizer steps are counted by a trainer",

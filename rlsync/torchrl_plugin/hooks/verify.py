@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from torchrl.trainers import Trainer
@@ -12,8 +13,8 @@ from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.sample import Judgement
 from rlsync.sync.verification import Deviation, Found, Verification
-from rlsync.torchrl_plugin.compat.trainers import free_name
-from rlsync.torchrl_plugin.hooks.misuse import Logs, no_trainer, refuse_arguments
+from rlsync.torchrl_plugin.hooks.logs import Logs
+from rlsync.torchrl_plugin.hooks.misuse import check_choice, no_trainer, refuse_arguments
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["raise", "log"]
@@ -21,6 +22,15 @@ Action = Literal["raise", "log"]
 _BATCHES_TO_ANSWER = 2
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Check:
+    """A question that not every worker has answered yet."""
+
+    version: int  #: the newest one when it was asked
+    asked_at: float
+    batches: int = 0  #: since it was asked
 
 
 class VerifySync(Logs):
@@ -85,12 +95,7 @@ class VerifySync(Logs):
         prefix: str = "verify_sync",
         behaviour: Trigger | None = None,
     ) -> None:
-        if action not in get_args(Action):
-            raise ConfigError(
-                f"no action {action!r}",
-                f"VerifySync(action={action!r})",
-                f"choose one of: {', '.join(get_args(Action))}",
-            )
+        check_choice("action", action, get_args(Action), f"VerifySync(action={action!r})")
         for name, trigger in (("when", when), ("behaviour", behaviour)):
             if trigger is not None and not isinstance(trigger, Trigger):
                 raise ConfigError(
@@ -98,7 +103,7 @@ class VerifySync(Logs):
                     f"VerifySync({name}={trigger!r})",
                     f"for example {name}=Every(100, 'batches')",
                 )
-        self.sync = sync
+        super().__init__(sync)
         self.when = Every(10, "batches") if when is None else when
         self.action = action
         self.timeout_s = timeout_s
@@ -110,10 +115,7 @@ class VerifySync(Logs):
         self.deviations: list[Deviation] = []
         self._verification: Verification | None = None
         self._found: Found | None = None
-        self._open = False
-        self._version = 0
-        self._asked_at = 0.0
-        self._batches_since = 0
+        self._open: _Check | None = None
         self._last = Counters()
         self._last_compared = Counters()
 
@@ -129,12 +131,10 @@ class VerifySync(Logs):
             trainer: the trainer.
             name: the hook's name in checkpoints.
         """
-        self.sync.require_trainer(trainer, "VerifySync.register")
-        self._refuse_same_names(trainer)
+        self._require(trainer)
         self._verification = self.sync.verification()
+        self._enrol(trainer, name)
         trainer.register_op("post_steps", self)
-        trainer.register_op("post_steps_log", self._report)
-        trainer.register_module(free_name(trainer, name), self)
 
     def __call__(self, *given: object) -> None:
         """Read the answers that have arrived, and ask again if the trigger is due.
@@ -145,41 +145,37 @@ class VerifySync(Logs):
         if self._verification is None:
             raise no_trainer(self)
         refuse_arguments(self, given)
-        if self._open:
-            self._hear(self._verification)
+        if self._open is not None:
+            self._hear(self._verification, self._open)
         now = self.sync.counters()
         compares = self.behaviour is not None and self.behaviour.due(self._last_compared, now)
-        if not self._open and (compares or self.when.due(self._last, now)):
-            self._last, self._version = now, self.sync.version
-            self._open, self._asked_at, self._batches_since = True, time.monotonic(), 0
+        if self._open is None and (compares or self.when.due(self._last, now)):
+            self._last, self._open = now, _Check(self.sync.version, time.monotonic())
             if compares:
                 self._last_compared = now
             self._verification.ask(self.sync.judge if compares else None)
 
-    def _hear(self, verification: Verification) -> None:
-        self._batches_since += 1
+    def _hear(self, verification: Verification, check: _Check) -> None:
+        check.batches += 1
         self._found = found = verification.hear()
-        late = time.monotonic() - self._asked_at > self.timeout_s
-        given_up = found.waiting and late and self._batches_since >= _BATCHES_TO_ANSWER
+        late = time.monotonic() - check.asked_at > self.timeout_s
+        given_up = found.waiting and late and check.batches >= _BATCHES_TO_ANSWER
         if not (found.done or given_up):
             return
-        self._open = False
+        self._open = None
         self.checks += 1
         if found.behaviour:
             self._compared = found.behaviour
             if all(judged.held and not judged.wrong for judged in found.behaviour):
-                self.behaviour_held = self._version
-        wrong = [*found.deviations, *(self._silent(worker) for worker in found.waiting)]
+                self.behaviour_held = check.version
+        silent = (
+            f"no rollout with version {check.version} or a later one has ended for {self.timeout_s:g} s "
+            f"and {check.batches} batches"
+        )
+        wrong = [*found.deviations, *(Deviation(silent, worker) for worker in found.waiting)]
         self.deviations += wrong
         if wrong:
             self._tell(wrong)
-
-    def _silent(self, worker: str) -> Deviation:
-        return Deviation(
-            f"no rollout with version {self._version} or a later one has ended for {self.timeout_s:g} s "
-            f"and {self._batches_since} batches",
-            worker,
-        )
 
     def _tell(self, wrong: list[Deviation]) -> None:
         error = PublishError(
@@ -191,14 +187,14 @@ class VerifySync(Logs):
             raise error
         _log.error("%s", error)
 
-    def _report(self, batch: object = None) -> dict[str, Any]:
+    def _metrics(self) -> dict[str, Any]:
         metrics: dict[str, Any] = {"checks": self.checks, "deviations": len(self.deviations)}
         if self._found is not None:
             metrics |= {"answered": self._found.answered, "whole": self._found.whole}
         if self._compared:
             metrics["outputs_held"] = sum(judged.held for judged in self._compared)
             metrics["outputs_without_power"] = sum(len(judged.powerless) for judged in self._compared)
-        return {f"{self.prefix}/{name}": value for name, value in metrics.items()}
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Phase and count, for the trainer's checkpoint. A resumed run starts an unfinished check again."""
@@ -213,4 +209,4 @@ class VerifySync(Logs):
         self.checks = int(state_dict["checks"])
         self._last = Counters.from_dict({k.removeprefix("last_"): v for k, v in state_dict.items()})
         self._last_compared = self._last
-        self._open = False
+        self._open = None

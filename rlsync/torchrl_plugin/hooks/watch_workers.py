@@ -15,10 +15,11 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, WorkerLost
 from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint, lost_workers
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors
 from rlsync.torchrl_plugin.ending import waits
+from rlsync.torchrl_plugin.ending.waits import lost_workers
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.transport.contract import ReaderStatus
 

@@ -1,0 +1,197 @@
+"""Hooks that log through the trainer's logger what a SyncWeights does: LogReceipts and LogPolicyLag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from rlsync.core.errors import ConfigError
+from rlsync.torchrl_plugin.compat.trainers import free_name, registered_modules
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
+
+
+class Logs(TrainerHookBase):
+    """A hook that logs metrics about a :class:`SyncWeights` under a prefix. A trainer may have several."""
+
+    prefix: str  #: the beginning of the logged names
+
+    def __init__(self, sync: SyncWeights) -> None:
+        self.sync = sync
+
+    def _metrics(self) -> dict[str, Any]:
+        """What is logged once in each iteration of the trainer, by name without the prefix."""
+        raise NotImplementedError
+
+    def _require(self, trainer: Trainer, *, stamps: bool = False) -> None:
+        """Refuse a trainer to which the SyncWeights is not bound, or one that has such a hook already.
+
+        If the hook needs ``stamps``, refuse frames without them.
+        """
+        who = type(self).__name__
+        self.sync.require_trainer(trainer, f"{who}.register")
+        for other in registered_modules(trainer):
+            if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
+                raise ConfigError(
+                    f"this trainer already has a {who} that logs under {self.prefix!r}",
+                    f"{who}.register",
+                    f"register one {who} for each SyncWeights, each with a prefix of its own if it has one",
+                )
+        if stamps:
+            self.sync.require_stamps(who)
+
+    def _enrol(self, trainer: Trainer, name: str) -> None:
+        """Log through a trainer, and become part of its checkpoints."""
+        trainer.register_op("post_steps_log", self._report)
+        trainer.register_module(free_name(trainer, name), self)
+
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
+        return {f"{self.prefix}/{name}": value for name, value in self._metrics().items()}
+
+
+class LogReceipts(RegistersItself, Logs):
+    """Log the newest receipt through the trainer's logger, once in each iteration of the trainer.
+
+    It logs, under ``prefix``:
+
+    - ``version``: the newest published version;
+    - ``lag_versions``: the policy lag of the slowest worker when the batch arrived, before the next publish.
+      Right after a publish it would be at least 1 for every worker, however fast it adopts;
+    - ``publish_ms``: the milliseconds for which the newest publish held the learner;
+    - ``copied_bytes``: the bytes that it copied.
+
+    The trainer's logger may be any of TorchRL's. A trainer without a logger keeps the values in its history
+    and writes nothing.
+
+    Args:
+        sync: the hook whose receipts are logged, bound to the same trainer.
+        prefix: the beginning of the logged names.
+
+    Raises:
+        ConfigError: at :meth:`register`, if ``sync`` is bound to another trainer, or to none.
+
+    Example:
+        >>> from rlsync import SyncWeights
+        >>> hook = LogReceipts(SyncWeights({"policy": "loss_module.actor_network"}))
+        >>> # after the SyncWeights: hook.register(trainer)
+    """
+
+    def __init__(self, sync: SyncWeights, *, prefix: str = "sync") -> None:
+        super().__init__(sync)
+        self.prefix = prefix
+        self.lag_versions = 0  #: when the newest batch arrived
+
+    def register(self, trainer: Trainer, name: str = "log_receipts") -> None:
+        """Log after every batch of this trainer.
+
+        Args:
+            trainer: the trainer.
+            name: the hook's name in checkpoints.
+        """
+        self._require(trainer)
+        self._enrol(trainer, name)
+        trainer.register_op("pre_steps_log", self._arrived)
+
+    def _arrived(self, batch: TensorDictBase | None = None) -> None:
+        self.lag_versions = self.sync.lag_versions()
+
+    def _metrics(self) -> dict[str, Any]:
+        if not self.sync.receipts:
+            return {}
+        newest = self.sync.receipts[-1]
+        return {
+            "version": self.sync.version,
+            "lag_versions": self.lag_versions,
+            "publish_ms": newest.duration_s * 1e3,
+            "copied_bytes": newest.copied_bytes,
+        }
+
+
+class LogPolicyLag(RegistersItself, Logs):
+    """Log the staleness of consumed frames and the workers' policy lag through the trainer's logger.
+
+    A frame is consumed when it is part of a batch that an optimizer step is about to use. A frame that is
+    used twice counts twice. Its staleness in versions is the learner's version at that moment minus the
+    version stamped on the frame. Its staleness in optimizer steps is the number of steps between the two
+    versions. The hook works with batches from the collector and from a replay buffer, with synchronous and
+    asynchronous collection.
+
+    Once in each iteration of the trainer it logs, under ``prefix``:
+
+    - ``lag_versions``: the newest published version minus the oldest one that a live worker acts with, when
+      the batch arrives: before it is learned from, and before the next publish;
+    - ``staleness_versions_mean``, ``_p95``, ``_max`` and ``staleness_optim_steps_mean``, ``_p95``,
+      ``_max``: over the frames consumed since the last log, if there were any;
+    - ``consumed_frames``: the number of these frames; ``consumed_versions``: how many versions acted in them;
+    - ``frames_of_unknown_age``: those among them that name no version of this learner, as recorded frames do
+      not, or one that the ledger does not know; and ``share_of_unknown_age``, from 0 to 1. The former are
+      left out of both kinds of staleness, the latter of ``staleness_optim_steps_*``.
+
+    Args:
+        sync: the hook that publishes, bound to the same trainer.
+        prefix: the beginning of the logged names.
+
+    Raises:
+        ConfigError: at :meth:`register`, if the frames carry no stamps, or if ``sync`` is bound to another
+            trainer.
+
+    Example:
+        >>> from rlsync import SyncWeights
+        >>> hook = LogPolicyLag(SyncWeights({"policy": "loss_module.actor_network"}))
+        >>> # after the SyncWeights: hook.register(trainer)
+    """
+
+    def __init__(self, sync: SyncWeights, *, prefix: str = "policy_lag") -> None:
+        super().__init__(sync)
+        self.prefix = prefix
+        self._lag_versions = 0
+        self._versions: list[Tensor] = []
+        self._acted: set[int] = set()
+        self._optim_steps: list[Tensor] = []
+
+    def register(self, trainer: Trainer, name: str = "policy_lag") -> None:
+        """Observe the batches that this trainer consumes. Call it after its replay buffer is registered.
+
+        Args:
+            trainer: the trainer.
+            name: the hook's name in checkpoints.
+        """
+        self._require(trainer, stamps=True)
+        self._enrol(trainer, name)
+        trainer.register_op("pre_steps_log", self._arrived)
+        trainer.register_op("process_optim_batch", self._consume)
+
+    def _arrived(self, batch: TensorDictBase | None = None) -> None:
+        self._lag_versions = self.sync.lag_versions()
+
+    def _consume(self, batch: TensorDictBase) -> TensorDictBase:
+        age = self.sync.staleness(batch)
+        known = age.versions[age.versions != UNKNOWN]
+        self._acted |= set((self.sync.version - known).unique().tolist())
+        self._versions.append(age.versions)
+        self._optim_steps.append(age.optim_steps)
+        return batch
+
+    def _metrics(self) -> dict[str, Any]:
+        metrics: dict[str, Any] = {"lag_versions": self._lag_versions}
+        if self._versions:
+            versions, steps = torch.cat(self._versions), torch.cat(self._optim_steps)
+            unknown = int((steps == UNKNOWN).sum())
+            metrics["consumed_frames"] = steps.numel()
+            metrics["consumed_versions"] = len(self._acted)
+            metrics["frames_of_unknown_age"] = unknown
+            metrics["share_of_unknown_age"] = unknown / max(1, steps.numel())
+            for unit, ages in (("versions", versions), ("optim_steps", steps)):
+                known = ages[ages != UNKNOWN]
+                if known.numel():
+                    known = known.double()
+                    metrics[f"staleness_{unit}_mean"] = float(known.mean())
+                    metrics[f"staleness_{unit}_p95"] = float(torch.quantile(known, 0.95))
+                    metrics[f"staleness_{unit}_max"] = float(known.max())
+            self._versions, self._optim_steps, self._acted = [], [], set()
+        return metrics
