@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,7 @@ def video_file(frames: int) -> str:
     return f"eval-{frames}.gif"
 
 
-_TYPES = {
-    "int": "integer",
-    "float": "number",
-    "int | None": ["integer", "null"],
-    "float | None": ["number", "null"],
-}
-
-
-def _said(description: str, default: Any = MISSING) -> Any:
+def _said(description: str, default: Any = dataclasses.MISSING) -> Any:
     return field(default=default, metadata={"description": description})
 
 
@@ -139,10 +132,16 @@ def statistics_schema() -> dict[str, Any]:
         >>> statistics_schema()["properties"]["version"]
         {'type': 'integer', 'description': 'newest published version'}
     """
-    properties = {
-        each.name: {"type": _TYPES[str(each.type)], **each.metadata} for each in fields(RunStatistics)
+    types = {
+        "int": "integer",
+        "float": "number",
+        "int | None": ["integer", "null"],
+        "float | None": ["number", "null"],
     }
-    required = [each.name for each in fields(RunStatistics) if each.default is MISSING]
+    properties = {
+        each.name: {"type": types[str(each.type)], **each.metadata} for each in fields(RunStatistics)
+    }
+    required = [each.name for each in fields(RunStatistics) if each.default is dataclasses.MISSING]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": STATISTICS,
