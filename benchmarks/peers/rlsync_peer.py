@@ -25,7 +25,7 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import run_files
-from rlsync.recipes.hooks import Bottleneck
+from rlsync.recipes.hooks import StatisticsHook
 from rlsync.recipes.impala import recipe
 from rlsync.recipes.impala.settings import ImpalaConfig, ModelConfig
 from rlsync.recipes.settings import (
@@ -128,7 +128,7 @@ def main() -> None:
             trainer.train()
         finally:
             trainer.collector.shutdown()
-        (load,) = (m.load for m in registered_modules(trainer) if isinstance(m, Bottleneck))
+        (load,) = (m.load for m in registered_modules(trainer) if isinstance(m, StatisticsHook))
         print(load, flush=True)
         print("@", json.dumps(lag(Path(run_dir) / run_files.STALENESS)), flush=True)
 

@@ -13,8 +13,17 @@ from typing import Any
 
 from rlsync.cli.ended import Ended, at, ended
 from rlsync.core.errors import BoardClosed, ConfigError
-from rlsync.recipes.run_files import BOARD, CHECKPOINT, CLUSTER, METRICS, RECEIPTS, RESOLVED
-from rlsync.recipes.statistics import RunStatistics, statistics_in, statistics_schema
+from rlsync.recipes.run_files import (
+    BOARD,
+    CHECKPOINT,
+    CLUSTER,
+    METRICS,
+    RECEIPTS,
+    RESOLVED,
+    RunStatistics,
+    statistics_in,
+    statistics_schema,
+)
 from rlsync.transport.board.format import BoardWatch, process_state
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import ReaderStatus

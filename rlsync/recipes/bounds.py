@@ -128,13 +128,7 @@ def same_as(settings: Any, name: str, default: Any = MISSING) -> Any:
 
 
 def values_for(settings: Any, config: Any) -> dict[str, Any]:
-    """The values in ``config`` of all fields that ``settings`` has under the same name.
-
-    Example:
-        >>> from rlsync.recipes.settings import PPOConfig, RecipeConfig
-        >>> values_for(PPOConfig, RecipeConfig(gamma=0.9))["gamma"]
-        0.9
-    """
+    """The values in ``config`` of all fields that ``settings`` has under the same name."""
     shared = {spec.name for spec in fields(settings)} & {spec.name for spec in fields(config)}
     return {name: getattr(config, name) for name in sorted(shared)}
 

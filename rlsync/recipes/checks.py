@@ -48,15 +48,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
 
 
 def check(config: Config) -> Config:
-    """Refuse values that cannot work. Starts no process and makes no environment.
-
-    Returns:
-        The same config.
-
-    Raises:
-        ConfigError: names the key, its value and what it accepts.
-        PathSyntaxError: a path of the sync map is not written in the grammar.
-    """
+    """The same config, or the first of :func:`errors`, which names the key, its value and what it accepts."""
     refuse(errors(config))
     return config
 
@@ -151,15 +143,11 @@ def video_errors(config: Config) -> Iterator[RlsyncError]:
     evaluation = config.recipe.evaluations()
     if evaluation.video_every is None:
         return
+    key = f"{VIDEO_KEY}={evaluation.video_every}"
     if not evaluation.every_frames:
-        yield ConfigError(
-            "there is no evaluation to film",
-            f"{VIDEO_KEY}={evaluation.video_every}",
-            "give recipe.evaluation.every_frames, or video_every=null",
-        )
+        cure = "give recipe.evaluation.every_frames, or video_every=null"
+        yield ConfigError("there is no evaluation to film", key, cure)
     try:
         check_packages(Path(BEST_VIDEO))
     except ConfigError as error:
-        yield ConfigError(
-            error.what, f"{VIDEO_KEY}={evaluation.video_every}", f"{error.cure}; or video_every=null"
-        )
+        yield ConfigError(error.what, key, f"{error.cure}; or video_every=null")

@@ -89,10 +89,7 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
     acting = TensorDictSequential(actor, greedy)
     ladder, workers = EpsilonLadder(alpha=recipe.ladder_alpha), run.place.workers
     with parts.started_collector(
-        run,
-        acting,
-        random_frames=recipe.pace.prefill,
-        ladder=ladder if recipe.ladder_alpha else None,
+        run, acting, random_frames=recipe.pace.prefill, ladder=ladder if recipe.ladder_alpha else None
     ) as collector:
         trainer = make_trainer(
             run,

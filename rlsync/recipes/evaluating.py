@@ -30,15 +30,13 @@ def register_with_evaluations(
     """Register what publishes, logs and watches, and the evaluating process if the config wants one.
 
     With evaluations, ``recipe.target_return`` is theirs: the returns of episodes that explore end nothing.
+    ConfigError if an evaluation is asked for, and the collector has no board.
 
     Args:
         trainer: of a recipe whose frames are those of stock collectors.
         run: the run.
         acting: what the workers act with, exploration included.
         learned: the names of the learned leaves of ``acting`` begin with this.
-
-    Raises:
-        ConfigError: an evaluation is asked for, and the collector has no board.
     """
     evaluates = run.recipe.evaluations().every_frames > 0 and run.folder is not None
     returns = register_hooks(trainer, run, stop_at_return=not evaluates)
@@ -52,11 +50,11 @@ def register_with_evaluations(
 def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
     """The process that plays on the board that the workers of this machine read, or one like it.
 
-    Raises:
-        ConfigError: the collector has no board, or the run no folder.
+    ConfigError if the collector has no board, or the run no folder.
     """
     board, config, evaluation = board_of(collector), run.config, run.recipe.evaluations()
-    if board is None or run.folder is None:
+    folder, films = run.folder, evaluation.video_every
+    if board is None or folder is None:
         raise ConfigError(
             "an evaluation needs a board to read and a run folder to write to",
             "recipe.evaluation.every_frames, run_dir",
@@ -68,13 +66,13 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
         env=config.env.spec(),
         episodes=evaluation.episodes,
         every_versions=versions_between_evaluations(config),
-        file=run.folder / EVALUATIONS,
+        file=folder / EVALUATIONS,
         seed=config.seed,
         adopt=config.collector.adopt,  # type: ignore[arg-type]
         device=run.evaluation_device,
-        best=run.folder / BEST,
+        best=folder / BEST,
         kept=f"{POLICY}.{learned}",
-        filming=filming(run),
+        filming=None if films is None else Filming(folder / VIDEOS, films, folder / BEST_VIDEO),
     )
     return Evaluator(job)
 
@@ -87,14 +85,6 @@ def require_screen(config: Config) -> None:
         filmed(config.env.spec(), config.seed, leave_out=f"{VIDEO_KEY}=null").close()
     except ConfigError as error:
         raise ConfigError(error.what, f"{VIDEO_KEY}; {error.where}", error.cure) from error
-
-
-def filming(run: Run[Any]) -> Filming | None:
-    """What the evaluating process films; None if nothing."""
-    every = run.recipe.evaluations().video_every
-    if every is None or run.folder is None:
-        return None
-    return Filming(run.folder / VIDEOS, every, run.folder / BEST_VIDEO)
 
 
 def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlayer:

@@ -22,12 +22,7 @@ class MixedMLP(MLP):
 
 
 def mlp(
-    features: int,
-    outputs: int,
-    hidden: list[int],
-    *,
-    last_gain: float,
-    activation: type[nn.Module] = nn.Tanh,
+    features: int, outputs: int, hidden: list[int], *, last_gain: float, activation: type[nn.Module] = nn.Tanh
 ) -> MixedMLP:
     """A network with orthogonal weights. A small ``last_gain`` makes its first outputs small."""
     net = MixedMLP(in_features=features, out_features=outputs, num_cells=hidden, activation_class=activation)

@@ -16,14 +16,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
 from torchrl.envs import EnvBase
-from torchrl.trainers import Trainer, TrainerHookBase
+from torchrl.trainers import Trainer
 
 from rlsync.core.whole_file import write_whole
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CLUSTER, CREW
-from rlsync.recipes.settings import Config
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
@@ -36,14 +35,13 @@ from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill
 from rlsync.workers.supervision import Restarts
 
-#: How often a run tells of its nodes.
-TELL_EVERY_S = 2.0
+_TELL_EVERY_S = 2.0
 
 _NAME = "crew"
 
 
 class Cluster:
-    """Workers on the nodes of the cluster that a config names, or of one started here; see ``Place``.
+    """Workers on the nodes of the cluster that a config names, or of one started here; see ``Here``.
 
     ConfigError if nothing answers at the address or Ray refuses; WorkerLost if a node was lost before its
     workers were ready, AdoptionTimeout if nodes are not ready in time.
@@ -124,13 +122,13 @@ class Cluster:
             node_timeout_s=cluster.node_timeout_s,
             start_timeout_s=cluster.start_timeout_s,
         )
-        devices = run.worker_devices
+        devices = run.worker_devices  # before there is a session to close
         session = Session(cluster.address)
         try:
             yield {
                 "workers_per_node": self.workers,
                 "placement": placement,
-                "crew": crew_of(run.config),
+                "crew": crew_of(run),
                 "session": session,
                 "policy_device": devices,
             }
@@ -139,7 +137,7 @@ class Cluster:
             raise
 
 
-class TellNodes(TrainerHookBase):
+class TellNodes:
     """Writes what is known of the nodes of a cluster into a file, every few seconds."""
 
     def __init__(self, status: Callable[[], ClusterStatus], file: Path) -> None:
@@ -150,41 +148,31 @@ class TellNodes(TrainerHookBase):
     def __call__(self, batch: TensorDictBase | None = None) -> None:
         if time.monotonic() >= self._next_s:
             self._status().write(self._file)
-            self._next_s = time.monotonic() + TELL_EVERY_S
+            self._next_s = time.monotonic() + _TELL_EVERY_S
 
-    def register(self, trainer: Trainer, name: str = "tell_nodes") -> None:
+    def register(self, trainer: Trainer) -> None:
         """Tell after a batch, if the last time is long ago."""
         self()
         trainer.register_op("post_steps_log", self)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep: a resumed run has other nodes."""
-        return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to load."""
+def crew_of(run: Run[Any]) -> Crew | None:
+    """The crew of a run; None for one that keeps no agents, and resumes none that did.
 
-
-def crew_of(config: Config) -> Crew | None:
-    """The crew of a run. A resumed run has that of the run before it.
-
-    A run that keeps its agents writes the name into its folder. None for a run that keeps no agents and
-    resumes none that did.
+    A run that keeps its agents writes the name into its folder, and the run that resumes it has that name.
     """
-    name = _name_in(config.resume)
-    if not config.cluster.keep_agents:
+    cluster, name, file = run.config.cluster, _name_in(run.config.resume), run.file(CREW)
+    if not cluster.keep_agents:
         return None if name is None else Crew(name)
     name = name or uuid.uuid4().hex[:12]
-    if config.run_dir is not None:
+    if file is not None:
         text = json.dumps({_NAME: name})
-        write_whole(Path(config.run_dir) / CREW, lambda beside: beside.write_text(text))
-    return Crew(name, config.cluster.learner_timeout_s)
+        write_whole(file, lambda beside: beside.write_text(text))
+    return Crew(name, cluster.learner_timeout_s)
 
 
 def _name_in(resume: str | None) -> str | None:
     """The name that the run before has written down; ``resume`` is its folder or its checkpoint."""
-    if resume is None:
-        return None
-    files = [folder / CREW for folder in (Path(resume), Path(resume).parent)]
-    file = next((file for file in files if file.is_file()), None)
+    folders = [] if resume is None else [Path(resume), Path(resume).parent]
+    file = next((folder / CREW for folder in folders if (folder / CREW).is_file()), None)
     return None if file is None else str(json.loads(file.read_text())[_NAME])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -31,16 +31,18 @@ from rlsync.workers.rollout_collector import RolloutCollector
 _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
-class Place(Protocol):
-    """Where the workers of a run are."""
+class Here:
+    """Workers on this machine, or none: with ``collector.kind=in_process`` the learner's process acts.
 
-    @property
-    def workers(self) -> int:
-        """How many there are on each machine."""
+    A run asks it, or a ``Cluster`` in its place, and names neither.
+    """
 
-    @property
-    def update_map(self) -> dict[str, str] | None:
-        """What TorchRL's PPOTrainer must be told to publish, though SyncWeights publishes in its place."""
+    def __init__(self, run: Run[Any]) -> None:
+        #: What TorchRL's PPOTrainer must be told to publish, though SyncWeights publishes in its place.
+        self.update_map: dict[str, str] | None = {"policy": "loss_module.actor_network"}
+        self._run = run
+        self._settings = run.config.collector
+        self.workers = self._settings.num_workers  #: on each machine
 
     def transitions(
         self,
@@ -51,38 +53,6 @@ class Place(Protocol):
         maker: Callable[[EnvConfig], EnvBase],
     ) -> BaseCollector:
         """Start workers that act with a policy of TorchRL's; see :func:`started_collector`."""
-
-    def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
-        """Start workers that make unrolls with the learner's network.
-
-        ``when_full`` says what happens when no slot is free; the nodes of a cluster always wait. ``shared``
-        are the arguments that ``UnrollCollector`` and ``ClusterCollector`` have in common.
-        """
-
-    def routes(self, collector: BaseCollector) -> dict[str, str]:
-        """What is published besides the sync map of the config."""
-
-    def watch(self, trainer: Trainer) -> None:
-        """Register what watches the workers, or tells of them."""
-
-
-class Here:
-    """Workers on this machine, or none: with ``collector.kind=in_process`` the learner's process acts."""
-
-    def __init__(self, run: Run[Any]) -> None:
-        self.update_map: dict[str, str] | None = {"policy": "loss_module.actor_network"}
-        self._run = run
-        self._settings = run.config.collector
-        self.workers = self._settings.num_workers
-
-    def transitions(
-        self,
-        policy: TensorDictModuleBase,
-        *,
-        random_frames: int,
-        ladder: EpsilonLadder | None,
-        maker: Callable[[EnvConfig], EnvBase],
-    ) -> BaseCollector:
         run, settings, env = self._run, self._settings, self._run.config.env
         makers = [partial(maker, env)] * self.workers
         if ladder is not None:
@@ -112,6 +82,11 @@ class Here:
         return collector
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
+        """Start workers that make unrolls with the learner's network.
+
+        ``when_full`` says what happens when no slot is free; the nodes of a cluster always wait. ``shared``
+        are the arguments that ``UnrollCollector`` and ``ClusterCollector`` have in common.
+        """
         env = self._run.config.env
         with naming_env(env):
             return UnrollCollector(
@@ -125,6 +100,7 @@ class Here:
             )
 
     def routes(self, collector: BaseCollector) -> dict[str, str]:
+        """What is published besides the sync map of the config."""
         return {}
 
     def watch(self, trainer: Trainer) -> None:
@@ -151,16 +127,11 @@ def started_collector(
     host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
     running after the ``with`` block. If the block raises, they are shut down.
 
-    Args:
-        run: the run.
-        policy: what the workers act with.
-        random_frames: they take random actions in so many frames first.
-        ladder: the environments of each worker have an ``exploration_exponent`` by this ladder.
-        maker: makes the environments of a worker on this machine.
+    They take random actions in the first ``random_frames`` frames. With a ``ladder`` the environments of
+    each worker have an ``exploration_exponent`` by it. ``maker`` makes those of a worker on this machine.
 
-    Raises:
-        ConfigError: an environment cannot be made, or a cluster cannot be used.
-        WorkerLost, AdoptionTimeout: workers did not start.
+    ConfigError if an environment cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if
+    workers did not start.
     """
     collector = run.place.transitions(policy, random_frames=random_frames, ladder=ladder, maker=maker)
     try:

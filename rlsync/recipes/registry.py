@@ -79,8 +79,7 @@ class Recipe:
 
         Args:
             config: what to train.
-            spaces: what ``probe`` returned, if the config has been checked already. None: check the config
-                and probe the environment here.
+            spaces: what ``probe`` returned, if the config was checked before; None: check and probe here.
 
         Raises:
             ConfigError: a value, the environment or the kind of recipe does not fit.
@@ -105,13 +104,8 @@ class Recipe:
     def player(self, config: Config, spaces: Any, deterministic: bool) -> CheckpointPlayer:
         """What acts with the weights of a run's checkpoint, once they are loaded into it.
 
-        Args:
-            config: of the run.
-            spaces: what ``probe`` returned.
-            deterministic: take the likeliest action in place of drawing one.
-
-        Raises:
-            ConfigError: the config has the settings of another recipe.
+        ``spaces`` is what ``probe`` returned. With ``deterministic`` it takes the likeliest action in place
+        of drawing one. ConfigError if the config has the settings of another recipe.
         """
         from tensordict.nn import TensorDictModuleBase
 
@@ -134,26 +128,15 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def names() -> list[str]:
-    """The name of every recipe that is shipped or installed.
-
-    Example:
-        >>> names()[:3]
-        ['ppo', 'dqn', 'sac']
-    """
+    """The name of every recipe that is shipped or installed."""
     return [*SHIPPED, *installed()]
 
 
 def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -> Recipe:
-    """The recipe of this name.
+    """The recipe of this name, which lies ``at`` a ``module:OBJECT``, or is shipped or installed.
 
-    Args:
-        name: it.
-        where: how an error calls the place of the name.
-        at: where the recipe lies, as ``module:OBJECT``, from the key ``recipe._recipe_``; None: the name is
-            that of a shipped or of an installed recipe.
-
-    Raises:
-        ConfigError: there is no such recipe, it cannot be imported, or its name is that of a shipped one.
+    ConfigError, which names the place ``where`` the name stands, if there is no such recipe, it cannot be
+    imported, or its name is that of a shipped one.
 
     Example:
         >>> recipe_named("pppo")
@@ -163,28 +146,20 @@ def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -
           where  recipe.name
           cure   did you mean 'ppo'? recipes: ppo, dqn, sac, td3, impala, dreamer_v1, dreamer_v3
     """
-    if at is not None:
-        if name in SHIPPED:
-            raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")
-        return loaded(EntryPoint(name, at, GROUP))
-    if name in SHIPPED:
-        return loaded(EntryPoint(name, SHIPPED[name], GROUP))
-    points = installed()
-    if name in points:
-        return loaded(points[name])
-    known = [*SHIPPED, *points]
-    hint = did_you_mean(nearest_name(name, known))
-    raise ConfigError(f"no recipe is named {name!r}", where, f"{hint}recipes: {', '.join(known)}")
+    if at is not None and name in SHIPPED:
+        raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")
+    value = at or SHIPPED.get(name)
+    point = installed().get(name) if value is None else EntryPoint(name, value, GROUP)
+    if point is None:
+        hint = did_you_mean(nearest_name(name, names()))
+        raise ConfigError(f"no recipe is named {name!r}", where, f"{hint}recipes: {', '.join(names())}")
+    return loaded(point)
 
 
 def recipe_of(config: Config) -> Recipe:
-    """The recipe that a config names.
-
-    Raises:
-        ConfigError: there is no such recipe, or the config has the settings of another.
-    """
+    """The recipe that a config names; ConfigError if there is none, or the config has the keys of another."""
     name = config.recipe.name
-    recipe = recipe_named(name, "recipe.name", config.recipe._recipe_)
+    recipe = recipe_named(name, at=config.recipe._recipe_)
     if not isinstance(config.recipe, recipe.settings):
         raise ConfigError(
             f"the recipe is named {name!r} and has the keys of another",
@@ -195,11 +170,7 @@ def recipe_of(config: Config) -> Recipe:
 
 
 def loaded(point: EntryPoint) -> Recipe:
-    """Import the recipe that an entry point names.
-
-    Raises:
-        ConfigError: it cannot be imported, is not a :class:`Recipe`, or has another name.
-    """
+    """Import the recipe that an entry point names; ConfigError if that is none, or has another name."""
     where = f"recipe {point.name!r}, at {point.value}"
     try:
         found = point.load()

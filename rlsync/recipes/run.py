@@ -13,23 +13,17 @@ from rlsync.recipes.settings import Config, RecipeConfig
 from rlsync.workers.devices import device_named, device_of_each
 
 if TYPE_CHECKING:
-    from rlsync.recipes.place import Place
+    from rlsync.recipes.on_cluster import Cluster
+    from rlsync.recipes.place import Here
 
 S = TypeVar("S", bound=RecipeConfig)
 
 
 class Run(Generic[S]):
-    """A checked config, what was found out about its environment, and what follows from the two.
+    """A checked config, the ``spaces`` that the recipe's probe found, and what follows from the two.
 
     What is derived is derived when it is asked for first: a machine that only evaluates needs no device of
-    the learner.
-
-    Args:
-        config: of the run.
-        spaces: what the recipe's probe returned.
-
-    Raises:
-        ConfigError: when a device is asked for that this machine does not have.
+    the learner. ConfigError when a device is asked for that this machine does not have.
 
     Example:
         >>> run = Run(Config(run_dir="runs/a"))
@@ -69,11 +63,11 @@ class Run(Generic[S]):
         return device_named(self.config.evaluation.device, "evaluation.device")
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> Here | Cluster:
         """Where the workers are: on this machine, or on the nodes of a cluster."""
-        from rlsync.recipes.place import Here
-
         if self.config.cluster.here:
+            from rlsync.recipes.place import Here
+
             return Here(self)
         from rlsync.recipes.on_cluster import Cluster  # which needs ray
 

@@ -1,6 +1,14 @@
-"""The name of every file in a run's folder. Recipes write some of them; the command line reads them back."""
+"""What a run leaves in its folder: the names of all files, and its numbers. Loads no torch."""
 
 from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rlsync.core.whole_file import record_in, write_whole
 
 #: The run's config, every key with its value.
 RESOLVED = "config.yaml"
@@ -8,7 +16,7 @@ RESOLVED = "config.yaml"
 RECEIPTS = "receipts.jsonl"
 #: How many consumed steps were how many versions old.
 STALENESS = "staleness_versions.csv"
-#: What the run does, in numbers; see rlsync.recipes.statistics.
+#: What the run does, in numbers; see RunStatistics.
 STATISTICS = "statistics.json"
 #: Returns of the evaluated versions.
 EVALUATIONS = "evaluations.csv"
@@ -48,3 +56,101 @@ def metric_file(name: str) -> str:
 def video_file(frames: int) -> str:
     """The video that ``rlsync eval`` makes of the checkpoint after so many collected frames."""
     return f"eval-{frames}.gif"
+
+
+def _said(description: str, default: Any = dataclasses.MISSING) -> Any:
+    return field(default=default, metadata={"description": description})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatistics:
+    """One life of a run in numbers. :func:`statistics_schema` says what each number means."""
+
+    frames: int = _said("environment steps collected, those of earlier lives of the run included")
+    updates: int = _said("optimizer steps, those of earlier lives of the run included")
+    updates_per_frame: float | None = _said("updates / frames; null before the first frame")
+    seconds: float = _said("seconds since this process began to train")
+    frames_per_s: float = _said("environment steps a second, in this life")
+    updates_per_s: float = _said("optimizer steps a second, in this life")
+    version: int = _said("newest published version")
+    published_bytes: int = _said("bytes that publishes of this life copied")
+    publish_ms_p50: float | None = _said("median of the milliseconds for which a publish held the learner")
+    publish_ms_p95: float | None = _said("95th percentile of the same")
+    to_frames_ms_p50: float | None = _said(
+        "median of the milliseconds from a publish until frames of that version, or of a newer one, arrived"
+    )
+    to_frames_ms_p95: float | None = _said("95th percentile of the same")
+    adoption_ms_p50: float | None = _said(
+        "median of the milliseconds from a publish until a worker began its first rollout with that version; "
+        "of the versions that workers had when a batch arrived, null if the transport cannot tell",
+        default=None,  # of runs before it was measured
+    )
+    adoption_ms_p95: float | None = _said("95th percentile of the same", default=None)
+    lag_versions: int = _said("versions that the slowest worker was behind when the newest batch arrived")
+    staleness_versions: float | None = _said("mean age of the steps that were learned from, in versions")
+    learner_wait_s: float = _said("seconds that the learner waited for frames, in this life")
+    workers_wait_s: float | None = _said(
+        "seconds that all workers together waited for the learner; null if the collector cannot tell"
+    )
+    dropped_rollouts: int | None = _said(
+        "rollouts dropped in this life: the ring was full, or they were too old; null if there is no ring",
+        default=None,  # of runs before it was counted
+    )
+
+    def write(self, run: Path) -> None:
+        """Leave this in a run's folder. Nobody reads a half one."""
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        write_whole(run / STATISTICS, lambda beside: beside.write_text(text))
+
+    def __str__(self) -> str:
+        ratio = _shown(self.updates_per_frame, ".3g")
+        waited = f"learner waited {self.learner_wait_s:.1f} s of {self.seconds:.1f} s"
+        if self.workers_wait_s is not None:
+            waited += f", workers together {self.workers_wait_s:.1f} s"
+        if self.dropped_rollouts:
+            waited += f", rollouts dropped {self.dropped_rollouts:,}"
+        held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
+        adopted = f"{_shown(self.adoption_ms_p50)}, {_shown(self.adoption_ms_p95)}"
+        arrive = f"{_shown(self.to_frames_ms_p50, '.0f')}, {_shown(self.to_frames_ms_p95, '.0f')}"
+        return (
+            f"frames {self.frames:,} ({self.frames_per_s:,.0f}/s)  updates {self.updates:,} "
+            f"({self.updates_per_s:,.0f}/s)  updates/frame {ratio}\n"
+            f"publish ms: {held}; until workers adopt: {adopted}; until its frames arrive: {arrive}\n"
+            f"{waited}"
+        )
+
+
+def statistics_in(run: Path) -> RunStatistics | None:
+    """What the run in this folder last wrote of itself; None if it has written nothing yet."""
+    return record_in(run / STATISTICS, RunStatistics, "the statistics")
+
+
+def statistics_schema() -> dict[str, Any]:
+    """The JSON schema of ``statistics.json``, draft 2020-12.
+
+    Example:
+        >>> statistics_schema()["properties"]["version"]
+        {'type': 'integer', 'description': 'newest published version'}
+    """
+    types = {
+        "int": "integer",
+        "float": "number",
+        "int | None": ["integer", "null"],
+        "float | None": ["number", "null"],
+    }
+    properties = {
+        each.name: {"type": types[str(each.type)], **each.metadata} for each in fields(RunStatistics)
+    }
+    required = [each.name for each in fields(RunStatistics) if each.default is dataclasses.MISSING]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": STATISTICS,
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _shown(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)

@@ -203,15 +203,7 @@ class RecipeConfig:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """The recipe's settings in a config.
-
-        Raises:
-            ConfigError: they are those of another recipe.
-
-        Example:
-            >>> PPOConfig.of(Config(recipe=PPOConfig(lr=0.1))).lr
-            0.1
-        """
+        """The recipe's settings in a config; ConfigError if they are those of another recipe."""
         if not isinstance(config.recipe, cls):
             raise ConfigError(
                 f"this recipe takes the settings {cls.__name__}, got {type(config.recipe).__name__}",
@@ -231,10 +223,7 @@ class RecipeConfig:
     def updates_after(self, config: Config, frames: int, updates: int) -> int | None:
         """How many optimizer steps follow a batch; None if the recipe cannot tell, and has no plan.
 
-        Args:
-            config: of the run.
-            frames: collected when the batch has arrived.
-            updates: done before.
+        ``frames`` are collected when the batch has arrived, and ``updates`` were done before.
         """
         return None
 

@@ -114,8 +114,7 @@ class Takes:
     def probe(self, config: EnvConfig) -> Spaces:
         """Make one environment in this process, look at it, and close it.
 
-        Raises:
-            ConfigError: it cannot be made, or it is none of those that the recipe takes.
+        ConfigError if it cannot be made, or is none of those that the recipe takes.
         """
         drawn = isinstance(config, RenderedConfig)
         if isinstance(config, AtariConfig) or (drawn and not self.pictures):
@@ -161,13 +160,8 @@ BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")
 ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)
 
 
-def probe(config: EnvConfig) -> Spaces:
-    """The spaces of an environment with a flat observation and discrete actions.
-
-    Raises:
-        ConfigError: gymnasium does not know it, its observation is not flat, or its actions are not discrete.
-    """
-    return DISCRETE.probe(config)
+#: The spaces of an environment with a flat observation and discrete actions; ConfigError if it has others.
+probe = DISCRETE.probe
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial, reduce
+from operator import or_
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.path import did_you_mean, nearest_name, parse
@@ -73,17 +75,13 @@ def trigger(when: WhenConfig) -> Trigger:
         '(every 10 seconds | more than 50 optim_steps ahead)'
     """
     refuse(trigger_errors(when))
-    if when.every is None:
-        return _steps_ahead(when)
-    return _every(when) if when.steps_ahead is None else _every(when) | _steps_ahead(when)
+    return reduce(or_, (make() for make in _makers(when)))
 
 
 def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
     """All that is wrong with a trigger's settings."""
-    if when.every is not None:
-        yield from caught(lambda: _every(when), "sync.when")
-    if when.steps_ahead is not None:
-        yield from caught(lambda: _steps_ahead(when), "sync.when")
+    for make in _makers(when):
+        yield from caught(make, "sync.when")
     if when.every is None and when.steps_ahead is None:
         yield ConfigError(
             "nothing says when to publish",
@@ -92,12 +90,12 @@ def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
         )
 
 
-def _every(when: WhenConfig) -> Every:
-    return Every(when.every, when.unit)  # type: ignore[arg-type]
-
-
-def _steps_ahead(when: WhenConfig) -> StepsAhead:
-    return StepsAhead(when.steps_ahead)  # type: ignore[arg-type]
+def _makers(when: WhenConfig) -> Iterator[Callable[[], Trigger]]:
+    """What makes the triggers of which any one is enough."""
+    if when.every is not None:
+        yield partial(Every, when.every, when.unit)  # type: ignore[arg-type]
+    if when.steps_ahead is not None:
+        yield partial(StepsAhead, when.steps_ahead)
 
 
 def sync_map(sync: SyncConfig) -> dict[str, str | Source]:

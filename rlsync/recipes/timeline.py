@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -15,7 +15,6 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.recipes.settings import Config
 from rlsync.recipes.sync_settings import trigger
-from rlsync.workers.replay.pacing import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +25,32 @@ class Iteration:
     updates: int  # done when the round is over
 
 
-def iterations(pace: Pace, frames_per_batch: int, total_frames: int) -> Iterator[Iteration]:
-    """All rounds of a run with a pace that is not ended early: the last batch reaches ``total_frames``."""
-    return _rounds(pace.due, frames_per_batch, total_frames)
+def rounds(config: Config) -> Iterator[Iteration]:
+    """All rounds of a run that is not ended early: the last batch reaches ``total_frames``.
 
-
-def _rounds(due: Callable[[int, int], int], frames_per_batch: int, total_frames: int) -> Iterator[Iteration]:
-    updates = 0
-    for batch in range(1, math.ceil(total_frames / frames_per_batch) + 1):
-        frames = batch * frames_per_batch
-        updates += due(frames, updates)
+    ConfigError if the recipe cannot tell how many optimizer steps follow a batch.
+    """
+    recipe, updates = config.recipe, 0
+    for frames in _batches(config):
+        due = recipe.updates_after(config, frames, updates)
+        if due is None:
+            raise ConfigError(
+                f"the recipe {recipe.name!r} does not say how many updates follow a batch",
+                "recipe",
+                f"give {type(recipe).__name__} the method updates_after",
+            )
+        updates += due
         yield Iteration(frames, updates)
 
 
-def publishes(when: Trigger, rounds: Iterable[Iteration]) -> Iterator[float]:
+def _batches(config: Config) -> range:
+    """How many frames are collected when a batch arrives, for each batch of a run."""
+    per_batch = config.collector.frames_per_batch
+    count = math.ceil(config.recipe.total_frames / per_batch)
+    return range(per_batch, (count + 1) * per_batch, per_batch)
+
+
+def publishes(when: Trigger, run: Iterable[Iteration]) -> Iterator[float]:
     """The versions that a run publishes after its first one: each by the frames collected until then.
 
     The trigger is asked where ``SyncWeights`` asks it: after an optimizer step if it counts these, and after
@@ -52,7 +63,7 @@ def publishes(when: Trigger, rounds: Iterable[Iteration]) -> Iterator[float]:
         [75.0, 150.0]
     """
     units, last, before = when.units(), Counters(), Iteration(0, 0)
-    for batches, after in enumerate(rounds):
+    for batches, after in enumerate(run):
         steps = range(before.updates + 1, after.updates + 1) if "optim_steps" in units else range(0)
         while steps:
             first = bisect_left(
@@ -101,7 +112,7 @@ class Timeline:
 
 
 def timeline(config: Config) -> Timeline:
-    """The plan of a run; ConfigError if the recipe cannot tell how many optimizer steps follow a batch.
+    """The plan of a run; ConfigError if the recipe does not tell enough, see :func:`rounds`.
 
     Example:
         >>> from rlsync.recipes.settings import CollectorConfig
@@ -112,8 +123,8 @@ def timeline(config: Config) -> Timeline:
         >>> [(phase.name, phase.fewest, phase.most) for phase in timeline(Config()).phases]  # ppo
         [('learning', 64, 64)]
     """
-    rounds = list(_rounds(_due(config), config.collector.frames_per_batch, config.recipe.total_frames))
-    phases, last = _phases(rounds, config.collector.frames_per_batch), rounds[-1]
+    run = list(rounds(config))
+    phases, last = _phases(run, config.collector.frames_per_batch), run[-1]
     learned = last.frames - config.recipe.prefill_frames()
     every_frames, when = config.recipe.evaluations().every_frames, trigger(config.sync.when)
     return Timeline(
@@ -121,7 +132,7 @@ def timeline(config: Config) -> Timeline:
         frames=last.frames,
         updates=last.updates,
         ratio=last.updates / learned if learned > 0 else 0.0,
-        publishes=None if "seconds" in when.units() else sum(1 for _ in publishes(when, rounds)),
+        publishes=None if "seconds" in when.units() else sum(1 for _ in publishes(when, run)),
         publish_every=str(when),
         evaluation_every_frames=every_frames,
         evaluation_every_versions=versions_between_evaluations(config) if every_frames else 0,
@@ -130,46 +141,19 @@ def timeline(config: Config) -> Timeline:
     )
 
 
-def _due(config: Config) -> Callable[[int, int], int]:
-    """How many optimizer steps follow a batch, by frames and updates so far."""
-
-    def due(frames: int, updates: int) -> int:
-        found = config.recipe.updates_after(config, frames, updates)
-        if found is None:
-            raise ConfigError(
-                f"the recipe {config.recipe.name!r} does not say how many updates follow a batch",
-                "recipe",
-                f"give {type(config.recipe).__name__} the method updates_after",
-            )
-        return found
-
-    return due
-
-
-def _phases(rounds: list[Iteration], frames_per_batch: int) -> list[Phase]:
-    waiting = [round_ for round_ in rounds if round_.updates == 0]
-    found = []
-    for name, those in (("prefill", waiting), ("learning", rounds[len(waiting) :])):
+def _phases(run: list[Iteration], frames_per_batch: int) -> list[Phase]:
+    waiting = [each for each in run if each.updates == 0]
+    phases = []
+    for name, those in (("prefill", waiting), ("learning", run[len(waiting) :])):
         if those:
             made = [after - earlier for earlier, after in pairwise([0, *(r.updates for r in those)])]
-            first = those[0].frames - frames_per_batch
-            last = those[-1].frames - 1
-            found.append(Phase(name, first, last, len(those), sum(made), min(made), max(made)))
-    return found
+            first, last = those[0].frames - frames_per_batch, those[-1].frames - 1
+            phases.append(Phase(name, first, last, len(those), sum(made), min(made), max(made)))
+    return phases
 
 
 def versions_between_evaluations(config: Config) -> int:
-    """How many versions lie in ``evaluation.every_frames`` frames, as far as the config tells.
-
-    Example:
-        >>> from rlsync.recipes.settings import CollectorConfig
-        >>> from rlsync.recipes.settings import EvaluationConfig
-        >>> from rlsync.recipes.sac import SACConfig
-        >>> recipe = SACConfig(evaluation=EvaluationConfig(every_frames=1_000))
-        >>> config = Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=100))
-        >>> versions_between_evaluations(config)  # one version for each batch
-        10
-    """
+    """How many versions lie in ``evaluation.every_frames`` frames, as far as the config tells."""
     when, frames = trigger(config.sync.when), config.recipe.evaluations().every_frames
     if "seconds" in when.units():
         return 1
@@ -177,11 +161,10 @@ def versions_between_evaluations(config: Config) -> int:
     tells = recipe.updates_after(config, per_batch, 0) is not None
     if not tells and "optim_steps" in when.units():
         return max(1, round(frames / per_batch))  # as if each batch brought a version
-    rounds = _rounds(_due(config) if tells else lambda *_: 0, per_batch, recipe.total_frames)
+    run = rounds(config) if tells else (Iteration(frames, 0) for frames in _batches(config))
     # The round in which the prefill ends has fewer updates for its frames than those after it.
-    settled = publishes(when, rounds)
     end_of_prefill = math.ceil(recipe.prefill_frames() / per_batch + 1) * per_batch
-    at = list(islice((position for position in settled if position > end_of_prefill), 1_000))
+    at = list(islice((position for position in publishes(when, run) if position > end_of_prefill), 1_000))
     if len(at) < 2:
         return 1
     return max(1, round(frames * (len(at) - 1) / (at[-1] - at[0])))

@@ -1,32 +1,33 @@
-"""What every recipe's trainer has: its arguments, the hooks that publish, log and watch, and its player."""
+"""What every recipe's trainer has: its arguments, its logger, the hooks that publish, log and watch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import optim
 from torchrl.checkpoint import Checkpoint, GlobalRNGState
+from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
 from rlsync import DreamerPlayer, LogReceipts, SyncWeights
+from rlsync.core.errors import ConfigError, first_line
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes.hooks import (
-    Bottleneck,
     EpisodeReturns,
     StalenessHistogram,
     StatisticsHook,
     StopIfNotFinite,
 )
-from rlsync.recipes.loggers import make_logger
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS, STALENESS
-from rlsync.recipes.settings import IN_PROCESS
+from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS
+from rlsync.recipes.settings import IN_PROCESS, Config
 from rlsync.recipes.sync_settings import sync_map, trigger
-from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
 
@@ -64,19 +65,11 @@ def trainer_settings(run: Run[Any]) -> dict[str, Any]:
 def register_hooks(trainer: Trainer, run: Run[Any], *, stop_at_return: bool = True) -> EpisodeReturns:
     """Register the hooks that every recipe on stock collectors has, and on transitions from a cluster.
 
-    They publish by the config's sync map, log returns and publishes, watch the workers (on a cluster, tell of
-    its nodes), and end the run before a step with a loss or a gradient that is not finite.
-
-    Args:
-        trainer: of the recipe.
-        run: the run.
-        stop_at_return: end the run when the returns of its own episodes reach ``recipe.target_return``.
-
-    Returns:
-        The hook that logs returns, and that can end the run.
+    They are those of :func:`register_sync`, what watches the workers (on a cluster, tells of its nodes), and
+    the one that is returned. It logs returns, and with ``stop_at_return`` it ends the run when the returns of
+    its own episodes reach ``recipe.target_return``.
     """
-    collector = trainer.collector
-    register_sync(trainer, run, collector.counters if isinstance(collector, RolloutCollector) else None)
+    register_sync(trainer, run)
     target = run.recipe.target_return if stop_at_return else None
     returns = EpisodeReturns(target, run.recipe.target_episodes)
     returns.register(trainer)
@@ -84,26 +77,15 @@ def register_hooks(trainer: Trainer, run: Run[Any], *, stop_at_return: bool = Tr
     return returns
 
 
-def register_sync(
-    trainer: Trainer, run: Run[Any], counters: Callable[[], RingCounters] | None = None
-) -> SyncWeights:
-    """Register what every recipe has, whatever its collector.
+def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
+    """Register what every recipe has, whatever its collector; returns the hook that publishes.
 
-    That is the hook that publishes by the config's sync map, those that log what publishing cost, how old
-    the frames were and who waited for whom, the one that writes the run's statistics, and the one that ends
-    the run before a step that is not finite.
-
-    Args:
-        trainer: the trainer.
-        run: the run.
-        counters: of the ring that rollouts come from; None if the collector has none.
-
-    Returns:
-        The hook that publishes.
+    It publishes by the config's sync map. The others log what publishing cost, how old the frames were and
+    who waited for whom, write the run's statistics, and end the run before a step that is not finite.
     """
-    settings, kind = run.config.sync, run.config.collector.kind
+    settings, kind, collector = run.config.sync, run.config.collector.kind, trainer.collector
     sync = SyncWeights(
-        sync_map(settings) | run.place.routes(trainer.collector),
+        sync_map(settings) | run.place.routes(collector),
         trigger(settings.when),
         history=settings.history,
         receipts_file=run.file(RECEIPTS),
@@ -111,10 +93,14 @@ def register_sync(
     sync.register(trainer)
     staleness = StalenessHistogram(sync, run.file(STALENESS))
     staleness.register(trainer)
-    statistics = StatisticsHook(sync, staleness, run.folder, counters)
-    statistics.register(trainer)
-    num_workers = 1 if kind == IN_PROCESS else trainer.collector.num_workers
-    Bottleneck(statistics.waits, num_workers, turns=kind in ("sync", IN_PROCESS)).register(trainer)
+    StatisticsHook(
+        sync,
+        staleness,
+        run.folder,
+        num_workers=1 if kind == IN_PROCESS else collector.num_workers,
+        turns=kind in ("sync", IN_PROCESS),
+        counters=collector.counters if isinstance(collector, RolloutCollector) else None,
+    ).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)
     return sync
@@ -123,10 +109,8 @@ def register_sync(
 def policy_player(run: Run[Any], policy: TensorDictModuleBase, *, deterministic: bool) -> CheckpointPlayer:
     """What ``rlsync eval`` plays with, for a policy that workers on stock collectors act with.
 
-    Args:
-        run: the run; if its sync map declares a dtype, the policy gets it.
-        policy: reads ``observation`` and writes ``action``.
-        deterministic: take the likeliest action in place of drawing one.
+    If the sync map declares a dtype, the policy gets it. With ``deterministic`` it takes the likeliest action
+    in place of drawing one.
     """
     acts, spaces = workers_policy(run.config.sync, policy), run.spaces
     acting = PolicyPlayer(
@@ -170,3 +154,65 @@ class RandomState(GlobalRNGState):
             elif not isinstance(here[key], torch.Tensor):  # one for each device
                 here[key] = list(here[key])[: module.device_count()]
         super().load_state_dict(here)
+
+
+def make_logger(config: Config) -> Logger | None:
+    """The logger that a config names; None if it names none, or if there is no run folder to write to.
+
+    A Weights & Biases run is also told all other keys, and goes on in place of the run that ``resume`` names.
+    ConfigError if the logger refuses its arguments or cannot start: no worker runs yet.
+    """
+    kind, run_dir, kwargs = config.logger.kind, config.run_dir, config.logger.kwargs
+    if run_dir is None or kind == "none":
+        return None
+    try:
+        if kind == "wandb":
+            return _wandb(config, run_dir)
+        make = TensorboardLogger if kind == "tensorboard" else CSVLogger
+        return make(exp_name=METRICS, log_dir=run_dir, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"the {kind} logger does not take these arguments: {first_line(error)}",
+            "logger.kwargs",
+            "see the arguments of TorchRL's logger class, and leave the others out",
+        ) from error
+
+
+def _wandb(config: Config, run_dir: str) -> Logger:
+    import wandb
+
+    kwargs = {"id": _wandb_id(config.resume), "config": asdict(config)} | dict(config.logger.kwargs)
+    try:
+        return WandbLogger(exp_name=Path(run_dir).name, log_dir=str(Path(run_dir) / METRICS), **kwargs)
+    except wandb.Error as error:
+        raise ConfigError(
+            f"wandb cannot start: {first_line(error)}",
+            "logger.kind",
+            "run `wandb login` first, or give logger.kwargs.mode=offline",
+        ) from error
+
+
+class _Saved:
+    """Takes a component's state out of a checkpoint."""
+
+    def __init__(self) -> None:
+        self.state: Mapping[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state = state
+
+
+def _wandb_id(resume: str | None) -> str | None:
+    """The id of the Weights & Biases run that wrote the checkpoint to resume from, if one did."""
+    if resume is None:
+        return None
+    places = (Path(resume), Path(resume) / CHECKPOINT)
+    found = next((at for at in places if Checkpoint.is_checkpoint(at)), None)
+    if found is None or "logger" not in Checkpoint.manifest(found)["components"]:
+        return None
+    saved = _Saved()
+    Checkpoint(logger=saved).load(found, components=["logger"])
+    return saved.state.get("local", {}).get("id")

@@ -30,9 +30,8 @@ from rlsync.cli.resume import load
 from rlsync.cli.train import find_hooks, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import ppo
-from rlsync.recipes.run_files import CHECKPOINT, STATISTICS
+from rlsync.recipes.run_files import CHECKPOINT, STATISTICS, RunStatistics, statistics_in, statistics_schema
 from rlsync.recipes.settings import CollectorConfig, Config, LoggerConfig, PPOConfig
-from rlsync.recipes.statistics import RunStatistics, statistics_in, statistics_schema
 from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
 from tests.tools.parts.programs import ENDS_WITHIN_S, Program, run_program
 

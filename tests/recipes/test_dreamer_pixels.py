@@ -18,9 +18,9 @@ from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.dreamer import config as dreamer_config
 from rlsync.recipes.dreamer import v3
-from rlsync.recipes.dreamer.building import SequenceMemory, make_player_env
+from rlsync.recipes.dreamer.building import make_player_env
 from rlsync.recipes.dreamer.config import DreamerV3Config
-from rlsync.recipes.dreamer.sequences import Sequences
+from rlsync.recipes.dreamer.sequences import SequenceMemory, Sequences
 from rlsync.recipes.env_settings import RenderedConfig
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import EVALUATIONS, IMAGINED_PICTURES

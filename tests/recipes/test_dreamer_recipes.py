@@ -19,10 +19,9 @@ from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import load as load_player
 from rlsync.evaluation.play import play
 from rlsync.recipes.dreamer import v1, v3
-from rlsync.recipes.dreamer.building import SequenceMemory, make_player_env
+from rlsync.recipes.dreamer.building import make_player_env
 from rlsync.recipes.dreamer.config import DreamerV1Config, DreamerV3Config
-from rlsync.recipes.dreamer.rows import as_rows
-from rlsync.recipes.dreamer.sequences import Sequences
+from rlsync.recipes.dreamer.sequences import SequenceMemory, Sequences, as_rows
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import CHECKPOINT, IMAGINATION

@@ -29,9 +29,9 @@ from rlsync.recipes.impala import (
     concatenate,
     vtrace,
 )
+from rlsync.recipes.impala.loss import Steps, loss_terms
 from rlsync.recipes.impala.recipe import make_loss
 from rlsync.recipes.impala.settings import ImpalaConfig, LossSettings, UnrollReplayConfig
-from rlsync.recipes.impala.terms import Steps, loss_terms
 from tests.tools.parts import make_collector
 
 STEPS, ENVS, FEATURES = 6, 4, 5

@@ -12,7 +12,7 @@ from torch import distributions as dist
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala import Categorical, DiagonalGaussian, Finals, ImpalaNet, PolicyHead
-from rlsync.recipes.impala.lstm import EpisodicLSTM
+from rlsync.recipes.impala.layers import EpisodicLSTM
 
 PIXELS = (4, 84, 84)
 STEPS, ENVS = 7, 3

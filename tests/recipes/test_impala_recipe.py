@@ -22,7 +22,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.evaluation.evaluator import Evaluator
 from rlsync.evaluation.process import READER
 from rlsync.recipes.checks import errors
-from rlsync.recipes.hooks import Bottleneck, Load, MixReplayed, StalenessHistogram, UnrollReturns
+from rlsync.recipes.hooks import Load, MixReplayed, StalenessHistogram, StatisticsHook, UnrollReturns
 from rlsync.recipes.impala.recipe import RECIPE, make_network, probe
 from rlsync.recipes.impala.settings import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
@@ -88,7 +88,7 @@ def test_it_trains_publishes_every_batch_and_writes_down_how_old_steps_were(tmp_
     on_time = sum(count for steps, count in lag.counts.items() if steps <= 8)
     assert on_time > trainer.collected_frames / 2, lag.counts
     assert part(trainer, UnrollReturns).finished > 10
-    assert 0 <= part(trainer, Bottleneck).load.workers_waited <= 1
+    assert 0 <= part(trainer, StatisticsHook).load.workers_waited <= 1
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLo
 
 from rlsync import ConfigError, Every, LogPolicyLag, LogReceipts, SyncWeights
 from rlsync.recipes import ppo
-from rlsync.recipes.loggers import make_logger
 from rlsync.recipes.settings import Config, LoggerConfig
+from rlsync.recipes.trainer import make_logger
 from tests.cli.test_main import SMALL, finished
 from tests.tools.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer, wait_until
 

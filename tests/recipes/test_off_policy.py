@@ -41,7 +41,7 @@ from rlsync.recipes.settings import (
 )
 from rlsync.recipes.spaces import BOX
 from rlsync.recipes.td3 import TD3Config
-from rlsync.recipes.timeline import Iteration, iterations
+from rlsync.recipes.timeline import Iteration, rounds
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.torchrl_plugin.ending.last_checkpoint import save_before_the_end
 from rlsync.workers.envs.specs import make_venv
@@ -141,7 +141,7 @@ def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) 
     trainer.register_op("post_steps", lambda: trace.append(Iteration(trainer.collected_frames, pace.updates)))
     before = parameters(trainer, name)
     trained(trainer)
-    assert trace == list(iterations(config.recipe.pace.pace(), 64, 256))
+    assert trace == list(rounds(config))
     assert trace[-1].updates == 48, "a quarter of 192 frames"
     after = parameters(trainer, name)
     assert [key for key, old in before.items() if torch.equal(old, after[key])] == []

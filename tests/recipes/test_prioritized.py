@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from rlsync.recipes.replay.prioritized import WEIGHT, PrioritizedRows, SumTree
+from rlsync.recipes.replay.memory import WEIGHT, PrioritizedRows, SumTree
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.recipes.test_off_policy import built, every_recipe, small
 from tests.recipes.test_recipes import trained

@@ -28,7 +28,7 @@ from torchrl.trainers import Trainer
 from rlsync.cli.ended import begin
 from rlsync.cli.resume import checkpoint_at, load
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
-from rlsync.recipes.replay.prioritized import PrioritizedRows
+from rlsync.recipes.replay.memory import PrioritizedRows
 from rlsync.recipes.replay.row_segments import INDEX, RowSegments
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.recipes.test_off_policy import built, every_recipe, small

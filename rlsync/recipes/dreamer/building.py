@@ -6,12 +6,13 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import torch
-from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import optim
 from torchrl.collectors import BaseCollector
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
+from torchrl.envs.model_based import DreamerEnv
+from torchrl.modules import WorldModelWrapper
 from torchrl.objectives import LossModule
 from torchrl.trainers import OptimizationStepper, Trainer
 
@@ -19,51 +20,12 @@ from rlsync import DreamerPlayer
 from rlsync.recipes import parts
 from rlsync.recipes.dreamer.config import DreamerConfig
 from rlsync.recipes.dreamer.open_loop import OpenLoop
-from rlsync.recipes.dreamer.rows import NumberRows, as_rows
-from rlsync.recipes.dreamer.sequences import Sequences
-from rlsync.recipes.replay import building
+from rlsync.recipes.dreamer.sequences import NumberRows, SequenceMemory, Sequences
+from rlsync.recipes.replay.building import paced_trainer, replay_buffer
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import EnvConfig
-from rlsync.recipes.spaces import make_env
+from rlsync.recipes.spaces import Spaces, make_env
 from rlsync.torchrl_plugin.dreamer.map import parts_of_losses
-
-
-class SequenceMemory:
-    """Puts the rows of every batch into a replay buffer, and draws the sequences of each optimizer step.
-
-    A sequence begins without a state, as an episode does: the recurrent model reads no action in its first
-    row, and makes the state, whose widths are ``state``, from the observations that follow.
-    """
-
-    def __init__(self, buffer: TensorDictReplayBuffer, sequences: Sequences, state: dict[str, int]) -> None:
-        self.buffer = buffer
-        self._sequences = sequences
-        self._state = state
-
-    def register(self, trainer: Trainer) -> None:
-        """Store and draw in this trainer, which has the buffer as its ``replay_buffer``, for checkpoints."""
-        trainer.register_op("batch_process", self.store)
-        trainer.register_op("process_optim_batch", self.draw)
-
-    def store(self, batch: TensorDictBase) -> TensorDictBase:
-        """Keep the rows of a batch, which itself is not changed."""
-        self.buffer.extend(as_rows(batch))
-        return batch
-
-    def draw(self, batch: Any) -> TensorDictBase:
-        """The sequences ``[sequences, length]`` of the next optimizer step."""
-        return self._begun(self.buffer.sample().reshape(-1, self._sequences.length))
-
-    def some(self, count: int, length: int) -> TensorDictBase:
-        """So many other sequences, of any length, to look at."""
-        storage = self.buffer.storage
-        return self._begun(storage[self._sequences.find(storage, count, length)])
-
-    def _begun(self, drawn: TensorDictBase) -> TensorDictBase:
-        drawn["is_init"][:, 0] = True
-        for key, width in self._state.items():
-            drawn[key] = torch.zeros(*drawn.shape, width, device=drawn.device)
-        return drawn
 
 
 def make_player_env(primer: TensorDictPrimer, config: EnvConfig) -> EnvBase:
@@ -97,18 +59,36 @@ def make_trainer(
     """
     recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(recipe.buffer_frames, device=run.device),
-        sampler=sequences,
-        batch_size=recipe.frames_in_an_update(),
-    )
-    trainer = building.empty_trainer(run, buffer, collector, loss, optimizer, stepper)
     state = {key: acting.begins()[key].numel() for key in ("state", "belief")}
-    memory = SequenceMemory(buffer, sequences, state)
-    memory.register(trainer)
-    building.hold_pace(trainer, run, optimizer)
+    memory = SequenceMemory(replay_buffer(run, sequences), sequences, state)
+    trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper)
     if recipe.open_loop.every_frames:
         prior = parts_of_losses({"": loss}).rollout.module.rssm_prior.module
         model = loss.model_loss.world_model
         OpenLoop(recipe.open_loop, model, prior, memory.some, run.folder).register(trainer)
     return trainer
+
+
+def imagined_env(
+    transition: TensorDictModuleBase,
+    reward: TensorDictModuleBase,
+    state: int,
+    recipe: DreamerConfig,
+    spaces: Spaces,
+) -> DreamerEnv:
+    """The environment in which an actor's steps are imagined; ``state`` is the width of what is drawn."""
+    world = WorldModelWrapper(transition, reward)
+    env = DreamerEnv(world, prior_shape=(state,), belief_shape=(recipe.belief,))
+    env.observation_spec = Composite(state=Unbounded(state), belief=Unbounded(recipe.belief))
+    env.state_spec = env.observation_spec.clone()
+    env.action_spec, env.reward_spec = spaces.action_spec, Unbounded((1,))
+    return env
+
+
+def let_act(loss: LossModule, policy: TensorDictModuleBase, recipe: DreamerConfig) -> None:
+    """Let a loss have a player as its ``actor_network``, the name by which TorchRL saves what acts.
+
+    It is no submodule: all parts of ``policy`` are parts of the loss already.
+    """
+    on_adoption: Any = recipe.on_adoption
+    vars(loss)["actor_network"] = DreamerPlayer(policy, on_adoption=on_adoption, window=recipe.window)

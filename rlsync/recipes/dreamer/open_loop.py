@@ -13,8 +13,8 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.trainers import Trainer
 
-from rlsync.recipes.dreamer.common import REPLAYED
 from rlsync.recipes.dreamer.config import OpenLoopConfig
+from rlsync.recipes.dreamer.sequences import REPLAYED
 from rlsync.recipes.run_files import IMAGINATION, IMAGINED_PICTURES
 from rlsync.workers.devices import CPU
 

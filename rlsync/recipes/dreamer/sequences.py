@@ -1,17 +1,111 @@
-"""Draws sequences of rows that follow each other, whatever order they were stored in."""
+"""The rows of an episode as Dreamer's recurrent model reads them, and the sequences that it learns from.
+
+A row is what a step brought, with the action that led to it. An episode of n steps has n + 1 rows: the first
+one has no action, and the first observation. TorchRL's collectors give a frame for each step, so the first
+row is made from what the first frame began with.
+"""
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+from torchrl.data import Composite, TensorDictReplayBuffer, TensorSpec, Unbounded
 from torchrl.data.replay_buffers import Storage
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.dreamer.rows import ROW, STREAM
-from rlsync.torchrl_plugin.compat.replay import OwnSampler
+from rlsync.recipes.replay.memory import Memory
+from rlsync.torchrl_plugin.compat.replay import OwnSampler, OwnTransform
+from rlsync.torchrl_plugin.compat.stamps import STAMP
+
+#: What heads read while sequences are replayed, and while steps are imagined.
+REPLAYED, IMAGINED = [("next", "state"), ("next", "belief")], ["state", "belief"]
+
+#: Which environment a row is of, and its number there.
+STREAM, ROW = "stream", "row"
+
+
+class NumberRows(OwnTransform):
+    """Writes a number on each observation of an environment, which grows by one from row to row.
+
+    Sequences are found by these numbers, in whatever order frames arrive: rows follow each other if their
+    stream is the same and their numbers do. A rollout that is lost leaves a gap, over which no sequence goes.
+    Each environment has a stream of its own, whose id is drawn at random, so those of a resumed run are new.
+
+    Example:
+        >>> from torchrl.envs import GymEnv, TransformedEnv
+        >>> frames = TransformedEnv(GymEnv("CartPole-v1"), NumberRows()).rollout(3)
+        >>> frames["row"].flatten().tolist(), frames["next", "row"].flatten().tolist()
+        ([0, 1, 2], [1, 2, 3])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._streams: Tensor | None = None
+        self._rows = torch.empty(0, dtype=torch.int64)
+
+    def at_reset(self, first: TensorDictBase, begins: Tensor | None) -> TensorDictBase:
+        """The rows that begin now have the next numbers."""
+        shape = (*first.batch_size, 1)
+        if self._streams is None:
+            count = max(1, first.numel())
+            self._streams = torch.tensor([secrets.randbits(62) for _ in range(count)]).reshape(shape)
+            self._rows = torch.full(shape, -1)
+        self._rows += 1 if begins is None else begins.reshape(shape).to(torch.int64)
+        return self._numbered(first)
+
+    def at_step(self, after: TensorDictBase) -> TensorDictBase:
+        self._rows += 1
+        return self._numbered(after)
+
+    def _numbered(self, tensordict: TensorDictBase) -> TensorDictBase:
+        assert self._streams is not None
+        return tensordict.set(STREAM, self._streams.clone()).set(ROW, self._rows.clone())
+
+    def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
+        assert isinstance(observation_spec, Composite)
+        for key in (STREAM, ROW):
+            observation_spec[key] = Unbounded((*observation_spec.shape, 1), dtype=torch.int64)
+        return observation_spec
+
+
+def as_rows(batch: TensorDictBase) -> TensorDictBase:
+    """The rows ``[rows]`` that frames bring, from environments with :class:`NumberRows` and ``InitTracker``.
+
+    They have ``action``, ``is_init``, ``stream``, ``row``, ``policy_version`` and, under ``next``, what the
+    action led to: ``observation``, ``reward``, ``done`` and ``terminated``. The first row of an episode has
+    an action of zeros, and the version that chose the second one's.
+    """
+    frames = batch.reshape(-1)
+    after = frames.get("next")
+    flags = {name: after.get(name).reshape(-1, 1) for name in ("done", "terminated")}
+    steps = TensorDict(
+        {
+            "action": frames.get("action").to(torch.float32),
+            "is_init": torch.zeros_like(flags["done"]),
+            STREAM: after.get(STREAM),
+            ROW: after.get(ROW),
+            "next": {
+                "observation": after.get("observation"),
+                "reward": after.get("reward").reshape(-1, 1),
+                **flags,
+            },
+        },
+        frames.batch_size,
+    )
+    begins = frames.get("is_init").reshape(-1)
+    first = frames[begins]
+    begun = steps[begins].apply(torch.zeros_like)
+    begun["is_init"] = torch.ones_like(begun["is_init"])
+    begun[STREAM], begun[ROW] = first.get(STREAM), first.get(ROW)
+    begun["next", "observation"] = first.get("observation")
+    if STAMP in frames:
+        steps[STAMP], begun[STAMP] = frames.get(STAMP), first.get(STAMP)
+    return torch.cat([begun, steps])
 
 
 class Sequences(OwnSampler):
@@ -76,3 +170,34 @@ class Sequences(OwnSampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._order = None
+
+
+class SequenceMemory(Memory):
+    """A memory of rows, from which the sequences of each optimizer step are drawn.
+
+    A sequence begins without a state, as an episode does: the recurrent model reads no action in its first
+    row, and makes the state, whose widths are ``state``, from the observations that follow.
+    """
+
+    def __init__(self, buffer: TensorDictReplayBuffer, sequences: Sequences, state: dict[str, int]) -> None:
+        super().__init__(buffer)
+        self._sequences = sequences
+        self._state = state
+
+    def rows(self, batch: TensorDictBase) -> TensorDictBase:
+        return as_rows(batch)
+
+    def draw(self, batch: Any) -> TensorDictBase:
+        """The sequences ``[sequences, length]`` of the next optimizer step."""
+        return self._begun(super().draw(batch).reshape(-1, self._sequences.length))
+
+    def some(self, count: int, length: int) -> TensorDictBase:
+        """So many other sequences, of any length, to look at."""
+        storage = self.buffer.storage
+        return self._begun(storage[self._sequences.find(storage, count, length)])
+
+    def _begun(self, drawn: TensorDictBase) -> TensorDictBase:
+        drawn["is_init"][:, 0] = True
+        for key, width in self._state.items():
+            drawn[key] = torch.zeros(*drawn.shape, width, device=drawn.device)
+        return drawn

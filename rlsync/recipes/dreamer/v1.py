@@ -30,9 +30,9 @@ from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerValueL
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts
-from rlsync.recipes.dreamer.building import make_trainer, started_collector
-from rlsync.recipes.dreamer.common import IMAGINED, REPLAYED, imagined_env, let_act
+from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer, started_collector
 from rlsync.recipes.dreamer.config import DreamerV1Config
+from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
 from rlsync.recipes.spaces import Spaces
 from rlsync.workers.devices import CPU
 

@@ -42,9 +42,9 @@ from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
 from rlsync.recipes import parts
-from rlsync.recipes.dreamer.building import make_trainer, started_collector
-from rlsync.recipes.dreamer.common import IMAGINED, REPLAYED, imagined_env, let_act
+from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer, started_collector
 from rlsync.recipes.dreamer.config import DreamerV3Config
+from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
 from rlsync.recipes.spaces import Spaces
 from rlsync.workers.devices import CPU
 

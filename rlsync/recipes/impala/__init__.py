@@ -5,10 +5,8 @@ Source: Espeholt et al. 2018, arXiv 1802.01561; Schmitt et al. 2019, arXiv 1909.
 
 from rlsync.recipes.impala.heads import Categorical, DiagonalGaussian, PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
-from rlsync.recipes.impala.network import Finals, ImpalaNet
-from rlsync.recipes.impala.player import ImpalaPlayer
-from rlsync.recipes.impala.settings import LossSettings, VTraceSettings
-from rlsync.recipes.impala.trust import Trust, TrustRegion
+from rlsync.recipes.impala.network import Finals, ImpalaNet, ImpalaPlayer
+from rlsync.recipes.impala.settings import LossSettings, Trust, TrustRegion, VTraceSettings
 from rlsync.recipes.impala.vtrace import vtrace
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, TorchRLEnvs, make_venv

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -128,6 +129,8 @@ class Categorical(PolicyHead):
         (tensor([0.5000]), tensor([2.]))
     """
 
+    action_shape: ClassVar[tuple[int, ...]] = ()
+    action_dtype: ClassVar[torch.dtype] = torch.int64
     actions: int
 
     @property
@@ -137,14 +140,6 @@ class Categorical(PolicyHead):
     @property
     def features(self) -> int:
         return self.actions
-
-    @property
-    def action_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def action_dtype(self) -> torch.dtype:
-        return torch.int64
 
     def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         log_probs = _log_probs(params)
@@ -194,6 +189,7 @@ class DiagonalGaussian(PolicyHead):
         tensor([-0.9189])
     """
 
+    action_dtype: ClassVar[torch.dtype] = torch.float32
     size: int
     min_log_scale: float = -5.0
     max_log_scale: float = 2.0
@@ -209,10 +205,6 @@ class DiagonalGaussian(PolicyHead):
     @property
     def action_shape(self) -> tuple[int, ...]:
         return (self.size,)
-
-    @property
-    def action_dtype(self) -> torch.dtype:
-        return torch.float32
 
     def act(self, params: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         loc, log_scale = self._split(params)

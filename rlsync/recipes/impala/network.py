@@ -1,4 +1,4 @@
-"""The network of an IMPALA agent: policy and value from one torso, for a worker's step and a whole unroll."""
+"""The network of an IMPALA agent, policy and value from one torso, and the player that acts with it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.plan import POLICY
 from rlsync.recipes.impala.heads import PolicyHead
-from rlsync.recipes.impala.lstm import EpisodicLSTM
-from rlsync.recipes.impala.player import ImpalaPlayer
-from rlsync.recipes.impala.split_pass import split_pass
-from rlsync.recipes.impala.torsos import make_torso
+from rlsync.recipes.impala.layers import EpisodicLSTM, linear, make_torso, split_pass
+from rlsync.workers import frames as keys
+from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.workers.player import Acted, FixedPlayer, Record, State
 
 _HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}
 
@@ -125,8 +126,8 @@ class ImpalaNet(nn.Module):
         self.torso = make_torso(torso, self.observation_shape, widths, channels_last=channels_last)
         features = widths[-1] + last_action * head.features + last_reward
         self.lstm = EpisodicLSTM(features, lstm) if lstm else None
-        self.policy = _linear(lstm or features, head.width, gain=0.01)
-        self.value = _linear(lstm or features, 1, gain=1.0)
+        self.policy = linear(lstm or features, head.width, gain=0.01)
+        self.value = linear(lstm or features, 1, gain=1.0)
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -265,8 +266,83 @@ def _given(tensor: Tensor | None, what: str) -> Tensor:
     return tensor
 
 
-def _linear(inputs: int, outputs: int, *, gain: float) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
+class ImpalaPlayer(FixedPlayer):
+    """Acts with an :class:`ImpalaNet`: one step of the network for all environments, one draw of the actions.
+
+    It records ``behaviour_log_prob``; where an unroll begins ``recurrent_state``, ``last_action`` and
+    ``last_reward``, if the network takes them; and what the options say. Its destination is ``"policy"``.
+
+    Args:
+        network: what acts.
+        store_params: record the policy's outputs as ``behaviour_params``, which a trust region reads.
+        store_value: record the value as ``("collector", "value")``.
+        deterministic: take the likeliest action; otherwise draw one.
+
+    Example:
+        >>> from rlsync.recipes.impala import Categorical, ImpalaNet
+        >>> player = ImpalaPlayer(ImpalaNet((4,), Categorical(2), lstm=8), deterministic=True)
+        >>> [record.name for record in player.records]
+        ['behaviour_log_prob', 'recurrent_state']
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> state = player.begin(3, generator)
+        >>> seen = torch.zeros(3, 4), torch.ones(3, dtype=torch.bool), torch.zeros(3)
+        >>> player.act(*seen, state, generator).action.shape
+        torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        network: ImpalaNet,
+        *,
+        store_params: bool = False,
+        store_value: bool = False,
+        deterministic: bool = False,
+    ) -> None:
+        head = network.head
+        records = [Record(keys.BEHAVIOUR_LOG_PROB, (), torch.float32)]
+        if store_params:
+            records.append(Record(keys.BEHAVIOUR_PARAMS, (head.width,), torch.float32))
+        if store_value:
+            records.append(Record(keys.VALUE, (), torch.float32, beside=True))
+        if network.lstm is not None:
+            records.append(Record(keys.RECURRENT_STATE, network.state_shape, torch.float32, "unroll"))
+        if network.takes_last_action:
+            records.append(Record(keys.LAST_ACTION, head.action_shape, head.action_dtype, "unroll"))
+        if network.takes_last_reward:
+            records.append(Record(keys.LAST_REWARD, (), torch.float32, "unroll"))
+        shape = network.observation_shape
+        dtype = torch.uint8 if len(shape) == 3 else torch.float32  # pixels, or vectors
+        super().__init__({POLICY: network}, actions_of(head), shape, dtype, records)
+        self.network = network
+        self._deterministic = deterministic
+
+    def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
+        network, head = self.network, self.network.head
+        return {
+            keys.RECURRENT_STATE: network.initial_state(num_envs),
+            keys.LAST_ACTION: torch.zeros(num_envs, *head.action_shape, dtype=head.action_dtype),
+        }
+
+    def act(
+        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
+    ) -> Acted:
+        network, head = self.network, self.network.head
+        seen = network.step(
+            observation, is_init, state[keys.RECURRENT_STATE], state[keys.LAST_ACTION], reward
+        )
+        if self._deterministic:
+            action = head.mode(seen.params)
+            log_prob = head.score(seen.params, action)[0]
+        else:
+            action, log_prob = head.act(seen.params, generator)
+        records = {
+            keys.BEHAVIOUR_LOG_PROB: log_prob,
+            keys.BEHAVIOUR_PARAMS: seen.params,
+            keys.VALUE: seen.value,
+        }
+        return Acted(action, records, {keys.RECURRENT_STATE: seen.state, keys.LAST_ACTION: action})
+
+
+def actions_of(head: PolicyHead) -> ActionSpec:
+    """The actions that a policy head chooses from."""
+    return BoxActions(head.action_shape[0]) if head.action_shape else DiscreteActions(head.features)

@@ -54,11 +54,7 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     collector = make_collector(run, network)
     try:
         trainer = Trainer(
-            **settings,
-            collector=collector,
-            loss_module=loss,
-            optimizer=optimizer,
-            optim_steps_per_batch=1,
+            **settings, collector=collector, loss_module=loss, optimizer=optimizer, optim_steps_per_batch=1
         )
         scheduler = parts.annealing(run, optimizer)
         if scheduler is not None:
@@ -92,19 +88,8 @@ def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | No
     model, pixels = recipe.model, len(spaces.observation_shape) == 3
     if model.bfloat16 and bfloat16_instructions() == []:
         warnings.warn("this processor emulates bfloat16: recipe.model.bfloat16=false is faster", stacklevel=2)
-    usual = "shallow" if pixels else "mlp"
-    return ImpalaNet(
-        spaces.observation_shape,
-        spaces.head,
-        torso=usual if model.torso == "auto" else model.torso,
-        hidden=model.hidden,
-        lstm=model.lstm,
-        last_action=model.last_action,
-        last_reward=model.last_reward,
-        channels_last=model.channels_last,
-        bfloat16=model.bfloat16,
-        torso_threads=model.torso_threads,
-    )
+    options = vars(model) | ({"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {})
+    return ImpalaNet(spaces.observation_shape, spaces.head, **options)
 
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
@@ -143,14 +128,14 @@ def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollect
 def register_hooks(trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector) -> None:
     """What publishes, what mixes replayed unrolls in, and what is logged."""
     recipe, replay = run.recipe, run.recipe.replay
-    sync = parts.register_sync(trainer, run, collector.counters)
+    sync = parts.register_sync(trainer, run)
     LogPolicyLag(sync).register(trainer)
     if replay.ratio:
         held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=run.config.seed)
         mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
-    if run.folder is not None and recipe.evaluation.every_frames:
+    if recipe.evaluation.every_frames:
         parts.make_evaluator(run, collector, collector.worker_player).register(trainer)
     run.place.watch(trainer)
 

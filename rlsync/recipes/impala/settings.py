@@ -7,8 +7,8 @@ here, so that a config can be read without it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from dataclasses import MISSING, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import (
@@ -25,9 +25,65 @@ from rlsync.recipes.bounds import (
     same_as,
     values_for,
 )
-from rlsync.recipes.impala.trust import TrustRegion
 from rlsync.recipes.settings import SCHEDULE, Config, EvaluationConfig, RecipeConfig
 from rlsync.transport.ring.format import WhenFull
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Trust(NamedTuple):
+    """What a trust region decided about the steps of an unroll.
+
+    Args:
+        accepted: [T, ...] bool, true for the steps inside.
+        gate_delta: whether a rejected step loses its temporal difference, too.
+
+    Example:
+        >>> import torch
+        >>> Trust(torch.tensor([True, False]), gate_delta=False).accepted.sum()
+        tensor(1)
+    """
+
+    accepted: Tensor
+    gate_delta: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrustRegion:
+    """Accepts a step when KL(target policy || reference policy) at its observation is below a threshold.
+
+    Args:
+        threshold: in nats, above zero.
+        reference: ``"mu"``, the behaviour policy; or ``"implied"``, the policy whose value V-trace estimates:
+            min(rho_bar * behaviour policy, target policy), normalised (categorical policies only).
+        gate_delta: whether a rejected step loses its temporal difference, too.
+
+    Raises:
+        ConfigError: the threshold is not above zero, or there is no such reference.
+
+    Source: LASER, arXiv 1909.11583, section on the trust region scheme.
+
+    Example:
+        >>> import torch
+        >>> TrustRegion(threshold=0.3).decide(torch.tensor([0.1, 0.5])).accepted
+        tensor([ True, False])
+    """
+
+    threshold: float = above_zero(MISSING)
+    reference: str = one_of("mu", "implied")
+    gate_delta: bool = False
+
+    def __post_init__(self) -> None:
+        refuse(bound_errors(self, "TrustRegion."))
+
+    def decide(self, kl: Tensor) -> Trust:
+        """Decide for each step.
+
+        Args:
+            kl: [T, ...], the divergence from the reference at each step, in nats.
+        """
+        return Trust(kl < self.threshold, self.gate_delta)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.impala.settings import VTraceSettings
-from rlsync.recipes.impala.trust import Trust
+from rlsync.recipes.impala.settings import Trust, VTraceSettings
 from rlsync.tensors.device import wide
 
 # Checking takes a tenth of the time of a small V-trace, and the values are nearly always the same.

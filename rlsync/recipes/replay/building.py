@@ -16,9 +16,8 @@ from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpda
 
 from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.networks import MixedMLP, mlp
-from rlsync.recipes.replay.memory import Memory
+from rlsync.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
 from rlsync.recipes.replay.normalize import Normalize, Standardized
-from rlsync.recipes.replay.prioritized import PrioritizedRows
 from rlsync.recipes.replay.row_segments import RowSegments
 from rlsync.recipes.replay.settings import ActorCriticConfig, OffPolicyConfig, ReplayConfig
 from rlsync.recipes.run import Run
@@ -37,48 +36,49 @@ class NotKept:
         """Nothing: the buffer stays as it is."""
 
 
-def empty_trainer(
+def replay_buffer(run: Run[Any], sampler: Sampler) -> TensorDictReplayBuffer:
+    """The replay buffer that the config describes, on the learner's device: frames move there."""
+    recipe: ReplayConfig = run.recipe
+    storage = LazyTensorStorage(recipe.buffer_frames, device=run.device)
+    return TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=recipe.frames_in_an_update())
+
+
+def paced_trainer(
     run: Run[Any],
-    buffer: TensorDictReplayBuffer,
     collector: BaseCollector,
     loss: LossModule,
+    memory: Memory,
     optimizer: optim.Optimizer | None = None,
     stepper: OptimizationStepper | None = None,
     target: TargetNetUpdater | None = None,
 ) -> Trainer:
-    """A trainer whose checkpoints have the replay buffer, or not, as the config says.
+    """A trainer that stores and draws by ``memory``, and learns at the pace of the config.
 
-    It stores nothing and updates nothing yet: register what stores and draws, then call :func:`hold_pace`.
-    The hook of ``target``, which moves target networks, is registered by the recipe. ``optimizer`` is None
-    where a stepper has its own.
+    Its checkpoints have the replay buffer, or not, as the config says. The rate of ``optimizer``, which is
+    None where a stepper has its own, is lowered if the config says so. The hook of ``target``, which moves
+    target networks, is registered by the recipe, and so are those that publish.
     """
+    recipe: ReplayConfig = run.recipe
     trainer = Trainer(
         **trainer_settings(run),
         collector=collector,
         loss_module=loss,
         optimizer=optimizer,
         optimization_stepper=stepper,
-        replay_buffer=buffer,
+        replay_buffer=memory.buffer,
         target_net_updater=target,
         optim_steps_per_batch=0,  # the pace sets it
     )
-    if run.recipe.buffer_checkpointed:
-        buffer.storage.checkpointer = RowSegments(buffer)
+    if recipe.buffer_checkpointed:
+        memory.buffer.storage.checkpointer = RowSegments(memory.buffer)
     elif trainer.checkpoint is not None:
         replace_component(trainer.checkpoint, "replay_buffer", NotKept())
-    return trainer
-
-
-def hold_pace(trainer: Trainer, run: Run[Any], optimizer: optim.Optimizer | None) -> None:
-    """Let a trainer, which stores and draws already, learn at the pace of the config.
-
-    The rate of ``optimizer`` is lowered if the config says so.
-    """
-    recipe: ReplayConfig = run.recipe
+    memory.register(trainer)
     KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed).register(trainer)
     scheduler = None if optimizer is None else annealing(run, optimizer)
     if scheduler is not None:
         LRSchedulerHook(scheduler).register(trainer)
+    return trainer
 
 
 def make_trainer(
@@ -92,35 +92,19 @@ def make_trainer(
     n_step: int = 1,
     squared_errors: bool = True,
 ) -> Trainer:
-    """A trainer that stores every batch, learns at the pace of the config, and moves the target networks.
+    """A :func:`paced_trainer` of a :class:`StepMemory`, whose ``target`` networks move after every step.
 
     The hooks that publish are not registered yet: a recipe may have more sources for its sync map, and more
     hooks that come before them. Call ``register_with_evaluations`` last.
-
-    Args:
-        run: the run.
-        collector: with its workers started.
-        loss: on the learner's device.
-        target: moves the target networks after every step.
-        optimizer: of all parameters; None where a stepper has its own.
-        stepper: see ``torchrl.trainers.OptimizationStepper``.
-        n_step: returns of so many steps.
-        squared_errors: see :class:`~rlsync.recipes.replay.memory.Memory`.
     """
     recipe: OffPolicyConfig = run.recipe
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(recipe.buffer_frames, device=run.device),  # frames move there
-        sampler=_sampler(recipe),
-        batch_size=recipe.batch_size,
-    )
-    trainer = empty_trainer(run, buffer, collector, loss, optimizer, stepper, target)
-    memory = Memory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
-    memory.register(trainer)
+    buffer = replay_buffer(run, _sampler(recipe))
+    memory = StepMemory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
+    trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper, target)
     if recipe.prioritized:
         memory.prioritize(trainer)
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, run.spaces.features).register(trainer)
-    hold_pace(trainer, run, optimizer)
     trainer.register_op("post_optim", TargetNetUpdaterHook(target))
     return trainer
 

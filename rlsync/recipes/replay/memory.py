@@ -1,13 +1,19 @@
-"""The replay buffer of a recipe, as hooks of TorchRL's Trainer."""
+"""The replay buffer of a recipe: what is stored, and what is drawn."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.data import MultiStep, TensorDictReplayBuffer
+from torchrl.data.replay_buffers import Storage
 from torchrl.trainers import Trainer
+
+from rlsync.torchrl_plugin.compat.replay import OwnSampler
 
 #: What says that an episode is over after a step.
 _ENDS = ("done", "terminated", "truncated")
@@ -34,41 +40,165 @@ def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDi
     return summed
 
 
-class Memory:
+class Memory(ABC):
     """Puts every batch into a replay buffer, and draws what each optimizer step learns from.
 
     TorchRL's own hooks store a batch only when the trainer learns from it, so the prefill would be lost.
-    ``squared_errors`` says whether the loss writes the squares of its errors, or their absolute values.
     """
 
-    def __init__(
-        self, buffer: TensorDictReplayBuffer, gamma: float, n_step: int = 1, *, squared_errors: bool = True
-    ) -> None:
+    def __init__(self, buffer: TensorDictReplayBuffer) -> None:
         self.buffer = buffer
-        self._gamma = gamma
-        self._n_step = n_step
-        self._squared_errors = squared_errors
 
     def register(self, trainer: Trainer) -> None:
         """Store and draw in this trainer, which has the buffer as its ``replay_buffer``, for checkpoints."""
         trainer.register_op("batch_process", self.store)
         trainer.register_op("process_optim_batch", self.draw)
 
-    def prioritize(self, trainer: Trainer) -> None:
-        """Give drawn frames the size of their newest error as their priority."""
-        trainer.register_op("post_optim_log", self.learned)
-
     def store(self, batch: TensorDictBase) -> TensorDictBase:
         """Keep a batch, which itself is not changed."""
-        self.buffer.extend(with_n_step_returns(batch, self._gamma, self._n_step).reshape(-1))
+        self.buffer.extend(self.rows(batch))
         return batch
 
     def draw(self, batch: Any) -> TensorDictBase:
         """The batch of the next optimizer step."""
         return self.buffer.sample()
 
+    @abstractmethod
+    def rows(self, batch: TensorDictBase) -> TensorDictBase:
+        """What is kept of a batch."""
+
+
+class StepMemory(Memory):
+    """A memory of single steps, with returns of ``n_step`` of them.
+
+    ``squared_errors`` says whether the loss writes the squares of its errors, or their absolute values.
+    """
+
+    def __init__(
+        self, buffer: TensorDictReplayBuffer, gamma: float, n_step: int = 1, *, squared_errors: bool = True
+    ) -> None:
+        super().__init__(buffer)
+        self._gamma = gamma
+        self._n_step = n_step
+        self._squared_errors = squared_errors
+
+    def prioritize(self, trainer: Trainer) -> None:
+        """Give drawn frames the size of their newest error as their priority."""
+        trainer.register_op("post_optim_log", self.learned)
+
+    def rows(self, batch: TensorDictBase) -> TensorDictBase:
+        return with_n_step_returns(batch, self._gamma, self._n_step).reshape(-1)
+
     def learned(self, batch: TensorDictBase) -> None:
         """An optimizer step is done: the loss has left the errors of the frames in the batch."""
         errors = batch.get(self.buffer.priority_key).detach().reshape(-1).abs()
         sizes = errors.sqrt() if self._squared_errors else errors
         self.buffer.update_priority(batch.get("index").reshape(-1), sizes)
+
+
+#: What each drawn frame's loss is multiplied by; TorchRL's losses look for this key.
+WEIGHT = "priority_weight"
+
+#: Is added to each error, so that every frame can be drawn.
+_LEAST = 1e-6
+
+
+class SumTree:
+    """Numbers in the leaves of a binary tree, whose inner nodes are sums: finding takes log2(capacity).
+
+    TorchRL's PrioritizedSampler has its trees in a compiled extension, which does not load with each build of
+    torch. This one is the same on every machine.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._leaves = 1 << max(1, (capacity - 1).bit_length())
+        self._nodes = np.zeros(2 * self._leaves)
+        self.capacity = capacity
+
+    @property
+    def total(self) -> float:
+        return float(self._nodes[1])
+
+    @property
+    def values(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """``[capacity]`` float64: the numbers, a view."""
+        return self._nodes[self._leaves : self._leaves + self.capacity]
+
+    def set(self, index: np.ndarray[Any, Any], values: np.ndarray[Any, Any] | float) -> None:
+        """Put numbers, none below 0, at places. Of a place that is named twice the last number stays."""
+        nodes = index + self._leaves
+        self._nodes[nodes] = values
+        while len(nodes) and nodes[0] > 1:
+            nodes = np.unique(nodes >> 1)
+            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
+
+    def find(self, mass: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The places at which the running sum of all numbers passes each mass, from 0 to ``total``.
+
+        A place with the number 0 is never found.
+        """
+        nodes, mass = np.ones(len(mass), dtype=np.int64), mass.astype(np.float64)
+        while nodes[0] < self._leaves:
+            left = self._nodes[2 * nodes]
+            right = (mass >= left) & (self._nodes[2 * nodes + 1] > 0)  # rounding never leads to an empty side
+            mass = np.where(right, mass - left, mass)
+            nodes = 2 * nodes + right
+        return nodes - self._leaves
+
+
+class PrioritizedRows(OwnSampler):
+    """Draws frame i with probability ``p_i ** alpha / sum_j p_j ** alpha``; p is its newest error.
+
+    A frame that was never drawn has the largest priority so far. What is drawn has ``priority_weight``, which
+    TorchRL's losses use: ``(N P(i)) ** -beta`` divided by the largest such weight of all stored frames. With
+    a beta of 1 it takes back all of the bias.
+
+    Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
+    """
+
+    def __init__(self, capacity: int, alpha: float, beta: float) -> None:
+        self._tree = SumTree(capacity)
+        self._alpha, self._beta = alpha, beta
+        self._largest = 1.0
+
+    def probabilities(self) -> Tensor:
+        """``[capacity]`` float64: how likely each row is drawn next."""
+        return torch.from_numpy(self._tree.values / self._tree.total)
+
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
+        """Rows ``[batch_size]``, with replacement, and their weights."""
+        if self._tree.total <= 0:
+            raise RuntimeError("Cannot sample from an empty storage.")  # as TorchRL's samplers do
+        mass = torch.rand(batch_size, dtype=torch.float64).numpy() * self._tree.total
+        rows = self._tree.find(mass)
+        values = self._tree.values
+        least = values[: len(storage)].min()
+        weights = (values[rows] / least) ** -self._beta
+        return torch.from_numpy(rows), {WEIGHT: torch.from_numpy(weights).to(torch.float32)}
+
+    def update_priority(
+        self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None
+    ) -> None:
+        """Give rows new errors, none below 0."""
+        rows = torch.as_tensor(index).reshape(-1).cpu().numpy()
+        errors = torch.as_tensor(priority).detach().reshape(-1).double().cpu().numpy() + _LEAST
+        self._largest = max(self._largest, float(errors.max()))
+        self._tree.set(rows, errors**self._alpha)
+
+    def add(self, index: int | Tensor) -> None:
+        """A new frame: it is as likely as any."""
+        self.extend(torch.as_tensor(index))
+
+    def extend(self, index: Tensor) -> None:
+        """New frames, which may take the rows of old ones."""
+        self._tree.set(torch.as_tensor(index).reshape(-1).cpu().numpy(), self._largest**self._alpha)
+
+    def clear(self) -> None:
+        self._tree = SumTree(self._tree.capacity)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"priorities": torch.from_numpy(self._tree.values.copy()), "largest": self._largest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._largest = float(state_dict["largest"])
+        self._tree.set(np.arange(self._tree.capacity), state_dict["priorities"].numpy())

@@ -10,16 +10,129 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import pickle
+import uuid
+import weakref
+import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+from tensordict import TensorDict, TensorDictBase
 from torchrl.data import TensorDictReplayBuffer, TensorStorageCheckpointer
 from torchrl.data.replay_buffers import TensorStorage
 
-from rlsync.core.errors import ConfigError, RlsyncWarning, first_line, warn
-from rlsync.recipes.replay.segment_files import Folder, Segment, read, unread, unwritten, write
+from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, first_line, warn
 from rlsync.torchrl_plugin.compat import replay
+
+#: What reading a damaged segment can raise.
+_DAMAGED = (OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Consecutive rows in one file, which is never changed.
+
+    Rows are numbered from 0 in the order in which they came.
+    """
+
+    file: str  # its name, which no other segment has, in any run
+    first: int  # the number of its first row
+    end: int  # the number after that of its last row
+    file_bytes: int
+    merged: bool = False  # whether it has the rows of many small segments
+
+
+class Folder:
+    """An open folder. It is the same one after TorchRL has renamed the checkpoint that it is a part of."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def link(self, segment: Segment, into: Path) -> bool:
+        """Link a segment's file. False if it is not here, or not whole."""
+        try:
+            size = os.stat(segment.file, dir_fd=self._descriptor).st_size
+            if size != segment.file_bytes:
+                return False
+            os.link(segment.file, into / segment.file, src_dir_fd=self._descriptor)
+        except FileExistsError:  # it was linked there before
+            return True
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_gone(self) -> bool:
+        """Whether it was deleted, which only an empty folder can be."""
+        try:
+            return not os.listdir(self._descriptor)  # noqa: PTH208  # it has no path that stays
+        except OSError:
+            return True
+
+
+def write(rows: TensorDictBase, folder: Path, first: int, *, merged: bool) -> Segment:
+    """Write rows as a segment, which is on disk when this returns; RlsyncError if it cannot be written."""
+    end = first + len(rows)
+    file = folder / f"{first}-{end}.{uuid.uuid4().hex}.pt"
+    try:
+        # Not through a memory map: on a full disk that ends the process, and a write raises an error.
+        with file.open("xb") as opened:
+            torch.save(_copied(rows), opened)
+            opened.flush()
+            os.fsync(opened.fileno())  # later checkpoints rely on this file and do not write it again
+    except (OSError, RuntimeError) as error:  # torch turns the first into the second
+        raise unwritten(folder, error) from error
+    return Segment(file.name, first, end, file.stat().st_size, merged)
+
+
+def _copied(rows: TensorDictBase) -> dict[str, Any]:
+    """Copies in host memory. Torch would save the whole storage of which ``rows`` is a view."""
+    return {
+        name: _copied(part) if isinstance(part, TensorDictBase) else part.to("cpu", copy=True)
+        for name, part in rows.items()
+    }
+
+
+def read(folder: Path, segment: Segment) -> TensorDict:
+    """The rows of a segment, memory-mapped; ConfigError if the file is missing or damaged."""
+    file = folder / segment.file
+    try:
+        if file.stat().st_size != segment.file_bytes:
+            raise ValueError(f"it has {file.stat().st_size:,} of {segment.file_bytes:,} bytes")
+        with zipfile.ZipFile(file) as archive:  # which is what torch writes, with a checksum of each tensor
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError("its checksum is wrong")
+        rows = torch.load(file, mmap=True, map_location="cpu", weights_only=True)
+        return TensorDict(rows, [segment.end - segment.first])
+    except FileNotFoundError as error:
+        raise unread("is missing", file) from error
+    except _DAMAGED as error:
+        raise unread(f"is damaged: {first_line(error)}", file) from error
+
+
+def unread(what: str, file: Path) -> ConfigError:
+    """The error about a file that cannot be read."""
+    return ConfigError(
+        f"a part of the checkpoint's replay buffer {what}",
+        str(file),
+        "resume from another checkpoint, or from a whole copy of this one",
+    )
+
+
+def unwritten(folder: Path, error: Exception) -> RlsyncError:
+    """The error about a file that cannot be written."""
+    reason = error.__context__ if isinstance(error.__context__, OSError) else error
+    return RlsyncError(
+        f"the replay buffer could not be written: {first_line(reason)}",
+        str(folder),
+        "make room there; the checkpoint before is whole, and resume=RUN goes on from it",
+    )
+
 
 #: Says which rows a checkpoint has, and in which segments they are.
 INDEX = "rows.json"

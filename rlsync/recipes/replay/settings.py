@@ -10,8 +10,6 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import (
     WIDTHS,
     above_zero,
-    bound_errors,
-    caught,
     fraction,
     kept,
     learning_rate,
@@ -81,8 +79,6 @@ class ReplayConfig(RecipeConfig):
         return self.batch_size
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
-        if not list(bound_errors(self.pace)):  # those are told with their keys
-            yield from caught(self.pace.pace, "recipe.pace")
         if self.pace.prefill >= self.total_frames:
             yield ConfigError(
                 f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from",

@@ -1,0 +1,340 @@
+"""Hooks that measure a run: who waits for whom, how old the frames are, and all of it in numbers."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, NamedTuple
+
+from tensordict import TensorDictBase
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from rlsync import SyncWeights
+from rlsync.core.plan import Receipt
+from rlsync.recipes.run_files import RunStatistics
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer
+from rlsync.transport.contract import ReaderStatus
+from rlsync.transport.ring.format import RingCounters
+
+
+class InSummary(ABC):
+    """A registered hook with one more line for the end of ``rlsync train``.
+
+    Example:
+        >>> class Patience(InSummary):
+        ...     def summary_line(self) -> str:
+        ...         return "learning rate halved 3 times"
+        >>> Patience().summary_line()
+        'learning rate halved 3 times'
+    """
+
+    @abstractmethod
+    def summary_line(self) -> str:
+        """The line, without a line break; called once, after the last frame."""
+
+
+class Waits(NamedTuple):
+    """How long each side has waited for the other, in seconds, and for how long that was counted."""
+
+    seconds: float  # since counting began
+    learner_s: float  # the learner for frames
+    workers_s: float | None = None  # all workers together for the learner; None: the collector cannot tell
+    dropped: int | None = None  # rollouts, because no worker may wait; None where none can be
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Who waited for whom.
+
+    Example:
+        >>> print(Load(learner_busy=0.97, workers_waited=0.41))
+        learner busy 97 %, workers waited 41 %: the learner is the bottleneck
+        >>> print(Load(learner_busy=0.4))
+        learner busy 40 %: the workers are the bottleneck
+    """
+
+    learner_busy: float  # fraction of the time in which the learner was not waiting for frames
+    workers_waited: float | None = None  # of the workers' time; None where the collector cannot tell
+
+    def __str__(self) -> str:
+        idle, waited = 1 - self.learner_busy, self.workers_waited
+        told = f"learner busy {self.learner_busy:.0%}"
+        if waited is None:
+            who = "the workers are the bottleneck" if idle >= 0.1 else "the learner is the bottleneck"
+        else:
+            told += f", workers waited {waited:.0%}"
+            who = "the learner is the bottleneck" if waited > idle else "the workers are the bottleneck"
+            if max(idle, waited) < 0.1:
+                who = "neither waits for the other"
+        return f"{told}: {who}".replace("%", " %")
+
+
+#: The hook's name in checkpoints. It counts staleness and not lag, but older checkpoints have this name, and
+#: TorchRL refuses a checkpoint that lacks a registered name.
+CHECKPOINT_KEY = "lag_histogram"
+
+
+class StalenessHistogram(TrainerHookBase):
+    """Counts how many versions old the consumed steps are, logs their mean, and writes the counts to a file.
+
+    After every batch it logs ``sync/staleness_versions``: the mean over the steps that the optimizer has used
+    since the batch arrived. Steps of unknown age are left out. The CSV file, ``staleness_versions,steps``, is
+    rewritten at each checkpoint and at the end.
+    """
+
+    def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
+        self.sync = sync
+        self.counts: Counter[int] = Counter()
+        self.mean = float("nan")  #: of the newest batch that was learned from
+        self._file = file
+        self._registered = False
+        self._ages: Counter[int] = Counter()
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        if not self._registered:  # nobody would write the file
+            raise no_trainer(self)
+        age = self.sync.staleness(batch).versions
+        ages, counts = age[age != UNKNOWN].unique(return_counts=True)
+        self._ages.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        return batch
+
+    def report(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
+        """The mean age of what was consumed since the last call; None if nothing was."""
+        if not self._ages:
+            return None
+        self.mean = sum(age * count for age, count in self._ages.items()) / self._ages.total()
+        self._keep()
+        return {"sync/staleness_versions": self.mean}
+
+    @property
+    def steps_by_age(self) -> Counter[int]:
+        """How many consumed steps were how many versions old, so far."""
+        return self.counts + self._ages
+
+    def _keep(self) -> None:
+        self.counts.update(self._ages)
+        self._ages.clear()
+
+    def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
+        """Count before each optimizer step, and write at the end.
+
+        ConfigError if ``sync`` is bound to no trainer, or its frames carry no stamps.
+        """
+        self.sync.require_stamps("StalenessHistogram")
+        self._registered = True
+        trainer.register_op("process_optim_batch", self)
+        trainer.register_op("post_steps_log", self.report)
+        trainer.register_op("shutdown", self.write)
+        trainer.register_module(name, self)
+
+    def write(self) -> None:
+        self._keep()
+        if self._file is not None:
+            with self._file.open("w", newline="") as file:
+                csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
+
+    def state_dict(self) -> dict[str, Any]:
+        self.write()
+        return {"counts": dict(self.counts)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.counts = Counter({int(age): int(count) for age, count in state_dict["counts"].items()})
+
+
+#: Publishes from which the percentiles are taken: the newest.
+_NEWEST = 1000
+
+#: Seconds between two writes of the file.
+_WRITE_EVERY_S = 1.0
+
+
+class StatisticsHook(TrainerHookBase, InSummary):
+    """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts.
+
+    It logs who waits for whom, and says at the end who was the bottleneck. With ``turns`` workers collect
+    only while the learner waits for them, so they wait while it is busy. Register it after the hook that
+    publishes, and before hooks that mix other frames into a batch.
+    """
+
+    def __init__(
+        self,
+        sync: SyncWeights,
+        staleness: StalenessHistogram,
+        run_dir: Path | None,
+        *,
+        num_workers: int = 1,
+        turns: bool = False,
+        counters: Callable[[], RingCounters] | None = None,
+    ) -> None:
+        self.load = Load(0.0)
+        self._sync = sync
+        self._staleness = staleness
+        self._run_dir = run_dir
+        self._num_workers = num_workers
+        self._turns = turns
+        self._counters = counters
+        self._registered = False
+        self._started_s = self._idle_since_s = time.monotonic()
+        self._written_s = -math.inf  # the first batch is written at once
+        self._first = sync.counters()
+        self._after_first: Waits | None = None  # when the first batch was done
+        self._learner_wait_s = 0.0
+        self._lag_versions = 0
+        self._published_bytes = 0
+        self._seen = 0  # the newest version whose receipt was counted
+        self._publish_ms: deque[float] = deque(maxlen=_NEWEST)
+        self._to_frames_ms: deque[float] = deque(maxlen=_NEWEST)
+        self._adoption_ms: deque[float] = deque(maxlen=_NEWEST)
+        self._published_s: dict[int, float] = {}  # of the newest versions
+        self._adopted: dict[int, int] = {}  # by each worker, when the last batch arrived
+        self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)  # no frames have been made with these yet
+
+    def register(self, trainer: Trainer, name: str = "bottleneck") -> None:
+        """Count each batch of the trainer with which the hook that publishes is registered."""
+        self._registered = True
+        trainer.register_op("setup", self._begin)
+        trainer.register_op("batch_process", self)
+        trainer.register_op("post_steps_log", self._done)
+        trainer.register_op("shutdown", self.write)
+        trainer.register_module(name, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep: a resumed run goes on from the trainer's counters, and waits anew."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
+
+    def summary_line(self) -> str:
+        return str(self.load)
+
+    def _waits(self) -> Waits:
+        ring = None if self._counters is None else self._counters()
+        return Waits(
+            time.monotonic() - self._started_s,
+            self._learner_wait_s,
+            None if ring is None else ring.worker_wait_s,
+            None if ring is None else ring.dropped,
+        )
+
+    def now(self) -> RunStatistics:
+        """The numbers so far."""
+        counted, began = self._sync.counters(), self._first
+        waits = self._waits()
+        since = max(waits.seconds, 1e-9)
+        steps = self._staleness.steps_by_age
+        publish, to_frames, adoption = map(
+            _percentiles, (self._publish_ms, self._to_frames_ms, self._adoption_ms)
+        )
+        return RunStatistics(
+            frames=counted.frames,
+            updates=counted.optim_steps,
+            updates_per_frame=counted.optim_steps / counted.frames if counted.frames else None,
+            seconds=waits.seconds,
+            frames_per_s=(counted.frames - began.frames) / since,
+            updates_per_s=(counted.optim_steps - began.optim_steps) / since,
+            version=self._sync.version,
+            published_bytes=self._published_bytes,
+            publish_ms_p50=publish[0],
+            publish_ms_p95=publish[1],
+            to_frames_ms_p50=to_frames[0],
+            to_frames_ms_p95=to_frames[1],
+            adoption_ms_p50=adoption[0],
+            adoption_ms_p95=adoption[1],
+            lag_versions=self._lag_versions,
+            staleness_versions=(
+                sum(age * count for age, count in steps.items()) / steps.total() if steps else None
+            ),
+            learner_wait_s=waits.learner_s,
+            workers_wait_s=waits.workers_s,
+            dropped_rollouts=waits.dropped,
+        )
+
+    def write(self) -> None:
+        if self._run_dir is not None:
+            self._count_receipts()
+            self.now().write(self._run_dir)
+        self._written_s = time.monotonic()
+
+    def _begin(self) -> None:
+        self._started_s = self._idle_since_s = time.monotonic()
+        self._first = self._sync.counters()
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        if not self._registered:
+            raise no_trainer(self)
+        self._learner_wait_s += time.monotonic() - self._idle_since_s
+        workers = self._sync.acting_workers()
+        self._lag_versions = self._sync.lag_versions(workers)
+        self._count_receipts()
+        self._look_at_adoptions(workers)
+        age = self._sync.staleness(batch).versions
+        known = age[age != UNKNOWN]
+        if known.numel():
+            newest = self._sync.version - int(known.min())
+            while self._awaited and self._awaited[0].version <= newest:
+                self._to_frames_ms.append((time.time() - self._awaited.popleft().time_s) * 1e3)
+        return batch
+
+    def _look_at_adoptions(self, workers: list[ReaderStatus]) -> None:
+        """Note how long after its publish each worker began a rollout with a version that is new to it."""
+        now_s = time.time()
+        for worker in workers:
+            version, published_s = worker.adopted_version, self._published_s.get(worker.adopted_version)
+            if published_s is not None and self._adopted.get(worker.reader) != version:
+                began_s = now_s - worker.heartbeat_age_s
+                self._adoption_ms.append(max(0.0, began_s - published_s) * 1e3)
+            self._adopted[worker.reader] = version
+
+    def _done(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
+        if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
+            self.write()
+        self._idle_since_s = time.monotonic()
+        return self._look_at_load()
+
+    def _look_at_load(self) -> dict[str, Any]:
+        counted, began = self._waits(), self._after_first
+        if began is None:  # counting begins after the first batch, so that start-up is left out
+            self._after_first = counted
+            return {}
+        wall_s = max(counted.seconds - began.seconds, 1e-9)
+        busy = 1 - (counted.learner_s - began.learner_s) / wall_s
+        waited = busy if self._turns else None
+        if counted.workers_s is not None and began.workers_s is not None:
+            waited = (counted.workers_s - began.workers_s) / wall_s / self._num_workers
+        self.load = Load(busy, waited)
+        logged = {
+            "load/learner_busy": busy,
+            "load/workers_waited": waited,
+            "load/dropped_rollouts": counted.dropped,
+        }
+        return {key: value for key, value in logged.items() if value is not None}
+
+    def _count_receipts(self) -> None:
+        # The newest are the last: older ones were counted, and are not looked at again.
+        new = list(takewhile(lambda r: r.version > self._seen or r.coalesced, reversed(self._sync.receipts)))
+        for receipt in [r for r in reversed(new) if r.version > self._seen and not r.coalesced]:
+            self._seen = receipt.version
+            self._published_bytes += receipt.copied_bytes
+            self._publish_ms.append(receipt.duration_s * 1e3)
+            self._published_s[receipt.version] = receipt.time_s
+            self._awaited.append(receipt)
+        while len(self._published_s) > _NEWEST:
+            del self._published_s[next(iter(self._published_s))]
+
+
+def _percentiles(values: deque[float]) -> tuple[float | None, float | None]:
+    """The median and the 95th percentile; nothing of fewer than two values."""
+    if len(values) < 2:
+        return None, None
+    cut = quantiles(values, n=20, method="inclusive")
+    return cut[9], cut[18]

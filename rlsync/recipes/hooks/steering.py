@@ -1,0 +1,258 @@
+"""Hooks that steer a run: its pace, its end, its exploration, and the frames it learns from."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.modules import EGreedyModule
+from torchrl.trainers import Trainer, TrainerHookBase
+
+from rlsync.core.errors import RlsyncWarning
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
+from rlsync.workers.frames import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
+from rlsync.workers.replay.mixing import ReplayMix
+from rlsync.workers.replay.pacing import Pace, PaceFrom
+
+
+class KeepPace(TrainerHookBase):
+    """Lets a trainer do as many optimizer steps after each batch as its frames allow, and logs the ratio.
+
+    Whichever side is ahead waits. The learner does no update that no frame has allowed: it waits for the next
+    batch. Workers collect one rollout ahead at most, and begin the next one when the learner takes it.
+
+    With ``refills`` checkpoints have no replay buffer: a resumed run collects as many frames as the prefill
+    has before its next update, and the ratio holds from there on.
+
+    Logs ``pace/ratio``, the updates for each frame that were really done, and ``pace/updates``.
+    """
+
+    def __init__(self, pace: Pace, *, refills: bool = False) -> None:
+        self._refills = refills
+        self.pace = PaceFrom(pace)
+        self.updates = 0
+        self._trainer: Trainer | None = None
+
+    def __call__(self, *_: object) -> None:
+        trainer = self._present()
+        trainer.optim_steps_per_batch = self.pace.due(trainer.collected_frames, self.updates)
+
+    def register(self, trainer: Trainer, name: str = "keep_pace") -> None:
+        """Pace this trainer; its own ``optim_steps_per_batch`` has no effect any more."""
+        self._trainer = trainer
+        trainer.register_op("pre_optim_steps", self)
+        trainer.register_op("post_optim", self._updated)
+        trainer.register_op("post_steps_log", self._report)
+        trainer.register_module(name, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "ratio": self.pace.pace.ratio,
+            "frames": 0 if self._trainer is None else self._trainer.collected_frames,
+            "updates": self.updates,
+            "from_frames": self.pace.frames,
+            "from_updates": self.pace.updates,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the count. If the ratio is another one now, it holds from here on, and that is said."""
+        self.updates = int(state_dict["updates"])
+        if self._trainer is not None and int(state_dict["frames"]) >= self.pace.pace.prefill:
+            # A collector with another number of workers does not load its state, and would begin anew.
+            self._trainer.collector.init_random_frames = 0
+        before, now = float(state_dict["ratio"]), self.pace.pace.ratio
+        begun = int(state_dict["frames"]), self.updates
+        if self._refills and begun[0]:
+            begun = begun[0] + self.pace.pace.prefill, self.updates
+        elif before == now:
+            begun = int(state_dict["from_frames"]), int(state_dict["from_updates"])
+        if before != now:
+            warnings.warn(
+                RlsyncWarning(
+                    f"the replay ratio was {before:g} and is {now:g} from here on",
+                    f"a resumed run, after {int(state_dict['frames']):,} frames and {self.updates:,} updates",
+                    "give the ratio of the run before to go on as it did",
+                ),
+                stacklevel=2,
+            )
+        self.pace = PaceFrom(self.pace.pace, *begun)
+
+    def _updated(self) -> None:
+        self.updates += 1
+
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
+        ratio = self.pace.measured(self._present().collected_frames, self.updates)
+        return {"pace/updates": self.updates} | ({"pace/ratio": ratio} if ratio == ratio else {})
+
+    def _present(self) -> Trainer:
+        if self._trainer is None:
+            raise no_trainer(self)
+        return self._trainer
+
+
+class EpisodeReturns(TrainerHookBase):
+    """The mean return of the newest finished episodes; stops the trainer when it reaches ``target``.
+
+    Reads ``("next", "reward_sum")`` where ``("next", "done")``; logs ``return`` and ``episodes``. The mean is
+    of up to ``episodes`` episodes; the trainer is stopped only when there are as many.
+    """
+
+    def __init__(self, target: float | None = None, episodes: int = 20) -> None:
+        self.target = target
+        self.newest: deque[float] = deque(maxlen=episodes)
+        self.finished = 0
+        self.reached = False
+        self._trainer: Trainer | None = None
+
+    @property
+    def mean(self) -> float:
+        """The mean return of the newest episodes; not a number before the first one ends."""
+        return sum(self.newest) / len(self.newest) if self.newest else float("nan")
+
+    def __call__(self, batch: TensorDictBase | None) -> dict[str, Any] | None:
+        if self._trainer is None:
+            raise no_trainer(self)
+        if batch is None:
+            return None
+        ended = self.ended(batch)
+        self.newest.extend(ended)
+        self.finished += len(ended)
+        full = len(self.newest) == self.newest.maxlen
+        if self.target is not None and full and self.mean >= self.target:
+            self.stop(f"return {self.mean:.0f} reached {self.target:g}")
+        return {"return": self.mean, "episodes": self.finished} if self.newest else None
+
+    def stop(self, why: str) -> None:
+        if self._trainer is None:
+            raise no_trainer(self)
+        self.reached = True
+        self._trainer.request_stop(why)
+
+    def ended(self, batch: TensorDictBase) -> list[float]:
+        """The returns of the episodes that ended in this batch."""
+        returns: list[float] = batch["next", "reward_sum"][batch["next", "done"]].flatten().tolist()
+        return returns
+
+    def register(self, trainer: Trainer, name: str = "episode_returns") -> None:
+        """Watch every batch of this trainer."""
+        self._trainer = trainer
+        trainer.register_op("post_steps_log", self)
+        trainer.register_module(name, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"newest": list(self.newest), "finished": self.finished}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.newest.clear()
+        self.newest.extend(state_dict["newest"])
+        self.finished = state_dict["finished"]
+
+
+class UnrollReturns(EpisodeReturns):
+    """The mean return of the newest finished episodes of unrolls; where lost lives end episodes, of games."""
+
+    def ended(self, batch: TensorDictBase) -> list[float]:
+        over = batch.get((COLLECTOR, EPISODE_LENGTH)) > 0
+        returns: list[float] = batch.get((COLLECTOR, EPISODE_RETURN))[over].tolist()
+        return returns
+
+
+class EpsilonDecay(TrainerHookBase):
+    """Lowers the exploration rate of an EGreedyModule as frames are collected.
+
+    DQNTrainer does this too, but its checkpoints do not say for how many frames the rate has fallen. They
+    carry the module itself as ``trainer.greedy_module``.
+
+    Logs ``exploration/epsilon``, the rate of the worker that explores most, and ``exploration/epsilon_last``,
+    that of the one that explores least: the rate to the power ``last_exponent``.
+    """
+
+    def __init__(self, greedy: EGreedyModule, last_exponent: float = 1.0) -> None:
+        self.greedy = greedy
+        self._last_exponent = last_exponent
+        self._frames = 0
+        self._trainer: Trainer | None = None
+
+    def __call__(self, *given: object) -> None:
+        if self._trainer is None:
+            raise no_trainer(self)
+        refuse_arguments(self, given)
+        if self._trainer.collected_frames > self._frames:
+            self.greedy.step(self._trainer.collected_frames - self._frames)
+            self._frames = self._trainer.collected_frames
+
+    def register(self, trainer: Trainer, name: str = "epsilon_decay") -> None:
+        """Step after every batch; register before the hook that publishes the rate."""
+        self._trainer = trainer
+        trainer.register_op("post_steps", self)
+        trainer.register_op("post_steps_log", self._report)
+        trainer.register_module(name, self)
+
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, float]:
+        rate = float(self.greedy.eps)
+        return {"exploration/epsilon": rate, "exploration/epsilon_last": rate**self._last_exponent}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"frames": self._frames}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._frames = state_dict["frames"]
+
+
+class MixReplayed(TrainerHookBase):
+    """Adds replayed unrolls to what an optimizer step is about to use.
+
+    If checkpoints do not ``keep_contents``, a resumed run starts with an empty replay.
+    """
+
+    def __init__(self, mix: ReplayMix, *, keep_contents: bool = False) -> None:
+        self.mix = mix
+        self.keep_contents = keep_contents
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        return self.mix(batch.exclude(COLLECTOR))
+
+    def register(self, trainer: Trainer, name: str = "replay") -> None:
+        """Mix before each optimizer step; register after hooks that look at online unrolls alone."""
+        trainer.register_op("process_optim_batch", self)
+        trainer.register_op("post_steps_log", self._report)
+        trainer.register_module(name, self)
+
+    def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
+        return {"replay/steps": self.mix.replay.steps, "replay/replayed_unrolls": self.mix.total.replayed}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts behind the ratio, the random state of the draws, and the unrolls if they are kept."""
+        return {"mix": self.mix.state_dict(), "replay": self.mix.replay.state_dict(self.keep_contents)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.mix.load_state_dict(state_dict["mix"])
+        replay = dict(state_dict["replay"])
+        if "contents" in replay:  # checkpoints give tensordicts back as mappings
+            replay["contents"] = TensorDict(dict(replay["contents"]))
+        self.mix.replay.load_state_dict(replay)
+
+
+class ToLearner:
+    """Moves each batch of a stock collector to the learner's device, before anything computes with it.
+
+    It is the one place where frames leave host memory. Batches that are there already are not copied.
+
+    Example:
+        >>> from tensordict import TensorDict
+        >>> ToLearner(torch.device("cpu"))(TensorDict({"reward": torch.ones(2)}, [2]))["reward"].device
+        device(type='cpu')
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, batch: TensorDictBase) -> TensorDictBase:
+        return batch.to(self.device)
+
+    def register(self, trainer: Trainer) -> None:
+        """Move every batch of this trainer, before the hooks of later stages."""
+        trainer.register_op("batch_process", self)
