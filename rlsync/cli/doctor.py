@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlsync.cli.machine import Finding, Grade, machine, packages, worst
+from rlsync.cli.main import parser_of
 from rlsync.cli.users_trainer import (
     FORM,
     MEANING,
@@ -41,11 +42,8 @@ _COLOURS: dict[Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="rlsync doctor",
-        description="Check this machine, and whether a trainer's weights reach its workers.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    found = parser_of(
+        "doctor", "Check this machine, and whether a trainer's weights reach its workers.", _EXAMPLES
     )
     trainer = found.add_mutually_exclusive_group()
     trainer.add_argument("--trainer", metavar=FORM, help=MEANING)

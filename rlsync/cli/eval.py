@@ -11,7 +11,8 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli.compose.resumed import checkpoint_at, written
+from rlsync.cli.compose.composing import checkpoint_at, written
+from rlsync.cli.main import parser_of
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
@@ -89,12 +90,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="rlsync eval",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("eval", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the version that had the run's best evaluation")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from torchrl.trainers import Trainer
 from rlsync import SyncPlan, SyncWeights
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
+from rlsync.cli.main import parser_of
 from rlsync.cli.train import prepare_process, shut_down
 from rlsync.cli.users_trainer import (
     FORM,
@@ -41,12 +41,7 @@ arguments name no trainer
 
 def main(arguments: list[str]) -> int:
     """Print the plan of a config, or of a trainer in a file."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync explain",
-        description="Print what a sync map moves, leaf by leaf, without training.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("explain", "Print what a sync map moves, leaf by leaf, without training.", _EXAMPLES)
     parser.add_argument(
         "--config-dir", metavar="DIR", help="a folder of your own configs, as for rlsync train"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlsync.cli.compose import shipped
+from rlsync.cli.main import parser_of
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 
@@ -32,11 +32,8 @@ exit status: 0 listed, 2 no such group, config or folder
 
 def main(arguments: list[str]) -> int:
     """Print each config with what it says of itself, or the keys that a run has."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync ls",
-        description="List the shipped recipes and configs, or the keys of a run, each with its comment.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = parser_of(
+        "ls", "List the shipped recipes and configs, or the keys of a run, each with its comment.", _EXAMPLES
     )
     parser.add_argument("group", nargs="*", help="list this group alone; GROUP=NAME: this config alone")
     parser.add_argument(

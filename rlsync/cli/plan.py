@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
+from rlsync.cli.main import parser_of
 from rlsync.cli.plot import panels_for
 from rlsync.recipes.settings import Config
 from rlsync.recipes.timeline import Phase, Timeline, timeline
@@ -43,13 +43,11 @@ GLOSSARY = {
 
 def main(arguments: list[str]) -> int:
     """Print the plan of every job, as text or as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync plan",
-        usage="rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [group=option|key=value ...]",
-        description="Print what a run will do, and when: prefill, updates, publishes, evaluations.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = parser_of(
+        "plan",
+        "Print what a run will do, and when: prefill, updates, publishes, evaluations.",
+        _EXAMPLES,
+        "rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [group=option|key=value ...]",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the plan into a picture, too")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
-from rlsync.cli.compose.resumed import OF_ONE_RUN, checkpoint_at
+from rlsync.cli.compose.composing import OF_ONE_RUN, checkpoint_at
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import Restored
 from rlsync.recipes.registry import Recipe
