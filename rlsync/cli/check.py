@@ -42,13 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
-    """The errors; or that there are none, and for each config where its settings come from.
-
-    Example:
-        >>> print(as_text([], [{"settings": "recipe/ppo"}]))
-        nothing is wrong with this config
-        settings recipe/ppo
-    """
+    """The errors; or that there are none, and for each config where its settings come from."""
     if not errors:
         configs = "this config" if len(told) == 1 else f"these {len(told)} configs"
         lines = [f"{word} {text}" for facts in told for word, text in facts.items()]

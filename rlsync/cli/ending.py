@@ -117,7 +117,6 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.count = 0
         self.signal: signal.Signals | None = None  #: the first one
         self._stop: Stop | None = None
 
@@ -166,7 +165,7 @@ class Interrupts:
     def attach(self, stop: Stop) -> None:
         """After this call, the first signal asks for this stop, at the end of the current iteration."""
         self._stop = stop
-        if self.count:
+        if self.signal is not None:
             stop("interrupted")
 
     def _watch(self, read_fd: int) -> None:
@@ -179,8 +178,7 @@ class Interrupts:
                     self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self.count += 1
-        if self.count > 1:
+        if self.signal is not None:
             kill_everything(status_after(number))
         self.signal = number
         again = "Ctrl-C again" if number == signal.SIGINT else f"{number.name} again"

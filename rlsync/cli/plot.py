@@ -52,14 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def labels(paths: list[Path]) -> dict[str, Path]:
-    """Short names for folders: their paths without the common beginning.
-
-    Example:
-        >>> list(labels([Path("runs/a/0"), Path("runs/b/0")]))
-        ['a/0', 'b/0']
-        >>> list(labels([Path("runs/a/0")]))
-        ['0']
-    """
+    """Short names for folders: their paths without the common beginning, such as ``a/0`` and ``b/0``."""
     whole = [path.resolve() for path in paths]
     shared = 0
     while len({path.parts[: shared + 1] for path in whole}) == 1 and shared < len(whole[0].parts) - 1:
