@@ -48,7 +48,7 @@ from torchrl.envs import GymEnv
 from torchrl.weight_update import RayWeightSyncScheme, WeightSyncScheme
 
 from rlsync import RayBoardScheme, SyncWeights
-from rlsync.cli.measure import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, timed
+from rlsync.cli.bench import MAP, MODELS, WARM_UP, BulkPolicy, make_trainer, timed
 from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import examined_jobs
-from rlsync.cli.main import EXIT_USAGE
+from rlsync.cli.main import EXIT_USAGE, parser_of
 from rlsync.core.errors import RlsyncError
 
 _EXAMPLES = """examples:
@@ -28,13 +27,11 @@ exit status: 0 nothing is wrong, 2 something is
 
 def main(arguments: list[str]) -> int:
     """Print every error in three lines, or as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync check",
-        usage="rlsync check [-h] [--json] [-m] [--config-dir DIR] [group=option | key=value ...]",
-        description="List all that is wrong with a config, without training or starting a worker.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = parser_of(
+        "check",
+        "List all that is wrong with a config, without training or starting a worker.",
+        _EXAMPLES,
+        "rlsync check [-h] [--json] [-m] [--config-dir DIR] [group=option | key=value ...]",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given, rest = parser.parse_known_args(arguments)
@@ -45,13 +42,7 @@ def main(arguments: list[str]) -> int:
 
 
 def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:
-    """The errors; or that there are none, and for each config where its settings come from.
-
-    Example:
-        >>> print(as_text([], [{"settings": "recipe/ppo"}]))
-        nothing is wrong with this config
-        settings recipe/ppo
-    """
+    """The errors; or that there are none, and for each config where its settings come from."""
     if not errors:
         configs = "this config" if len(told) == 1 else f"these {len(told)} configs"
         lines = [f"{word} {text}" for facts in told for word, text in facts.items()]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import shutil
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from rlsync.cli.compose import shipped
-from rlsync.cli.compose.shipped import Shipped
+from rlsync.cli.compose.shipped import CLUSTER, ENV, RECIPE, TUNED, Shipped
+from rlsync.cli.main import parser_of
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.recipes import registry
+from rlsync.recipes.settings import THIS_MACHINE
 
 _EXAMPLES = """examples:
   rlsync cp recipe/ppo
@@ -22,28 +27,25 @@ that use the copy.
 exit status: 0 copied, 2 no such config, an impossible name, or the file exists already
 """
 
+#: An environment of each kind that settings are tuned for; see ``EnvConfig.kind``.
+_OF_A_KIND = {
+    "pixels": [f"{ENV}=atari", f"{ENV}.id=ALE/Breakout-v5"],
+    "rendered": [f"{ENV}=rendered", f"{ENV}.id=Acrobot-v1"],
+}
+
 
 def main(arguments: list[str]) -> int:
     """Copy one file, and print the commands that use the copy."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync cp",
-        description="Copy a shipped config, to edit it.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("cp", "Copy a shipped config, to edit it.", _EXAMPLES)
+    folder = Path("my_configs")
     parser.add_argument("config", metavar="GROUP/NAME", help="as rlsync ls lists it")
     parser.add_argument(
-        "folder",
-        metavar="FOLDER",
-        type=Path,
-        nargs="?",
-        default=Path("my_configs"),
-        help="default: my_configs",
+        "folder", metavar="FOLDER", type=Path, nargs="?", default=folder, help=f"default: {folder}"
     )
     parser.add_argument("--as", dest="name", metavar="NAME", help="the copy's name; default: my_NAME")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     given = parser.parse_args(arguments)
-    config = shipped.find(given.config)
+    config = find(given.config)
     name = _checked_name(given.name or f"my_{config.name}", config)
     copy = given.folder / config.group / f"{name}.yaml"
     if copy.exists() and not given.force:
@@ -51,10 +53,20 @@ def main(arguments: list[str]) -> int:
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(config.path, copy)
     print(f"copied {config} to {copy}; use it with")
-    for beside in shipped.companions(config):
+    for beside in companions(config):
         command = ["rlsync", "train", "--config-dir", str(given.folder), f"{config.group}={name}", *beside]
         print(f"  {shlex.join(command)}")
     return 0
+
+
+def find(name: str) -> Shipped:
+    """The config that ``GROUP/NAME`` names."""
+    known = {str(config): config for options in shipped.groups().values() for config in options}
+    if name in known:
+        return known[name]
+    same_end = [full for full in known if full.endswith("/" + name)]
+    hint = did_you_mean(same_end[0] if same_end else nearest_name(name, known))
+    raise ConfigError(f"no shipped config {name!r}", "GROUP/NAME", f"{hint}rlsync ls lists them all")
 
 
 def _checked_name(name: str, config: Shipped) -> str:
@@ -67,3 +79,47 @@ def _checked_name(name: str, config: Shipped) -> str:
             f"choose another name, for example my_{name}",
         )
     return name
+
+
+def companions(config: Shipped) -> list[list[str]]:
+    """The overrides that a copy of ``config`` needs beside it to replace the original.
+
+    A recipe chooses its sync map by name, and tuned settings by the name of its own file. A copy has another
+    name, so the command line must name them. Tuned settings find an environment by its id or its kind, which
+    a copy keeps.
+
+    Example:
+        >>> companions(find("tuned/impala_pong"))
+        [['recipe=impala', 'env=pong']]
+        >>> companions(find("cluster/ray"))
+        [['recipe=ppo'], ['recipe=dqn'], ['recipe=sac'], ['recipe=td3'], ['recipe=impala']]
+    """
+    all_groups = shipped.groups()
+    envs = {env.name: [f"{ENV}={env.name}"] for env in all_groups[ENV]} | _OF_A_KIND
+    pairs = {
+        f"{recipe.name}_{name}": (f"{RECIPE}={recipe.name}", words)
+        for recipe in all_groups[RECIPE]
+        for name, words in envs.items()
+    }
+    names = [config.name]
+    if config.group == ENV:  # what is tuned for a kind is also for a file that builds on that kind's
+        names += [str(base) for base in OmegaConf.select(OmegaConf.load(config.path), "defaults", default=[])]
+    chosen_by = {f"{config.group}={name}" for name in names}
+    found = []
+    for tuned in all_groups[TUNED]:
+        recipe, env = pairs.get(tuned.name, ("", []))
+        if config == tuned:
+            found.append([word for word in (recipe, *env) if word])
+        elif chosen_by & {*env} and [recipe] not in found:
+            found.append([recipe])
+        elif f"{config.group}={config.name}" == recipe:
+            found.append([*env, f"{TUNED}={tuned.name}"])
+    for file in all_groups[RECIPE]:
+        chosen = OmegaConf.select(OmegaConf.load(file.path), "defaults", default=[])
+        if {f"override /{config.group}": config.name} in chosen:
+            found.append([f"{RECIPE}={file.name}"])
+    if config.group == CLUSTER and OmegaConf.load(config.path).kind != THIS_MACHINE:
+        settings = {name: registry.recipe_named(name).settings() for name in registry.SHIPPED}
+        found += [[f"{RECIPE}={name}"] for name, of_it in settings.items() if of_it.acts_on_clusters()]
+    # A recipe, and a config that no recipe chooses by its name, can also be used alone.
+    return [[], *found] if config.group == RECIPE or not found else found

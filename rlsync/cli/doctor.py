@@ -10,19 +10,10 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
+from rlsync.cli import users_trainer
 from rlsync.cli.machine import Finding, Grade, machine, packages, worst
-from rlsync.cli.users_trainer import (
-    FORM,
-    MEANING,
-    TIMEOUT_S,
-    Failed,
-    NamedTrainer,
-    Say,
-    Stage,
-    build,
-    run_apart,
-    target_of,
-)
+from rlsync.cli.main import parser_of
+from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.plan import listed
 from rlsync.torchrl_plugin.examine.examine import Arrival, Examination, Outcome, examine
 
@@ -37,15 +28,15 @@ the trainer's own hook (rlsync's or TorchRL's), looks into every worker, and end
 
 exit status: 0 no check fails (there may be warnings), 1 a check fails, 2 a wrong command line
 """
+#: An examination has four steps: two questions to the workers, a publish and a rollout. Each has a deadline.
+_STEPS = 4
+_NAMES = 3
 _COLOURS: dict[Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="rlsync doctor",
-        description="Check this machine, and whether a trainer's weights reach its workers.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    found = parser_of(
+        "doctor", "Check this machine, and whether a trainer's weights reach its workers.", _EXAMPLES
     )
     trainer = found.add_mutually_exclusive_group()
     trainer.add_argument("--trainer", metavar=FORM, help=MEANING)
@@ -68,7 +59,7 @@ def main(arguments: list[str]) -> int:
     """Run the checks, print the findings, and return 1 if a check fails."""
     given = parser().parse_args(arguments)
     named = given.target if given.trainer is None else given.trainer
-    target = None if named is None else target_of(named)
+    target = None if named is None else users_trainer.target_of(named)
     findings = [*packages(), *machine()]
     if target is not None:
         findings += trainer_findings(target, given.timeout_s)
@@ -87,21 +78,11 @@ def as_json(findings: list[Finding]) -> str:
 
 
 def as_markdown(findings: list[Finding]) -> str:
-    """A Markdown table. Its cells contain no line breaks and no bars.
-
-    Example:
-        >>> print(as_markdown([Finding("ok", "torch", "2.13.0")]))
-        | | what | found | cure |
-        |---|---|---|---|
-        | ok | torch | 2.13.0 |  |
-    """
+    """A Markdown table. Its cells contain no line breaks and no bars."""
     rows = [(f.verdict, f.what, f.found, f.cure) for f in findings]
-    lines = ["| " + " | ".join(_cell(text) for text in row) + " |" for row in rows]
+    cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join(["| | what | found | cure |", "|---|---|---|---|", *lines])
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def show(findings: list[Finding], console: Console) -> None:
@@ -117,27 +98,20 @@ def show(findings: list[Finding], console: Console) -> None:
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
-#: An examination has four steps: two questions to the workers, a publish and a rollout. Each has a deadline.
-_STEPS = 4
-
-
 def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:
     """Build a user's trainer, examine it, and end all its processes."""
-    said = run_apart(_examine, target, timeout_s)
-    if isinstance(said, Failed):
+    said = users_trainer.run_apart(_examine, target, timeout_s)
+    if isinstance(said, users_trainer.Failed):
         return [Finding("fail", "trainer", said.why, said.cure)]
     assert isinstance(said, Examination)
     return findings_of(said)
 
 
 def _examine(target: NamedTrainer, timeout_s: float, say: Say) -> None:
-    trainer = build(target, timeout_s, say)
-    say(Stage("examining it", (_STEPS + 1) * timeout_s))
+    trainer = users_trainer.build(target, timeout_s, say)
+    say(users_trainer.Stage("examining it", (_STEPS + 1) * timeout_s))
     say(examine(trainer, timeout_s))
     trainer.shutdown()
-
-
-_NAMES = 3
 
 
 def findings_of(found: Examination) -> list[Finding]:
@@ -201,11 +175,7 @@ def _judge(found: Examination, arrival: Arrival) -> tuple[Grade, str, str]:
         case Outcome.DEAD:
             return "fail", "is dead", "look for the worker's own error above"
         case Outcome.SILENT:
-            return (
-                "fail",
-                "does not answer",
-                "find out where it hangs (py-spy dump), or give a longer --timeout-s",
-            )
+            return "fail", "does not answer", users_trainer.HANGS
         case Outcome.UNREAD:
             cure = "rlsync.VerifySync(sync).register(trainer) compares digests during training"
             return "warn", "cannot be read", cure
@@ -221,9 +191,7 @@ def _cure_of_lost(found: Examination) -> str:
 
 def _adopt(found: Examination) -> str:
     """The code that lets rlsync publish."""
-    routes = ", ".join(
-        f"{destination!r}: {source!r}" for destination, source in found.routes if " " not in source
-    )
+    routes = ", ".join(f"{name!r}: {source!r}" for name, source in found.routes if " " not in source)
     sync = f"rlsync.SyncWeights({{{routes or repr('policy') + ': ...'}}}).register(trainer)"
     if not found.processes:
         return sync

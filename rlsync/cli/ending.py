@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -16,13 +17,11 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
 from rlsync import Stop, SyncWeights
-from rlsync.cli.ended import Ended, begin, now
 from rlsync.cli.main import EXIT_FAILED, exit_status
+from rlsync.cli.status import Ended, at, begin
 from rlsync.core.errors import NotFinite, RlsyncError
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.torchrl_plugin.ending.last_checkpoint import LastCheckpoint, save_before_the_end
-
-FAILED = "failed"
 
 
 class Ending:
@@ -30,7 +29,7 @@ class Ending:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._how, self._status = FAILED, EXIT_FAILED
+        self._how, self._status = "failed", EXIT_FAILED
         self._trainer: Trainer | None = None
         self._sync: SyncWeights | None = None
 
@@ -57,7 +56,7 @@ class Ending:
         return status
 
     @contextmanager
-    def saving(self, unless: Callable[[BaseException], bool] = lambda _: False) -> Iterator[None]:
+    def saving(self, unless: Callable[[BaseException], bool]) -> Iterator[None]:
         """If what is inside raises, the trainer's checkpoint is written once more, unless somebody else does
         so after this error.
         """
@@ -67,12 +66,9 @@ class Ending:
             raise  # StopIfNotFinite has done so, and its error says it
         except BaseException as error:
             if not unless(error):
-                self._save()
+                assert self._trainer is not None
+                self.tell(save_before_the_end(self._trainer))
             raise
-
-    def _save(self) -> None:
-        assert self._trainer is not None
-        self.tell(save_before_the_end(self._trainer))
 
     def tell(self, saved: LastCheckpoint) -> None:
         """Say on stderr what became of the last checkpoint."""
@@ -85,15 +81,14 @@ class Ending:
 
     def _written(self, error: BaseException | None) -> None:
         how, status, what = self._how, self._status, ""
-        match error:
-            case RlsyncError():
-                how, status, what = FAILED, exit_status(error), str(error)
-            case BaseException():
-                how, status, what = FAILED, EXIT_FAILED, f"{type(error).__name__}: {error}"
+        if isinstance(error, RlsyncError):
+            how, status, what = "failed", exit_status(error), str(error)
+        elif error is not None:
+            how, status, what = "failed", EXIT_FAILED, f"{type(error).__name__}: {error}"
         checkpoint = self._run_dir / CHECKPOINT
         Ended(
             how,
-            now(),
+            at(time.time()),
             status,
             None if self._trainer is None else self._trainer.collected_frames,
             None if self._sync is None else self._sync.version,
@@ -105,19 +100,12 @@ class Ending:
 #: The signals that end a run in good order.
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_WHY = "interrupted"
-
 #: In the pipe of signal numbers: there come no more.
 _END = 0
 
 
 def status_after(number: int) -> int:
-    """The exit status of a program that a signal has ended.
-
-    Example:
-        >>> status_after(signal.SIGTERM)
-        143
-    """
+    """The exit status of a program that a signal has ended."""
     return 128 + number
 
 
@@ -129,7 +117,6 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.count = 0
         self.signal: signal.Signals | None = None  #: the first one
         self._stop: Stop | None = None
 
@@ -178,8 +165,8 @@ class Interrupts:
     def attach(self, stop: Stop) -> None:
         """After this call, the first signal asks for this stop, at the end of the current iteration."""
         self._stop = stop
-        if self.count:
-            stop(_WHY)
+        if self.signal is not None:
+            stop("interrupted")
 
     def _watch(self, read_fd: int) -> None:
         """Read signals from the pipe. Python's C handler writes the number of every signal to it."""
@@ -191,14 +178,13 @@ class Interrupts:
                     self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        self.count += 1
-        if self.count > 1:
+        if self.signal is not None:
             kill_everything(status_after(number))
         self.signal = number
         again = "Ctrl-C again" if number == signal.SIGINT else f"{number.name} again"
         os.write(2, f"\nstopping after this iteration; {again} to kill\n".encode())
         if self._stop is not None:
-            self._stop(_WHY)
+            self._stop("interrupted")
 
 
 def kill_everything(status: int) -> None:

@@ -11,12 +11,13 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli.compose.resumed import checkpoint_at, written
+from rlsync.cli.compose.composing import checkpoint_at, written
+from rlsync.cli.main import parser_of
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_best
-from rlsync.evaluation.play import Film, Filmed, Score, at_once, check_file, film, filmed, play
+from rlsync.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
@@ -79,8 +80,11 @@ def main(arguments: list[str]) -> int:
             "deterministic": given.deterministic,
             "device": str(device),
             **asdict(score),
-            "video": {"file": None, "why": why_none} if shown is None else _video(shown),
+            "video": {"file": None, "why": why_none},
         }
+        if shown is not None:
+            played = shown.episode
+            facts["video"] = {"file": str(shown.file), "return": played.total, "length": played.length}
         print(json.dumps(facts, indent=2))
     elif not given.no_video:
         print(f"no video: {why_none}" if shown is None else f"video {shown}")
@@ -88,44 +92,21 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="rlsync eval",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("eval", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the version that had the run's best evaluation")
-    which.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="PATH",
-        help="another checkpoint, or another run's (default: the run's)",
-    )
-    parser.add_argument(
-        "--episodes", type=_above_zero, default=20, metavar="N", help="how many (default: 20)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=_not_below_zero,
-        default=0,
-        metavar="N",
-        help="of environments and actions (default: 0)",
-    )
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        help="where the policy acts (default: evaluation.device of the run's config)",
-    )
+    other = "another checkpoint, or another run's (default: the run's)"
+    which.add_argument("--checkpoint", type=Path, metavar="PATH", help=other)
+    episodes, seed = "how many (default: 20)", "of environments and actions (default: 0)"
+    parser.add_argument("--episodes", type=_above_zero, default=20, metavar="N", help=episodes)
+    parser.add_argument("--seed", type=_not_below_zero, default=0, metavar="N", help=seed)
+    device = "where the policy acts (default: evaluation.device of the run's config)"
+    parser.add_argument("--device", metavar="NAME", help=device)
     parser.add_argument("--deterministic", action="store_true", help="take the likeliest actions")
     video = parser.add_mutually_exclusive_group()
-    video.add_argument(
-        "--video",
-        type=Path,
-        metavar="FILE",
-        help=".gif or .mp4 (default: eval-FRAMES.gif in the run's folder)",
-    )
+    file = ".gif or .mp4 (default: eval-FRAMES.gif in the run's folder)"
+    video.add_argument("--video", type=Path, metavar="FILE", help=file)
     video.add_argument("--no-video", action="store_true", help="write none")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     return parser
@@ -144,13 +125,8 @@ def _not_below_zero(text: str) -> int:
 
 
 def config_of(run: Path) -> Config:
-    """The configuration that a run wrote; a ConfigError if the folder is not a run's, or that is unreadable.
-
-    Keys that are newer than the run get their defaults. A recipe that lies beside a folder of the user's is
-    imported from there; the run has noted where.
-    """
-    file = RunFolder(run).path / RESOLVED
-    config = written(file)
+    """The configuration that a run wrote; a ConfigError if the folder is not a run's, or it is unreadable."""
+    config = written(RunFolder(run).path / RESOLVED)
     # Only the values: the run has trained, and newer rules about collectors do not concern an evaluation.
     refuse(bound_errors(config))
     return config
@@ -191,11 +167,8 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
         odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {*Checkpoint.manifest(own)["components"]}
         if odd:
             parts = ", ".join(sorted(odd))
-            raise ConfigError(
-                f"that checkpoint is not made as the run's own: only one of them has: {parts}",
-                where,
-                "name the run that wrote it",
-            )
+            what = f"that checkpoint is not made as the run's own: only one of them has: {parts}"
+            raise ConfigError(what, where, "name the run that wrote it")
 
 
 def _stage(acting: CheckpointPlayer, file: Path, given: argparse.Namespace) -> tuple[Filmed | None, str]:
@@ -220,7 +193,3 @@ def _score(acting: CheckpointPlayer, envs: Envs, given: argparse.Namespace, devi
 def _name(trained: Trained) -> str:
     ahead = f" + {trained.unpublished_steps} optimizer steps" if trained.unpublished_steps else ""
     return f"version {trained.version}{ahead}  frames {trained.frames:,}"
-
-
-def _video(shown: Film) -> dict[str, object]:
-    return {"file": str(shown.file), "return": shown.episode.total, "length": shown.episode.length}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Callable
@@ -10,20 +9,12 @@ from collections.abc import Callable
 from torchrl.trainers import Trainer
 
 from rlsync import SyncPlan, SyncWeights
+from rlsync.cli import users_trainer
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
+from rlsync.cli.main import parser_of
 from rlsync.cli.train import prepare_process, shut_down
-from rlsync.cli.users_trainer import (
-    FORM,
-    MEANING,
-    TIMEOUT_S,
-    Failed,
-    NamedTrainer,
-    Say,
-    build,
-    run_apart,
-    target_of,
-)
+from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
@@ -41,23 +32,12 @@ arguments name no trainer
 
 def main(arguments: list[str]) -> int:
     """Print the plan of a config, or of a trainer in a file."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync explain",
-        description="Print what a sync map moves, leaf by leaf, without training.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--config-dir", metavar="DIR", help="a folder of your own configs, as for rlsync train"
-    )
+    parser = parser_of("explain", "Print what a sync map moves, leaf by leaf, without training.", _EXAMPLES)
+    folder = "a folder of your own configs, as for rlsync train"
+    parser.add_argument("--config-dir", metavar="DIR", help=folder)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--timeout-s",
-        type=float,
-        default=TIMEOUT_S,
-        metavar="S",
-        help=f"seconds that running your file, and building the trainer, may take (default {TIMEOUT_S:g})",
-    )
+    limit = f"seconds that running your file, and building the trainer, may take (default {TIMEOUT_S:g})"
+    parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, metavar="S", help=limit)
     parser.add_argument("target", nargs="*", help=f"overrides as for rlsync train, or {FORM}: {MEANING}")
     given = parser.parse_args(arguments)
     own = [] if given.config_dir is None else ["--config-dir", given.config_dir]
@@ -73,34 +53,31 @@ def named_target(words: list[str]) -> NamedTrainer | None:
     if not files:
         return None
     if len(words) > 1:
-        raise ConfigError(
-            f"{files[0]!r} is no override",
-            " ".join(words),
-            f"give overrides (key=value) alone, or {FORM} alone",
-        )
-    return target_of(files[0], "; or give overrides (key=value)")
+        cure = f"give overrides (key=value) alone, or {FORM} alone"
+        raise ConfigError(f"{files[0]!r} is no override", " ".join(words), cure)
+    return users_trainer.target_of(files[0], "; or give overrides (key=value)")
 
 
 def plan_of_config(arguments: list[str]) -> SyncPlan:
     """The plan of the trainer that the overrides describe."""
     make = from_config(arguments)
     prepare_process()
-    with contextlib.redirect_stdout(sys.stderr):  # what a build prints is not the plan
-        with shut_down(make()) as trainer:
-            return plan_of(trainer)
+    # What a build prints is not the plan.
+    with contextlib.redirect_stdout(sys.stderr), shut_down(make()) as trainer:
+        return plan_of(trainer)
 
 
 def plan_apart(target: NamedTrainer, timeout_s: float) -> SyncPlan:
     """The plan of a user's trainer, which is built in another process."""
-    said = run_apart(_plan, target, timeout_s)
-    if isinstance(said, Failed):
+    said = users_trainer.run_apart(_plan, target, timeout_s)
+    if isinstance(said, users_trainer.Failed):
         raise RlsyncError(said.why, target.where, said.cure)
     assert isinstance(said, SyncPlan)
     return said
 
 
 def _plan(target: NamedTrainer, timeout_s: float, say: Say) -> None:
-    with shut_down(build(target, timeout_s, say)) as trainer:
+    with shut_down(users_trainer.build(target, timeout_s, say)) as trainer:
         say(plan_of(trainer))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,13 +11,11 @@ from typing import Any, TypeVar
 from torchrl.trainers import Trainer
 
 from rlsync.cli.compose import own_hydra
-from rlsync.cli.compose.command_line import CommandLine
-from rlsync.cli.compose.composing import Composition, composition, told
-from rlsync.cli.compose.resumed import config_before
+from rlsync.cli.compose.command_line import CommandLine, spelled
+from rlsync.cli.compose.composing import BEFORE, composition, config_before, told
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import checks
-from rlsync.recipes.bounds import refuse
 from rlsync.recipes.evaluating import require_screen
 from rlsync.recipes.registry import Recipe, recipe_of
 from rlsync.recipes.run import Run
@@ -63,9 +61,8 @@ class Job:
     def placed(self, run_dir: str, config_dir: Path | None) -> Job:
         """The same job with the folder it writes to (the config's own wins) and that of ``--config-dir``."""
         own = self.config.config_dir if config_dir is None else str(config_dir)
-        return replace(
-            self, config=replace(self.config, run_dir=self.config.run_dir or run_dir, config_dir=own)
-        )
+        config = replace(self.config, run_dir=self.config.run_dir or run_dir, config_dir=own)
+        return replace(self, config=config)
 
 
 def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
@@ -114,13 +111,6 @@ def require_free_folder(job: Job) -> None:
     )
 
 
-def checked(config: Config) -> Job:
-    job, errors = examined(config)
-    refuse(errors)
-    assert job is not None
-    return job
-
-
 class ManyErrors(ConfigError):
     """Several errors at once, three lines each."""
 
@@ -143,21 +133,18 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
         for words in line.jobs:
             made, faults = composition(line, words)
             errors += faults
-            if made is not None:
-                job, wrong = examined(made.config)
-                errors += wrong
-                if job is not None and not faults:
-                    jobs.append(_from_command_line(job, made, line, words))
+            if made is None:
+                continue
+            job, wrong = examined(made.config)
+            errors += wrong
+            if job is not None and not faults:
+                facts = told(made.choices, job.config, line.config_dir)
+                jobs.append(replace(job, told=facts, words=tuple(words), added=made.added))
     errors += _shared_folders(jobs)
     once: dict[tuple[str, str], RlsyncError] = {}
     for error in errors:
         once.setdefault((error.what, error.cure), error)
     return jobs, list(once.values())
-
-
-def _from_command_line(job: Job, made: Composition, line: CommandLine, words: Sequence[str]) -> Job:
-    facts = told(made.choices, job.config, line.config_dir)
-    return replace(job, told=facts, words=tuple(words), added=made.added)
 
 
 def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:
@@ -178,3 +165,39 @@ def jobs_of(line: CommandLine) -> list[Job]:
     if errors:
         raise errors[0] if len(errors) == 1 else ManyErrors(errors)
     return jobs
+
+
+def words_for_hydra(line: CommandLine, jobs: list[Job]) -> list[str]:
+    """The overrides with which Hydra composes the same as rlsync has, to make folders or to print it.
+
+    In a sweep these are the user's own, with what all jobs add: jobs may differ in what is tuned for them.
+    """
+    added = [word for word in jobs[0].added if all(word in job.added for job in jobs)] if jobs else []
+    if line.sweeps:  # Hydra's own sweeper cannot leave out a group
+        added = [word for word in added if not word.startswith("~")]
+    words = [*line.overrides, *added]
+    has_folder = any(word.startswith("hydra.run.dir=") for word in words)
+    if not line.sweeps and jobs[0].config.run_dir and not has_folder:
+        words.append("hydra.run.dir=${run_dir}")  # Hydra writes there too: a run has one folder
+    return words
+
+
+def job_of(line: CommandLine, jobs: list[Job], words: list[str]) -> Job:
+    """The job that Hydra runs with these overrides.
+
+    One that was not checked is composed and checked here: a sweeper may choose values as it goes.
+    """
+    added = {spelled(word) for job in jobs for word in job.added}
+
+    def users(words: Iterable[str]) -> list[str]:
+        """Those that rlsync has not added: it finds them anew for a job that was not checked."""
+        return [w for w in words if spelled(w) not in added and not w.endswith(f"={BEFORE}")]
+
+    def key(words: Iterable[str]) -> list[str]:
+        return [spelled(w) for w in users(words) if not w.lstrip("+~").startswith("hydra")]
+
+    for job in jobs:
+        if key(job.words) == key(words):
+            return job
+    (job,) = jobs_of(replace(line, jobs=(tuple(users(words)),), errors=()))
+    return job

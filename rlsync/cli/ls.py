@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from rlsync.cli.compose import shipped
+from rlsync.cli.main import parser_of
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import did_you_mean, nearest_name
 
@@ -32,16 +32,12 @@ exit status: 0 listed, 2 no such group, config or folder
 
 def main(arguments: list[str]) -> int:
     """Print each config with what it says of itself, or the keys that a run has."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync ls",
-        description="List the shipped recipes and configs, or the keys of a run, each with its comment.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = parser_of(
+        "ls", "List the shipped recipes and configs, or the keys of a run, each with its comment.", _EXAMPLES
     )
     parser.add_argument("group", nargs="*", help="list this group alone; GROUP=NAME: this config alone")
-    parser.add_argument(
-        "--keys", action="store_true", help="list keys: type, range, default and what each is for"
-    )
+    keys = "list keys: type, range, default and what each is for"
+    parser.add_argument("--keys", action="store_true", help=keys)
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(arguments)
@@ -55,9 +51,7 @@ def main(arguments: list[str]) -> int:
         ]
         print(json.dumps(rows, indent=2))
     else:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(no_wrap=True)
-        table.add_column()
+        table = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
         for config in found:
             table.add_row(str(config), config.description())
         Console(highlight=False, markup=False).print(table)

@@ -38,12 +38,7 @@ class Finding:
 
 
 def worst(findings: list[Finding]) -> Grade:
-    """The worst verdict of the findings.
-
-    Example:
-        >>> worst([Finding("ok", "torch", "2.13"), Finding("warn", "/dev/shm", "64 MB")])
-        'warn'
-    """
+    """The worst verdict of the findings."""
     order: tuple[Grade, ...] = ("ok", "warn", "fail")
     return max((f.verdict for f in findings), key=order.index, default="ok")
 
@@ -59,9 +54,10 @@ _OPEN_TIMEOUT_S = 30.0
 
 
 def machine() -> list[Finding]:
+    accelerators = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return [
         Finding("ok", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
-        Finding("ok", "accelerators", ", ".join(accelerators()) or "none that torch can use"),
+        Finding("ok", "accelerators", ", ".join(accelerators) or "none that torch can use"),
         memory_file(),
         lock(),
         torch_sharing(),
@@ -82,13 +78,8 @@ def memory_file() -> Finding:
         file.resize(PAGE_BYTES)
         file.map(PAGE_BYTES, 0, writable=True).fill_(7)
         written = file.read(1, 0) == b"\x07"
-        opened = subprocess.run(
-            [sys.executable, "-S", "-c", _OPEN, file.address.path],
-            capture_output=True,
-            text=True,
-            timeout=_OPEN_TIMEOUT_S,
-            check=False,
-        )
+        command = [sys.executable, "-S", "-c", _OPEN, file.address.path]
+        opened = subprocess.run(command, capture_output=True, text=True, timeout=_OPEN_TIMEOUT_S, check=False)
         file.close()
     except RlsyncError as error:
         return Finding("fail", what, error.what, error.cure)
@@ -122,9 +113,8 @@ def lock() -> Finding:
     except OSError as error:
         return Finding("fail", what, str(error), "use Linux 3.15 or later, and no sandbox that filters fcntl")
     if not all(steps):
-        return Finding(
-            "fail", what, f"they do not work: {steps}", "report this machine's kernel with --markdown"
-        )
+        cure = "report this machine's kernel with --markdown"
+        return Finding("fail", what, f"they do not work: {steps}", cure)
     return Finding("ok", what, "exclude each other, and end with their owner")
 
 
@@ -135,9 +125,8 @@ def torch_sharing() -> Finding:
     try:
         torch.zeros(1024).share_memory_().fill_(1.0)
     except (OSError, RuntimeError) as error:
-        return Finding(
-            "fail", what, f"{strategy}: {error}", "give the container a /dev/shm (docker: --shm-size=1g)"
-        )
+        cure = "give the container a /dev/shm (docker: --shm-size=1g)"
+        return Finding("fail", what, f"{strategy}: {error}", cure)
     return Finding("ok", what, f"strategy {strategy}")
 
 
@@ -145,11 +134,10 @@ def shm_size(folder: Path = Path("/dev/shm")) -> Finding:
     """How much room /dev/shm has for TorchRL's batches. A board does not use it."""
     what = str(folder)
     if not folder.is_dir():
-        return Finding(
-            "warn", what, "does not exist", "mount a tmpfs: process collectors share batches there"
-        )
+        cure = "mount a tmpfs: process collectors share batches there"
+        return Finding("warn", what, "does not exist", cure)
     room = shutil.disk_usage(folder)
-    found = f"{_mib(room.free)} free of {_mib(room.total)}"
+    found = f"{room.free // 2**20:,} MiB free of {room.total // 2**20:,} MiB"
     if min(room.total, room.free) <= _SMALL_SHM_BYTES:
         cure = "docker: --shm-size=1g; batches of process collectors and TorchRL's own schemes need it"
         return Finding("warn", what, found, cure)
@@ -193,14 +181,8 @@ def bfloat16() -> Finding:
     cure = "keep policies in float32 on the CPU: no bf16 autocast, no Source(..., dtype='bfloat16')"
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return Finding("warn", what, "emulated: no faster than float32", cure)
-    return Finding(
-        "warn", what, "not supported by oneDNN here: convolutions are about ten times slower", cure
-    )
-
-
-def accelerators() -> list[str]:
-    """The names of the GPUs that torch can use."""
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    slower = "not supported by oneDNN here: convolutions are about ten times slower"
+    return Finding("warn", what, slower, cure)
 
 
 def usable_cores() -> int:
@@ -220,10 +202,6 @@ def quota_cores(cgroup: Path) -> int:
         return unlimited if quota == "max" or int(quota) <= 0 else math.ceil(int(quota) / int(period))
     except (OSError, ValueError):
         return unlimited
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes // 2**20:,} MiB"
 
 
 def _limit(limit: int) -> str:
@@ -247,12 +225,7 @@ def packages() -> list[Finding]:
 
 
 def judged(name: str, version: str, tested: SpecifierSet) -> Finding:
-    """Compare one version with the tested range.
-
-    Example:
-        >>> judged("torchrl", "0.15.0", SpecifierSet(">=0.14,<0.15")).verdict
-        'fail'
-    """
+    """Compare one version with the tested range."""
     found = f"{version} (tested with {tested})" if tested else version
     if tested.contains(Version(version).base_version, prereleases=True):
         return Finding("ok", name, found)
@@ -270,14 +243,10 @@ def _required() -> Iterator[Finding]:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             if not extra:
-                yield Finding(
-                    "fail",
-                    requirement.name,
-                    "not installed",
-                    f"pip install '{requirement.name}{requirement.specifier}'",
-                )
-            continue
-        yield judged(requirement.name, version, requirement.specifier)
+                cure = f"pip install '{requirement.name}{requirement.specifier}'"
+                yield Finding("fail", requirement.name, "not installed", cure)
+        else:
+            yield judged(requirement.name, version, requirement.specifier)
 
 
 def _extra_of(requirement: Requirement) -> str:

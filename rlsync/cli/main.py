@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import select
@@ -74,6 +75,18 @@ def run_verb(verb: str, arguments: list[str]) -> int:
         raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")
     module = importlib.import_module(f"rlsync.cli.{verb}")
     return int(module.main(arguments))
+
+
+def parser_of(verb: str, about: str, examples: str, usage: str | None = None) -> argparse.ArgumentParser:
+    """A verb with a usage of its own takes overrides, too, so its options cannot be abbreviated."""
+    return argparse.ArgumentParser(
+        prog=f"rlsync {verb}",
+        usage=usage,
+        description=about,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=usage is None,
+    )
 
 
 def exit_status(error: RlsyncError) -> int:

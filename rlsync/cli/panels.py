@@ -115,11 +115,7 @@ def _read(runs: dict[str, RunFolder]) -> tuple[list[Reading], list[str]]:
 
 
 def _rows(panels: int) -> list[list[int]]:
-    """The rows of panel numbers: two a row; the first panel, and a last one without a partner, fill a row.
-
-    >>> _rows(5), _rows(4)
-    ([[0, 0], [1, 2], [3, 4]], [[0, 0], [1, 2], [3, 3]])
-    """
+    """The rows of panel numbers: two a row; the first panel, and a last one without a partner, fill a row."""
     pairs = [[left, min(left + 1, panels - 1)] for left in range(1, panels, 2)]
     return [[0, 0], *pairs]
 
@@ -211,39 +207,20 @@ def _decades(axes: Axes) -> None:
 
 
 FRAMES = "collected frames"
-RETURN = Panel(
-    "Return of the newest episodes",
-    FRAMES,
-    "mean",
-    (
-        Layer(lambda run: run.metric("return"), _line),
-        Layer(RunFolder.evaluations, _points, expected=False),
-    ),
-)
-LAG = Panel(
-    "Policy lag of the slowest worker",
-    FRAMES,
-    "versions",
-    (Layer(lambda run: run.metric("sync/lag_versions"), _line),),
-    _whole_numbers,
-)
-STALENESS = Panel(
-    "Staleness of consumed steps",
-    "versions",
-    "% of steps",
-    (Layer(RunFolder.staleness, _histogram),),
-    _ages,
-)
-MILLISECONDS = Panel("Duration of a publish", FRAMES, "ms", (Layer(RunFolder.publish_ms, _line),), _decades)
-BYTES = Panel(
-    "Bytes copied by a publish",
-    FRAMES,
-    "bytes",
-    (Layer(RunFolder.publish_bytes, _line),),
-    _bytes,
-)
-PANELS = (RETURN, LAG, STALENESS, MILLISECONDS, BYTES)
+RETURN = Layer(lambda run: run.metric("return"), _line)
+EVALUATIONS = Layer(RunFolder.evaluations, _points, expected=False)
+LAG = Layer(lambda run: run.metric("sync/lag_versions"), _line)
+STALENESS = Layer(RunFolder.staleness, _histogram)
+MILLISECONDS = Layer(lambda run: run.of_receipts(lambda receipt: 1e3 * receipt.duration_s), _line)
+BYTES = Layer(lambda run: run.of_receipts(lambda receipt: receipt.copied_bytes), _line)
 
+PANELS = (
+    Panel("Return of the newest episodes", FRAMES, "mean", (RETURN, EVALUATIONS)),
+    Panel("Policy lag of the slowest worker", FRAMES, "versions", (LAG,), _whole_numbers),
+    Panel("Staleness of consumed steps", "versions", "% of steps", (STALENESS,), _ages),
+    Panel("Duration of a publish", FRAMES, "ms", (MILLISECONDS,), _decades),
+    Panel("Bytes copied by a publish", FRAMES, "bytes", (BYTES,), _bytes),
+)
 
 #: The rows of a plan, from top to bottom.
 PHASES = ("prefill", "learning", "evaluation", "checkpoint")
@@ -252,15 +229,7 @@ MOST_MARKS = 200
 
 
 def draw_plans(titles: Sequence[str], plans: Sequence[Timeline]) -> Figure:
-    """One panel for each plan: its phases as bars, its evaluations and checkpoints as marks, over frames.
-
-    Example:
-        >>> from rlsync.recipes.settings import Config
-        >>> from rlsync.recipes.timeline import timeline
-        >>> figure = draw_plans(["ppo"], [timeline(Config())])
-        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        ['prefill', 'learning', 'evaluation', 'checkpoint']
-    """
+    """One panel for each plan: its phases as bars, its evaluations and checkpoints as marks, over frames."""
     figure = Figure(figsize=(10, 2.4 * len(plans)), dpi=120, layout="constrained")
     panels = figure.subplots(len(plans), squeeze=False)[:, 0]
     for axes, title, plan in zip(panels, titles, plans, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
+from rlsync.cli.main import parser_of
 from rlsync.cli.plot import panels_for
 from rlsync.recipes.settings import Config
 from rlsync.recipes.timeline import Phase, Timeline, timeline
@@ -26,8 +26,6 @@ exit status: 0 the plan is printed, 1 the picture cannot be written, 2 the confi
 no plan, or no matplotlib
 """
 
-_PLOT = "rlsync plan --plot"
-
 #: The words of a plan, which mean the same in logs and in configs.
 GLOSSARY = {
     "frame": "one step of one environment; what other libraries call an environment step or a policy step",
@@ -43,13 +41,11 @@ GLOSSARY = {
 
 def main(arguments: list[str]) -> int:
     """Print the plan of every job, as text or as JSON."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync plan",
-        usage="rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [group=option|key=value ...]",
-        description="Print what a run will do, and when: prefill, updates, publishes, evaluations.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = parser_of(
+        "plan",
+        "Print what a run will do, and when: prefill, updates, publishes, evaluations.",
+        _EXAMPLES,
+        "rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [group=option|key=value ...]",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the plan into a picture, too")
@@ -57,9 +53,14 @@ def main(arguments: list[str]) -> int:
     configs = [job.config for job in jobs_of(command_line.read(rest))]
     plans = [timeline(config) for config in configs]
     if given.plot is not None:
-        panels_for(_PLOT).check_format(given.plot)
-    if given.plot is not None and not _drawn(given.plot, configs, plans):
-        return 1
+        panels = panels_for("rlsync plan --plot")
+        panels.check_format(given.plot)
+        figure = panels.draw_plans([_title(config) for config in configs], plans)
+        try:
+            figure.savefig(given.plot)
+        except OSError as error:
+            print(f"cannot write {given.plot}: {error}", file=sys.stderr)
+            return 1
     if given.json:
         print(json.dumps({"plans": [asdict(plan) for plan in plans], "glossary": GLOSSARY}, indent=2))
         return 0
@@ -70,34 +71,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _drawn(file: Path, configs: list[Config], plans: list[Timeline]) -> bool:
-    """Draw the plans of all jobs; whether the file could be written."""
-    titles = [_title(config) for config in configs]
-    figure = panels_for(_PLOT).draw_plans(titles, plans)
-    try:
-        figure.savefig(file)
-    except OSError as error:
-        print(f"cannot write {file}: {error}", file=sys.stderr)
-        return False
-    return True
-
-
 def as_text(config: Config, plan: Timeline) -> str:
-    """The plan of one run.
-
-    Example:
-        >>> from rlsync.recipes.settings import CollectorConfig
-        >>> from rlsync.recipes.sac import SACConfig
-        >>> config = Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100))
-        >>> print(as_text(config, timeline(config)))
-        plan of sac on CartPole-v1
-          frames 0 to 999           prefill: random actions, no update (10 rounds)
-          frames 1,000 to 99,999    learning: 100 updates after each batch of 100 frames (990 rounds)
-          publish                   every 1 batches: 1,000 versions after the first
-          evaluation                never
-          checkpoint                every 50,000 frames, and at the end
-          end                       100,000 frames, 99,000 updates, ratio 1
-    """
     published = "" if plan.publishes is None else f": {plan.publishes:,} versions after the first"
     evaluation = "never"
     if plan.evaluation_every_frames:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from types import ModuleType
 
+from rlsync.cli.main import parser_of
 from rlsync.cli.run_folder import RunFolder
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.run_files import PLOT
@@ -27,11 +27,10 @@ exit status: 0 drawn, 1 the picture cannot be written, 2 not a run folder, nothi
 
 def main(arguments: list[str]) -> int:
     """Draw the picture, print where it is, and print what is left out."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync plot",
-        description="Draw return, policy lag, staleness and publishes of one run, or of several to compare.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = parser_of(
+        "plot",
+        "Draw return, policy lag, staleness and publishes of one run, or of several to compare.",
+        _EXAMPLES,
     )
     parser.add_argument("run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run")
@@ -53,14 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def labels(paths: list[Path]) -> dict[str, Path]:
-    """Short names for folders: their paths without the common beginning.
-
-    Example:
-        >>> list(labels([Path("runs/a/0"), Path("runs/b/0")]))
-        ['a/0', 'b/0']
-        >>> list(labels([Path("runs/a/0")]))
-        ['0']
-    """
+    """Short names for folders: their paths without the common beginning, such as ``a/0`` and ``b/0``."""
     whole = [path.resolve() for path in paths]
     shared = 0
     while len({path.parts[: shared + 1] for path in whole}) == 1 and shared < len(whole[0].parts) - 1:

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
-from rlsync.cli.compose.resumed import OF_ONE_RUN, checkpoint_at
+from rlsync.cli.compose.composing import OF_ONE_RUN, checkpoint_at
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import Restored
 from rlsync.recipes.registry import Recipe
@@ -29,12 +28,7 @@ _POLICY, _PROGRESS = "policy", "trainer_state"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key that a resumed run has another value of than the run before it.
-
-    Example:
-        >>> print(Change("recipe.lr", 0.002, 0.001))
-        recipe.lr 0.002 -> 0.001
-    """
+    """A key that a resumed run has another value of than the run before it."""
 
     key: str
     before: Any
@@ -62,16 +56,16 @@ def checkpoint_in(path: str) -> Path:
 
 def changes(before: Config, now: Config) -> list[Change]:
     """The keys that differ, besides those that belong to one run alone."""
-    return [change for change in _differences(before, now) if change.key not in OF_ONE_RUN]
 
+    def differences(before: Any, now: Any, prefix: str) -> Iterator[Change]:
+        for spec in fields(now):
+            key, old, new = prefix + spec.name, getattr(before, spec.name), getattr(now, spec.name)
+            if is_dataclass(new) and type(old) is type(new):
+                yield from differences(old, new, key + ".")
+            elif old != new:
+                yield Change(key, old, new, spec.metadata.get("kept", ""), spec.metadata.get("restored"))
 
-def _differences(before: Any, now: Any, prefix: str = "") -> Iterator[Change]:
-    for spec in fields(now):
-        key, old, new = prefix + spec.name, getattr(before, spec.name), getattr(now, spec.name)
-        if is_dataclass(new) and type(old) is type(new):
-            yield from _differences(old, new, key + ".")
-        elif old != new:
-            yield Change(key, old, new, spec.metadata.get("kept", ""), spec.metadata.get("restored"))
+    return [change for change in differences(before, now, "") if change.key not in OF_ONE_RUN]
 
 
 def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
@@ -98,10 +92,9 @@ def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, c
     held = Checkpoint.manifest(checkpoint)["components"]
     progress = _Progress()
     wanted = {_POLICY: recipe.player(config, spaces, False).weights, _PROGRESS: progress}
+    parts = {name: part for name, part in wanted.items() if name in held}
     try:
-        Checkpoint(**{name: part for name, part in wanted.items() if name in held}).load(
-            checkpoint, map_location="cpu"
-        )
+        Checkpoint(**parts).load(checkpoint, map_location="cpu")
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
         raise _misfit(error, checkpoint, changed) from error
     frames, total = progress.frames, config.recipe.total_frames
@@ -183,7 +176,7 @@ class Settings:
     def __init__(self, trainer: Trainer) -> None:
         self._optimizers = trainers.optimizers(trainer)
         self._schedulers = schedulers(trainer)
-        self._groups = [[_options(group) for group in one.param_groups] for one in self._optimizers]
+        self._groups = [[dict(group) for group in one.param_groups] for one in self._optimizers]
         self._numbers = [(name, number, number.item()) for name, number in _numbers(trainer)]
 
     def put_back(self, changed: Sequence[Restored] | None) -> None:
@@ -198,26 +191,19 @@ class Settings:
                 with torch.no_grad():
                     number.fill_(fresh)
         for optimizer, groups in zip(self._optimizers, self._groups, strict=True):
+            kinds = ("", type(optimizer).__name__)
             for index, (group, options) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-                for name in options if changed is None else _changed_options(changed, optimizer, index):
+                here = [p.option for p in changed or () if p.group in (None, index) and p.optimizer in kinds]
+                for name in options if changed is None else here:
                     _put_back(group, options, name)
         for scheduler in self._schedulers:
             scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
 
 
-def _changed_options(changed: Sequence[Restored], optimizer: Optimizer, index: int) -> Iterator[str]:
-    """The options of an optimizer's parameter group whose keys have changed."""
-    for place in changed:
-        if (
-            place.option
-            and place.group in (None, index)
-            and place.optimizer in ("", type(optimizer).__name__)
-        ):
-            yield place.option
-
-
 def _put_back(group: dict[str, Any], fresh: dict[str, Any], name: str) -> None:
-    if name not in group or name not in fresh or isinstance(group[name], Tensor) or name == "initial_lr":
+    if name not in group or name not in fresh or isinstance(group[name], Tensor):
+        return
+    if name in ("params", "initial_lr"):
         return
     if name != "lr":
         group[name] = fresh[name]
@@ -245,7 +231,3 @@ def _numbers(trainer: Trainer) -> list[tuple[str, Tensor]]:
 
 def _held_by_hooks(trainer: Trainer) -> list[object]:
     return [value for hook in trainers.registered_modules(trainer) for value in (hook, *vars(hook).values())]
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}

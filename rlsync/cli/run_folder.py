@@ -15,15 +15,8 @@ from omegaconf import OmegaConf
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
-from rlsync.recipes.run_files import (
-    EVALUATIONS,
-    METRICS,
-    RECEIPTS,
-    RESOLVED,
-    SCALARS,
-    STALENESS,
-    metric_file,
-)
+from rlsync.recipes import run_files
+from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, STALENESS
 
 Numbers = NDArray[np.float64]
 
@@ -62,11 +55,11 @@ class RunFolder:
 
     def metric(self, name: str) -> Curve:
         """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
-        file = self.path / METRICS / SCALARS / metric_file(name)
+        file = self.path / METRICS / run_files.SCALARS / run_files.metric_file(name)
         if file.is_file():
             rows = [line.split(",") for line in _whole_lines(file)]
             return _curve(*_numbers(rows, file))
-        if not self._has_events:
+        if not any((self.path / METRICS).glob("events.out.tfevents.*")):
             sent = "; its metrics are in wandb" if (self.path / METRICS / "wandb").is_dir() else ""
             raise NotRecorded(f"no metric {name!r}{sent}")
         if name not in self._events:
@@ -84,13 +77,12 @@ class RunFolder:
                 raise _unreadable(file, f"line {number}: {error}") from error
         return found
 
-    def publish_ms(self) -> Curve:
-        """How long each publish took the learner, in milliseconds."""
-        return self._of_receipts(lambda receipt: 1e3 * receipt.duration_s)
-
-    def publish_bytes(self) -> Curve:
-        """The bytes that each publish copied."""
-        return self._of_receipts(lambda receipt: receipt.copied_bytes)
+    def of_receipts(self, number: Callable[[Receipt], float]) -> Curve:
+        """One number of each publish."""
+        rows = [(receipt.frames, number(receipt)) for receipt in self.receipts()]
+        if not rows:
+            raise NotRecorded(f"no publish in {RECEIPTS}")
+        return _curve(*np.array(rows, dtype=float).T)
 
     def staleness(self) -> Curve:
         """The number of consumed steps by their age; ``frames`` holds the ages, in versions."""
@@ -106,24 +98,13 @@ class RunFolder:
         at = frames[np.searchsorted(versions, columns["version"], side="right") - 1]
         return _curve(at, columns["return_mean"], columns["return_std"])
 
-    def _of_receipts(self, number: Callable[[Receipt], float]) -> Curve:
-        rows = [(receipt.frames, number(receipt)) for receipt in self.receipts()]
-        if not rows:
-            raise NotRecorded(f"no publish in {RECEIPTS}")
-        return _curve(*np.array(rows, dtype=float).T)
-
-    @property
-    def _has_events(self) -> bool:
-        return any((self.path / METRICS).glob("events.out.tfevents.*"))
-
     @cached_property
     def _events(self) -> dict[str, Curve]:
         try:
             from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
         except ImportError as error:
-            raise NotRecorded(
-                "metrics are TensorBoard events, which pip install 'rlsync[tensorboard]' lets rlsync read"
-            ) from error
+            cure = "pip install 'rlsync[tensorboard]'"
+            raise NotRecorded(f"metrics are TensorBoard events, which {cure} lets rlsync read") from error
         events = EventAccumulator(str(self.path / METRICS), size_guidance={SCALARS: 0})
         events.Reload()
         found = {}

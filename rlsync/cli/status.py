@@ -5,21 +5,25 @@ Loads torch for the board's memory file, and nothing of TorchRL: it answers whil
 
 from __future__ import annotations
 
-import argparse
 import json
+import shutil
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlsync.cli.ended import Ended, at, ended
+from rlsync.cli.main import parser_of
 from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.whole_file import record_in, write_whole
 from rlsync.recipes.run_files import (
     BOARD,
     CHECKPOINT,
     CLUSTER,
+    ENDED,
     METRICS,
     RECEIPTS,
     RESOLVED,
+    STATISTICS,
     RunStatistics,
     statistics_in,
     statistics_schema,
@@ -39,7 +43,34 @@ exit status: 0 all workers live, 1 one is dead or the run has ended or has not b
 """
 
 #: What a run is doing; the first word of what is printed says the same.
-RUNNING, ENDED, KILLED, NO_BOARD = "running", "ended", "killed", "no board"
+RUNNING, HAS_ENDED, KILLED, NO_BOARD = "running", "ended", "killed", "no board"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a run. Its folder has it as a file, unless the run goes on or was killed."""
+
+    # "total_frames collected", "target return reached", "interrupted" (Ctrl-C), "terminated" or "failed"
+    how: str
+    at: str  # local time, 2026-11-20 18:00:00
+    status: int  # the exit status
+    frames: int | None = None  # collected; None if training had not begun
+    version: int | None = None  # the newest published one; None if training had not begun
+    error: str = ""  # what the run failed with, as it was printed
+    checkpoint: str | None = None
+
+    def __str__(self) -> str:
+        counts = "" if self.frames is None else f"  frames {self.frames:,}  version {self.version}"
+        lines = [f"ended {self.at}: {self.how}{counts}"]
+        lines += [self.error] if self.error else []
+        lines += [f"checkpoint {self.checkpoint}"] if self.checkpoint else []
+        return "\n".join(lines)
+
+    def write(self, run: Path) -> None:
+        """Leave this in a run's folder, and take the board's address away: the board is gone."""
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        write_whole(run / ENDED, lambda beside: beside.write_text(text))
+        (run / BOARD).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +90,23 @@ class RunStatus:
         return bool(self.workers) and all(worker.alive for worker in self.workers)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "version": self.version,
-            "workers": [asdict(worker) for worker in self.workers],
-            "ended": None if self.ended is None else asdict(self.ended),
-            "statistics": None if self.statistics is None else asdict(self.statistics),
-        }
+        facts = asdict(self)
+        del facts["told"]
+        return facts
 
 
 def main(arguments: list[str]) -> int:
     """Print one line a worker, or how the run ended; or JSON."""
-    parser = argparse.ArgumentParser(
-        prog="rlsync status",
-        description="Tell which version each worker of a running training acts with, and whether it lives. "
+    parser = parser_of(
+        "status",
+        "Tell which version each worker of a running training acts with, and whether it lives. "
         "Of a run that has ended, tell when and how.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        _EXAMPLES,
     )
     parser.add_argument("run", type=Path, nargs="?", help="the run's folder, as rlsync train prints it")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    parser.add_argument(
-        "--schema", action="store_true", help="print the JSON schema of the statistics that a run writes"
-    )
+    schema = "print the JSON schema of the statistics that a run writes"
+    parser.add_argument("--schema", action="store_true", help=schema)
     given = parser.parse_args(arguments)
     if given.schema:
         print(json.dumps(statistics_schema(), indent=2))
@@ -101,19 +126,20 @@ def status_of(run: Path) -> RunStatus:
 
 
 def _state_of(run: Path) -> RunStatus:
-    handle, cluster = handle_in(run), _cluster_of(run)
+    handle = handle_in(run)
+    cluster = ClusterStatus.read(run / CLUSTER) if (run / CLUSTER).is_file() else None
     found = _watched(handle) if handle is not None and ended(run) is None else None
     if found is not None:
         return found
     end = ended(run)  # only now: a run that ends closes its board before it writes this
     if end is not None:
-        return RunStatus(ENDED, str(end), end.version, ended=end)
+        return RunStatus(HAS_ENDED, str(end), end.version, ended=end)
     if handle is not None:
-        if process_state(handle.address.pid) not in (None, "dead"):
+        if _lives(handle.address.pid):
             return RunStatus(RUNNING, "the board is closed: the run is ending")
         return RunStatus(KILLED, _killed(run))
     if cluster is not None:
-        if process_state(cluster.pid) not in (None, "dead"):
+        if _lives(cluster.pid):
             return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
         return RunStatus(KILLED, _killed(run))
     if not (run / RESOLVED).is_file():
@@ -123,11 +149,8 @@ def _state_of(run: Path) -> RunStatus:
             "name the folder that rlsync train printed as 'run'",
         )
     since = at((run / RESOLVED).stat().st_mtime)
-    return RunStatus(
-        NO_BOARD,
-        f"no board, since {since}: the run is starting, was killed while it started, or has no workers on a "
-        "board",
-    )
+    why = "the run is starting, was killed while it started, or has no workers on a board"
+    return RunStatus(NO_BOARD, f"no board, since {since}: {why}")
 
 
 def handle_in(run: Path) -> BoardHandle | None:
@@ -139,10 +162,8 @@ def handle_in(run: Path) -> BoardHandle | None:
     return BoardHandle(FileAddress(**found["address"]), found["board_id"])
 
 
-def _cluster_of(run: Path) -> ClusterStatus | None:
-    """What a run on a cluster told last; None if it is on none."""
-    file = run / CLUSTER
-    return ClusterStatus.read(file) if file.is_file() else None
+def _lives(pid: int) -> bool:
+    return process_state(pid) not in (None, "dead")
 
 
 def _watched(handle: BoardHandle) -> RunStatus | None:
@@ -157,19 +178,31 @@ def _watched(handle: BoardHandle) -> RunStatus | None:
 
 def _killed(run: Path) -> str:
     """The run has not written how it ended: it had no time to."""
-    lines = [f"killed, or the machine stopped; the run last wrote something {at(_last_sign(run))}"]
     checkpoint = run / CHECKPOINT
-    lines += [f"checkpoint {checkpoint}"] if checkpoint.is_dir() else ["it had written no checkpoint"]
-    return "\n".join(lines)
+    files = [run / BOARD, run / CLUSTER, run / RECEIPTS, *(run / METRICS).rglob("*"), *checkpoint.rglob("*")]
+    last_sign = max(file.stat().st_mtime for file in files if file.exists())
+    left = f"checkpoint {checkpoint}" if checkpoint.is_dir() else "it had written no checkpoint"
+    return f"killed, or the machine stopped; the run last wrote something {at(last_sign)}\n{left}"
 
 
-def _last_sign(run: Path) -> float:
-    """When the run last wrote to its folder, as a timestamp."""
-    folders = [run / METRICS, run / CHECKPOINT]
-    files = [
-        run / BOARD,
-        run / CLUSTER,
-        run / RECEIPTS,
-        *(file for folder in folders for file in folder.rglob("*")),
-    ]
-    return max(file.stat().st_mtime for file in files if file.exists())
+def begin(run: Path) -> None:
+    """Take away what an earlier run in this folder has left: a new one begins."""
+    for name in (ENDED, BOARD, STATISTICS):
+        (run / name).unlink(missing_ok=True)
+    # What TorchRL was writing when its process was killed. It never becomes a checkpoint.
+    for half in run.glob(f".{CHECKPOINT}.stage-*"):
+        shutil.rmtree(half, ignore_errors=True)
+    # A checkpoint that was replaced, by a process that was killed before it had removed it.
+    if (run / CHECKPOINT / "manifest.json").is_file():
+        for replaced in run.glob(f".{CHECKPOINT}.backup-*"):
+            shutil.rmtree(replaced, ignore_errors=True)
+
+
+def ended(run: Path) -> Ended | None:
+    """How the run in this folder ended; None if it has not, or was killed."""
+    return record_in(run / ENDED, Ended, "how the run ended")
+
+
+def at(timestamp: float) -> str:
+    """Local time of a timestamp, to the second."""
+    return datetime.fromtimestamp(timestamp).strftime("%Y-%m-%d %H:%M:%S")

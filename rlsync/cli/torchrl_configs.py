@@ -72,12 +72,6 @@ def make_sync_weights(
 ) -> SyncWeights:
     """The hook that a :class:`SyncWeightsConfig` describes; it meets its trainer when TorchRL registers it. A
     ConfigError if the map is empty, an entry is incomplete, or there is no trigger.
-
-    Example:
-        >>> routes = [RouteConfig("policy", "loss_module.actor_network")]
-        >>> hook = make_sync_weights(routes, WhenConfig(every=2), 1000, None, False, False)
-        >>> hook.sync_map, str(hook.when)
-        ({'policy': 'loss_module.actor_network'}, 'every 2 batches')
     """
     return SyncWeights(
         sync_map(SyncConfig(map=map)),

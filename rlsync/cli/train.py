@@ -1,4 +1,4 @@
-"""``rlsync train``: compose a config, build its recipe, train it."""
+"""``rlsync train``: compose a config, build its recipe, train it, and show its progress in one line."""
 
 from __future__ import annotations
 
@@ -8,36 +8,39 @@ import logging
 import math
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
-from rlsync import Stop, SyncWeights
+from rlsync import LogReceipts, Stop, SyncWeights
 from rlsync.cli.compose import command_line, own_hydra
 from rlsync.cli.compose.command_line import CommandLine
-from rlsync.cli.compose.resumed import BEFORE
 from rlsync.cli.ending import Ending, Interrupts
-from rlsync.cli.job import Job, checked, jobs_of
-from rlsync.cli.live import LiveLine
+from rlsync.cli.job import Job, job_of, jobs_of, words_for_hydra
 from rlsync.cli.main import exit_status, output_read
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
-from rlsync.recipes.hooks import EpisodeReturns, InSummary
+from rlsync.recipes.hooks import EpisodeReturns, InSummary, StalenessHistogram
 from rlsync.recipes.run_files import BOARD, RESOLVED
-from rlsync.recipes.settings import Config
 from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors, trainers
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
 from rlsync.transport.board.reader import BoardHandle
+
+PLAIN_EVERY_S = 2.0
 
 
 def main(arguments: list[str]) -> int:
@@ -54,40 +57,28 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def words_for_hydra(line: CommandLine, jobs: list[Job]) -> list[str]:
-    """The overrides with which Hydra composes the same as rlsync has, to make folders or to print it.
-
-    In a sweep these are the user's own, with what all jobs add: jobs may differ in what is tuned for them.
-    """
-    added = [word for word in jobs[0].added if all(word in job.added for job in jobs)] if jobs else []
-    if line.sweeps:  # Hydra's own sweeper cannot leave out a group
-        added = [word for word in added if not word.startswith("~")]
-    words = [*line.overrides, *added]
-    has_folder = any(word.startswith("hydra.run.dir=") for word in words)
-    if not line.sweeps and jobs[0].config.run_dir and not has_folder:
-        words.append("hydra.run.dir=${run_dir}")  # Hydra writes there too: a run has one folder
-    return words
-
-
 def help_text() -> str:
     """What ``rlsync train --help`` prints."""
     groups = "\n".join(f"  {g}={'|'.join(options)}" for g, options in command_line.choices().items())
-    return (
-        "usage: rlsync train [group=option | key=value ...]\n\n"
-        "Trains a recipe in worker processes that adopt their weights from a board.\n"
-        "Receipts, metrics, the checkpoint and the config go to runs/<date>/<time>.\n\n"
-        f"groups:\n{groups}\n\n"
-        "examples:\n"
-        "  rlsync train recipe=dqn seed=3       another recipe, another seed\n"
-        "  rlsync train --cfg job               prints every key and its value\n"
-        "  rlsync train recipe=dqn --cfg job    the same, of another recipe\n"
-        "  rlsync train -m seed=0,1,2           runs a sweep\n"
-        "  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint\n"
-        "  rlsync train --hydra-help            prints Hydra's own options\n"
-        "  rlsync check ...                     lists all that is wrong with the same words, runs nothing\n\n"
-        "exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config,\n"
-        "130 after Ctrl-C, 141 if nobody reads the output any more, 143 after SIGTERM"
-    )
+    return f"""usage: rlsync train [group=option | key=value ...]
+
+Trains a recipe in worker processes that adopt their weights from a board.
+Receipts, metrics, the checkpoint and the config go to runs/<date>/<time>.
+
+groups:
+{groups}
+
+examples:
+  rlsync train recipe=dqn seed=3       another recipe, another seed
+  rlsync train --cfg job               prints every key and its value
+  rlsync train recipe=dqn --cfg job    the same, of another recipe
+  rlsync train -m seed=0,1,2           runs a sweep
+  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint
+  rlsync train --hydra-help            prints Hydra's own options
+  rlsync check ...                     lists all that is wrong with the same words, runs nothing
+
+exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config,
+130 after Ctrl-C, 141 if nobody reads the output any more, 143 after SIGTERM"""
 
 
 def run_job(line: CommandLine, jobs: list[Job]) -> None:
@@ -107,32 +98,6 @@ def run_job(line: CommandLine, jobs: list[Job]) -> None:
         sys.exit(status)
 
 
-def job_of(line: CommandLine, jobs: list[Job], words: list[str]) -> Job:
-    """The job that Hydra runs with these overrides.
-
-    One that was not checked is composed and checked here: a sweeper may choose values as it goes.
-    """
-    added = {command_line.spelled(word) for job in jobs for word in job.added}
-
-    def users(words: Iterable[str]) -> list[str]:
-        """Those that rlsync has not added: it finds them anew for a job that was not checked."""
-        return [w for w in words if command_line.spelled(w) not in added and not w.endswith(f"={BEFORE}")]
-
-    def key(words: Iterable[str]) -> list[str]:
-        return [command_line.spelled(w) for w in users(words) if not w.lstrip("+~").startswith("hydra")]
-
-    for job in jobs:
-        if key(job.words) == key(words):
-            return job
-    (job,) = jobs_of(replace(line, jobs=(tuple(users(words)),), errors=()))
-    return job
-
-
-def train(config: Config) -> int:
-    """Check a config that has a ``run_dir``, and train it; see :func:`train_job`."""
-    return train_job(checked(config))
-
-
 def train_job(job: Job) -> int:
     """Build, resume if asked, train, and say how it went; ``rlsync status`` reads it from the run's folder.
     Returns 0; 130 after Ctrl-C, 143 after SIGTERM.
@@ -140,8 +105,9 @@ def train_job(job: Job) -> int:
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
-    if not job.continues_in(run_dir):
-        OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
+    config, goes_on = OmegaConf.structured(job.config), job.continues_in(run_dir)
+    if not goes_on:
+        OmegaConf.save(config, run_dir / RESOLVED)
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
     with Interrupts.caught() as interrupts, Ending.of(run_dir) as ending, output_read():
         with interrupts.held():
@@ -151,28 +117,27 @@ def train_job(job: Job) -> int:
             if job.checkpoint is not None:
                 load(trainer, job.checkpoint, job.changes)
                 print(told_of_resume(trainer, job), flush=True)
-            if job.continues_in(run_dir):  # the checkpoint and the config beside it belong together
+            if goes_on:  # the checkpoint and the config beside it belong together
                 trainer.save_trainer(force_save=True)
-                OmegaConf.save(OmegaConf.structured(job.config), run_dir / RESOLVED)
+                OmegaConf.save(config, run_dir / RESOLVED)
             stop = Stop(trainer, job.config.stop_within_s)
             interrupts.attach(stop)
-            sync, returns = find_hooks(trainer)
-            ending.watch(trainer, sync)
+            line = LiveLine(trainer, Console())
+            ending.watch(trainer, line.sync)
             if interrupts.signal is not None:
                 print("stopped: interrupted before the first frame", flush=True)
             else:
                 leave_address(trainer, run_dir)
-                live_line = LiveLine(trainer, sync, returns, Console())
-                with stop, live_line.shown() as live, ending.saving(unless=stop.covers), told_as_lost(sync):
+                with stop, line.shown(), ending.saving(unless=stop.covers), told_as_lost(line.sync):
                     trainer.train()
                 if stop.lost is not None and stop.saved is not None:
                     print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)
                     ending.tell(stop.saved)
-                print(summary(trainer, sync, returns, interrupts, live.seconds()), flush=True)
+                print(line.summary(interrupts), flush=True)
                 for part in trainers.registered_modules(trainer):
                     if isinstance(part, InSummary):
                         print(part.summary_line(), flush=True)
-        return ending.reached(reason(returns, interrupts), interrupts.exit_status())
+        return ending.reached(line.reason(interrupts), interrupts.exit_status())
 
 
 def told_of_resume(trainer: Trainer, job: Job) -> str:
@@ -233,36 +198,86 @@ def leave_address(trainer: Trainer, run_dir: Path) -> None:
         (run_dir / BOARD).write_text(json.dumps(asdict(handle)))
 
 
-def find_hooks(trainer: Trainer) -> tuple[SyncWeights, EpisodeReturns]:
-    """The two hooks that the live line reads."""
-    modules = trainers.registered_modules(trainer)
-    syncs = [m for m in modules if isinstance(m, SyncWeights) and m.feeds is trainer.collector]
-    returns = [m for m in modules if isinstance(m, EpisodeReturns)]
-    if len(syncs) != 1 or len(returns) != 1:
-        raise ConfigError(
-            f"the trainer has {len(syncs)} SyncWeights and {len(returns)} EpisodeReturns hooks",
-            "the recipe's build()",
-            "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, run)",
+class LiveLine:
+    """Prints frames, return, version, policy lag, staleness, publish time, speed and the time left.
+
+    The policy lag is taken when a batch arrives, before the next publish; the staleness is the mean over the
+    steps that were learned from since. The time left is that for all frames: a target return may end the run
+    before. On a terminal the line is updated after every batch. Elsewhere a new one is printed every few
+    seconds.
+    """
+
+    def __init__(self, trainer: Trainer, console: Console) -> None:
+        hooks = trainers.registered_modules(trainer)
+        syncs = [hook for hook in hooks if isinstance(hook, SyncWeights) and hook.feeds is trainer.collector]
+        returns = [hook for hook in hooks if isinstance(hook, EpisodeReturns)]
+        if len(syncs) != 1 or len(returns) != 1:
+            raise ConfigError(
+                f"the trainer has {len(syncs)} SyncWeights and {len(returns)} EpisodeReturns hooks",
+                "the recipe's build()",
+                "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, run)",
+            )
+        self.trainer, self.sync, self.returns = trainer, syncs[0], returns[0]
+        self._metrics = [hook for hook in hooks if isinstance(hook, LogReceipts)]
+        self._staleness = [hook for hook in hooks if isinstance(hook, StalenessHistogram)]
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._started = self._next_plain = time.monotonic()
+        self._first_frame = trainer.collected_frames
+        trainer.register_op("post_steps_log", self._on_batch)
+
+    def shown(self) -> contextlib.AbstractContextManager[object]:
+        """Inside, a terminal is drawn to."""
+        return self._live or contextlib.nullcontext()
+
+    def text(self) -> str:
+        frames, total = self.trainer.collected_frames, self.trainer.total_frames
+        publish_ms = self.sync.receipts[-1].duration_s * 1e3 if self.sync.receipts else float("nan")
+        per_second = (frames - self._first_frame) / max(time.monotonic() - self._started, 1e-9)
+        parts = [
+            f"frames {frames:,} / {total:,}",
+            f"return {self.returns.mean:.1f}",
+            f"version {self.sync.version}",
+            *(f"lag {hook.lag_versions}" for hook in self._metrics),
+            *(f"staleness {hook.mean:.1f}" for hook in self._staleness),
+            f"publish {publish_ms:.2f} ms",
+            f"{per_second:,.0f} frames/s",
+        ]
+        if per_second > 0:
+            parts.append(f"left {duration((total - frames) / per_second)}")
+        return "  ".join(parts)
+
+    def _on_batch(self, batch: TensorDictBase | None = None) -> None:
+        now = time.monotonic()
+        if self._live is not None:
+            self._live.update(Text(self.text(), no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif now >= self._next_plain:
+            self._next_plain = now + PLAIN_EVERY_S
+            print(self.text(), flush=True)
+
+    def reason(self, interrupts: Interrupts) -> str:
+        """Why the training is over."""
+        if interrupts.signal is not None:
+            return "interrupted" if interrupts.signal == signal.SIGINT else "terminated"
+        return "target return reached" if self.returns.reached else "total_frames collected"
+
+    def summary(self, interrupts: Interrupts) -> str:
+        mean = "none" if math.isnan(self.returns.mean) else f"{self.returns.mean:.1f}"
+        return (
+            f"stopped: {self.reason(interrupts)}  frames {self.trainer.collected_frames:,}  "
+            f"mean return of the last {len(self.returns.newest)} episodes {mean}  "
+            f"version {self.sync.version}  {time.monotonic() - self._started:.1f} s"
         )
-    return syncs[0], returns[0]
 
 
-def reason(returns: EpisodeReturns, interrupts: Interrupts) -> str:
-    if interrupts.signal is not None:
-        return "interrupted" if interrupts.signal == signal.SIGINT else "terminated"
-    return "target return reached" if returns.reached else "total_frames collected"
+def duration(seconds: float) -> str:
+    """A duration in the two largest units that it has.
 
-
-def summary(
-    trainer: Trainer,
-    sync: SyncWeights,
-    returns: EpisodeReturns,
-    interrupts: Interrupts,
-    seconds: float,
-) -> str:
-    mean = "none" if math.isnan(returns.mean) else f"{returns.mean:.1f}"
-    return (
-        f"stopped: {reason(returns, interrupts)}  frames {trainer.collected_frames:,}  "
-        f"mean return of the last {len(returns.newest)} episodes {mean}  "
-        f"version {sync.version}  {seconds:.1f} s"
-    )
+    Example:
+        >>> duration(7), duration(250), duration(8000), duration(200_000)
+        ('7 s', '4 min 10 s', '2 h 13 min', '2 d 7 h')
+    """
+    whole = max(0, round(seconds))
+    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {below}"
+    return f"{whole} s"

@@ -28,6 +28,7 @@ from rlsync.sync.processes import ending
 #: What is asked for, as help texts and errors name it.
 FORM = "FILE.py:FUNCTION"
 MEANING = "a function that needs no arguments and returns a trainer, or the name of a trainer in the file"
+HANGS = "find out where it hangs (py-spy dump), or give a longer --timeout-s"
 _GUARD = 'put what a script does under if __name__ == "__main__":'
 
 
@@ -38,6 +39,7 @@ class NamedTrainer:
     word: str
     file: Path
     name: str
+    offered: str  # which names the file has, in words
 
     @property
     def where(self) -> str:
@@ -55,11 +57,11 @@ def target_of(word: str, or_else: str = "") -> NamedTrainer:
         raise ConfigError(f"{path!r} names no Python file", word, form)
     if not file.is_file():
         raise ConfigError(f"no file {path!r}", word, f"check the path; {form}")
-    offered = _offered(_read(file, word))
+    offered = f"{file.name} has {', '.join(_offered(_read(file, word))) or 'none'}"
     if not colon or not name.isidentifier():
         what = f"{name!r} is no name" if name else f"{word!r} names a file, but no function or trainer in it"
-        raise ConfigError(what, word, f"{form}; {_listed(file, offered)}")
-    return NamedTrainer(word, file.resolve(), name)
+        raise ConfigError(what, word, f"{form}; {offered}")
+    return NamedTrainer(word, file.resolve(), name, offered)
 
 
 def build(target: NamedTrainer, timeout_s: float, say: Say) -> Trainer:
@@ -81,9 +83,8 @@ def _read(file: Path, where: str) -> ast.Module:
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         said = error.msg if isinstance(error, SyntaxError) else str(error)
-        raise ConfigError(
-            f"{file.name}{line}: {said}", where, f"correct it; python {file} shows the place"
-        ) from None
+        cure = f"correct it; python {file} shows the place"
+        raise ConfigError(f"{file.name}{line}: {said}", where, cure) from None
 
 
 def _offered(tree: ast.Module) -> list[str]:
@@ -100,10 +101,6 @@ def _offered(tree: ast.Module) -> list[str]:
     return [name for name in found if not name.startswith("_")]
 
 
-def _listed(file: Path, offered: list[str]) -> str:
-    return f"{file.name} has {', '.join(offered) or 'none'}"
-
-
 def _run(target: NamedTrainer) -> ModuleType:
     sys.path.insert(0, str(target.file.parent))
     spec = importlib.util.spec_from_file_location(target.file.stem, target.file)
@@ -117,49 +114,38 @@ def _run(target: NamedTrainer) -> ModuleType:
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         said = f"{type(error).__name__}: {first_line(error)}"
-        place = f"{_line_in(target.file, error)}, before {target.name} was looked for"
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(target.file)]
+        place = f"running {target.file.name}" + (f", line {lines[-1]}" if lines else "")
+        place += f", before {target.name} was looked for"
         raise ConfigError(said, place, f"see the traceback above; {_GUARD}") from error
     return module
 
 
-def _line_in(file: Path, error: BaseException) -> str:
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
-    ]
-    return f"running {file.name}" + (f", line {lines[-1]}" if lines else "")
-
-
 def _made(target: NamedTrainer, module: ModuleType) -> object:
     """The value that the name stands for; of a function, what it returns."""
-    offered = _offered(_read(target.file, target.word))
     if target.name not in vars(module):
         hint = did_you_mean(nearest_name(target.name, [n for n in vars(module) if n[0] != "_"]))
         what = f"no function or trainer {target.name!r} in {target.file.name}"
-        raise ConfigError(what, target.word, f"{hint}{_listed(target.file, offered)}")
+        raise ConfigError(what, target.word, f"{hint}{target.offered}")
     value = vars(module)[target.name]
     if isinstance(value, Trainer) or not callable(value):
         return value
-    needed = _needed(value)
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = inspect.signature(value).parameters.values()
+    needed = [p.name for p in named if p.default is p.empty and p.kind not in free]
     if needed:
         raise ConfigError(
             f"{target.name} needs arguments: {', '.join(needed)}",
             target.word,
-            f"name a function that needs none, and makes collector, loss and hook itself; "
-            f"{_listed(target.file, offered)}",
+            f"name a function that needs none, and makes collector, loss and hook itself; {target.offered}",
         )
     return value()
 
 
-def _needed(function: Callable[..., object]) -> list[str]:
-    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = inspect.signature(function).parameters.values()
-    return [p.name for p in named if p.default is p.empty and p.kind not in free]
-
-
 def _trainer_of(made: object, target: NamedTrainer) -> Trainer:
-    trainers = [
-        value for value in (made if isinstance(made, tuple) else (made,)) if isinstance(value, Trainer)
-    ]
+    values = made if isinstance(made, tuple) else (made,)
+    trainers = [value for value in values if isinstance(value, Trainer)]
     if len(trainers) != 1:
         raise ConfigError(
             f"{target.name} gives {type(made).__name__}, and no trainer",
@@ -204,7 +190,7 @@ class Stage:
 
     name: str
     limit_s: float
-    cure: str = "find out where it hangs (py-spy dump), or give a longer --timeout-s"
+    cure: str = HANGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torchrl.trainers import Trainer
 
-from rlsync.cli.ended import Ended, ended
 from rlsync.cli.ending import Interrupts
 from rlsync.cli.main import EXIT_UNREAD, main
+from rlsync.cli.status import Ended, ended
 from rlsync.cli.train import shut_down
 from rlsync.core.errors import WorkerLost
 from rlsync.recipes import dqn, ppo

@@ -22,8 +22,9 @@ from torch import Tensor
 from torchrl.checkpoint import Checkpoint
 
 from rlsync.cli.eval import config_of
+from rlsync.cli.job import examined
 from rlsync.cli.main import main
-from rlsync.cli.train import train
+from rlsync.cli.train import train_job
 from rlsync.evaluation.checkpoint import load
 from rlsync.evaluation.play import Episode
 from rlsync.recipes.dqn import DQNConfig
@@ -66,6 +67,12 @@ def small(recipe: str, run_dir: Path) -> Config:
     else:
         config.recipe = PPOConfig(total_frames=128, batch_size=32, num_epochs=2, hidden=[16])
     return config
+
+
+def train(config: Config) -> int:
+    job, errors = examined(config)
+    assert job is not None, errors
+    return train_job(job)
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,9 @@ from rich.console import Console
 
 from rlsync import __version__
 from rlsync.cli.compose.shipped import config_dir
-from rlsync.cli.live import LiveLine
 from rlsync.cli.main import main
 from rlsync.cli.resume import load
-from rlsync.cli.train import find_hooks, shut_down
+from rlsync.cli.train import LiveLine, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import ppo
 from rlsync.recipes.run_files import CHECKPOINT, STATISTICS, RunStatistics, statistics_in, statistics_schema
@@ -344,7 +343,7 @@ def test_on_a_terminal_one_line_is_redrawn_and_elsewhere_lines_are_printed(
         )
         screen = StringIO()
         console = Console(file=screen, force_terminal=terminal, width=120)
-        with shut_down(trainer), LiveLine(trainer, *find_hooks(trainer), console).shown():
+        with shut_down(trainer), LiveLine(trainer, console).shown():
             trainer.train()
         return screen.getvalue()
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlsync.cli.main import main
+from rlsync.cli.plan import as_text
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.impala.settings import ImpalaConfig, ModelConfig, UnrollReplayConfig
+from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
 from rlsync.recipes.timeline import Timeline, timeline
 from tests.recipes.test_dreamer_recipes import small as small_dreamer
@@ -115,6 +117,20 @@ def test_the_verb_prints_phases_publishes_evaluations_and_what_the_words_mean(
     assert "at least 2,000 frames apart, which are 250 versions" in said
     assert "50,048 frames, 24,524 updates, ratio 0.5" in said
     assert "one step of the optimizer" in said
+
+
+SAC = """plan of sac on CartPole-v1
+  frames 0 to 999           prefill: random actions, no update (10 rounds)
+  frames 1,000 to 99,999    learning: 100 updates after each batch of 100 frames (990 rounds)
+  publish                   every 1 batches: 1,000 versions after the first
+  evaluation                never
+  checkpoint                every 50,000 frames, and at the end
+  end                       100,000 frames, 99,000 updates, ratio 1"""
+
+
+def test_a_plan_is_a_table_of_what_happens_when() -> None:
+    config = Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100))
+    assert as_text(config, timeline(config)) == SAC
 
 
 @pytest.mark.seconds

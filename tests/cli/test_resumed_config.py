@@ -15,9 +15,9 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import Job, jobs_of
+from rlsync.cli.job import job_of as job_that_runs
 from rlsync.cli.main import main
 from rlsync.cli.resume import load, schedulers
-from rlsync.cli.train import job_of as job_that_runs
 from rlsync.torchrl_plugin.compat import trainers
 from tests.cli.test_main import finished
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlsync.cli.compose.resumed import written
+from rlsync.cli.compose.composing import written
 from rlsync.cli.eval import config_of
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import run_files

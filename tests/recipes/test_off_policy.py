@@ -15,8 +15,8 @@ from torch.testing import assert_close
 from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
-from rlsync.cli.ended import begin
 from rlsync.cli.resume import load
+from rlsync.cli.status import begin
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.plan import Verdict
 from rlsync.evaluation.checkpoint import load_best

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlsync.cli.compose.resumed import writable
+from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.eval import config_of
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import registry, run_files

@@ -25,8 +25,8 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import RandomSampler
 from torchrl.trainers import Trainer
 
-from rlsync.cli.ended import begin
 from rlsync.cli.resume import checkpoint_at, load
+from rlsync.cli.status import begin
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.recipes.replay.memory import PrioritizedRows
 from rlsync.recipes.replay.row_segments import INDEX, RowSegments

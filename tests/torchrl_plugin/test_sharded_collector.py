@@ -16,7 +16,7 @@ from torchrl.collectors import MultiSyncCollector
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Every, SendShards, SyncWeights, resolve
-from rlsync.cli.measure import PolicyHolder
+from rlsync.cli.bench import PolicyHolder
 from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.plan import Verdict
 from rlsync.tensors.sharded import own_part

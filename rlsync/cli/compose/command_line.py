@@ -58,7 +58,13 @@ def read(arguments: list[str]) -> CommandLine:
         own = None
     unusable = own_hydra.register(own)
     with own_hydra.initialised():
-        overrides = _with_search_path(_read_each(flags.overrides, errors), own)
+        overrides = []
+        for word in flags.overrides:
+            try:
+                overrides.append(parsed(word))
+            except ConfigError as error:
+                errors.append(error)
+        overrides = _with_search_path(overrides, own)
         words = [str(o.input_line) for o in overrides]
         sweeps = flags.multirun or _SWEEP in words
         jobs = _swept(overrides, errors) if sweeps else [_single(overrides, errors)]
@@ -73,36 +79,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlsync train", add_help=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"Hydra {hydra.__version__}")
-    for flags in (
-        ("--help", "-h"),
-        ("--hydra-help",),
-        ("--resolve",),
-        ("--run", "-r"),
-        ("--multirun", "-m"),
-        ("--shell-completion", "-sc"),
-    ):
-        parser.add_argument(*flags, action="store_true")
-    for flags in (
-        ("--package", "-p"),
-        ("--config-path", "-cp"),
-        ("--config-name", "-cn"),
-        ("--config-dir", "-cd"),
-        ("--experimental-rerun",),
-    ):
-        parser.add_argument(*flags)
+    switches = (
+        "--help -h",
+        "--hydra-help",
+        "--resolve",
+        "--run -r",
+        "--multirun -m",
+        "--shell-completion -sc",
+    )
+    for names in switches:
+        parser.add_argument(*names.split(), action="store_true")
+    values = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
+    for names in (*values, "--experimental-rerun"):
+        parser.add_argument(*names.split())
     parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
     parser.add_argument("--info", "-i", nargs="?", const="all")
     return parser
-
-
-def _read_each(lines: list[str], errors: list[ConfigError]) -> list[Override]:
-    read = []
-    for line in lines:
-        try:
-            read.append(parsed(line))
-        except ConfigError as error:
-            errors.append(error)
-    return read
 
 
 def _with_search_path(overrides: list[Override], own: Path | None) -> list[Override]:
@@ -111,14 +103,11 @@ def _with_search_path(overrides: list[Override], own: Path | None) -> list[Overr
     if not folders:
         return overrides
     given = [o for o in overrides if str(o.key_or_group) == _SEARCH_PATH]
-    paths = [str(path) for o in given for path in _as_list(o.value())]
+    values = [o.value() for o in given]
+    paths = [str(path) for value in values for path in (value if isinstance(value, list) else [value])]
     paths += [f"file://{folder}" for folder in folders]
     quoted = ",".join(f"'{path}'" for path in paths)
     return [*(o for o in overrides if o not in given), parsed(f"{_SEARCH_PATH}=[{quoted}]")]
-
-
-def _as_list(value: object) -> list[object]:
-    return list(value) if isinstance(value, list) else [value]
 
 
 def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[str]]:

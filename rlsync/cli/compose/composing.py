@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,27 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli.compose import own_hydra, refusals, resumed, shipped
+from rlsync.cli.compose import own_hydra, refusals, shipped
 from rlsync.cli.compose.command_line import CommandLine
+from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.compose.refusals import SEE_ALL, key_of, parsed
-from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED
+from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED, look_beside
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.recipes.env_settings import settings_with
+from rlsync.recipes.registry import recipe_named
+from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
 from rlsync.recipes.settings import Config, EnvConfig, RenderedConfig
+
+#: Keys that belong to one run alone: a run that resumes it has its own.
+OF_ONE_RUN = ("resume", "run_dir", "config_dir")
+
+#: The option that a config group has when a run is resumed: what the run before had. A user cannot choose it.
+BEFORE = "_resumed_run_"
+
+#: The key that tells which option of a group a config has. To choose that option again sets nothing.
+_TOLD_BY = {"env": "id", "collector": "kind", "cluster": "kind", "logger": "kind", "sync": "map"}
 
 #: The option that was chosen in each config group.
 Choices = Mapping[str, Any]
@@ -29,7 +43,7 @@ class Composition:
     """What a job's overrides make."""
 
     config: Config  # typed; its values are not checked against their bounds
-    choices: Choices  # the option that was chosen in each config group
+    choices: Choices
     added: tuple[str, ...]  # what rlsync adds to the user's overrides, so that Hydra composes the same
 
 
@@ -66,24 +80,6 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
         return None, [*errors, refusals.of_composition(error, words)]
 
 
-def _added(
-    line: CommandLine,
-    overrides: list[Override],
-    base: DictConfig,
-    choices: Choices,
-    all_tuned: list[str],
-) -> list[str]:
-    """The overrides that bring in the run that is resumed, or else the settings that fit the environment."""
-    resume = OmegaConf.select(base, "resume")
-    before = resumed.config_before(Path(str(resume))) if resume is not None else None
-    if before is not None:
-        return resumed.on_top_of(before, base, choices, overrides, own_hydra.store)
-    if TUNED not in choices or any(key_of(o) == TUNED for o in overrides):
-        return []  # the user's primary config is another one, or the user has chosen
-    ids = [str(o.value()) for o in overrides if key_of(o) == "env.id"]
-    return _tuned(choices, base.env, [base.env.id, *ids][-1], all_tuned, line.config_dir)
-
-
 def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choices]:
     """A config without Hydra's part, and the choices that made it."""
     config = compose(line.config_name, list(words), return_hydra_config=True)
@@ -104,33 +100,41 @@ def _typed(config: DictConfig) -> Config:
     return typed
 
 
-def _tuned(
-    choices: Choices, env: DictConfig, env_id: str, options: Collection[str], own: Path | None
+def _added(
+    line: CommandLine, overrides: list[Override], base: DictConfig, choices: Choices, tuned: list[str]
 ) -> list[str]:
-    """What chooses the settings that fit the environment, where the defaults list names others.
+    """The overrides that bring in the run that is resumed, or else the settings that fit the environment.
 
-    A defaults list knows the names of config files only. What fits depends on the keys of ``env``.
+    ``base`` is composed from the options of groups alone, which ``choices`` has.
+    """
+    resume = OmegaConf.select(base, "resume")
+    before = config_before(Path(str(resume))) if resume is not None else None
+    if before is not None:
+        return _on_top_of(before, base, choices, overrides)
+    if TUNED not in choices or any(key_of(o) == TUNED for o in overrides):
+        return []  # the user's primary config is another one, or the user has chosen
+    ids = [str(o.value()) for o in overrides if key_of(o) == "env.id"]
+    fits = _fitting(choices, base.env, [base.env.id, *ids][-1], tuned, line.config_dir)
+    if fits == (choices[TUNED] if choices[TUNED] in tuned else None):
+        return []
+    return [f"~{TUNED}" if fits is None else f"{TUNED}={fits}"]
+
+
+def _fitting(
+    choices: Choices, env: DictConfig, env_id: str, options: Collection[str], own: Path | None
+) -> str | None:
+    """The tuned settings for a recipe and an environment; None if none fits.
+
+    A defaults list knows the names of config files only. What fits depends on the keys of ``env``. Settings
+    named ``RECIPE_ENV`` fit if the id is the one in the file ``env/ENV``. Else those named ``RECIPE_KIND``
+    fit, where the kind is :attr:`EnvConfig.kind`. An environment and its picture have one id, and are
+    different tasks: files for pictures have names that begin with ``rendered``.
     """
     files = {file.name: file.path for file in shipped.groups(own).get(ENV, [])}
 
     def id_of(name: str) -> str:
         return str(OmegaConf.select(OmegaConf.load(files[name]), "id", default="")) if name in files else ""
 
-    fits = _fitting(choices, env, env_id, options, id_of)
-    if fits == (choices[TUNED] if choices[TUNED] in options else None):
-        return []
-    return [f"~{TUNED}" if fits is None else f"{TUNED}={fits}"]
-
-
-def _fitting(
-    choices: Choices, env: DictConfig, env_id: str, options: Collection[str], id_of: Callable[[str], str]
-) -> str | None:
-    """The tuned settings for a recipe and an environment; None if none fits.
-
-    Those named ``RECIPE_ENV`` fit if the id is the one in the file ``env/ENV``. Else those named
-    ``RECIPE_KIND`` fit, where the kind is :attr:`EnvConfig.kind`. An environment and its picture have one id,
-    and are different tasks: files for pictures have names that begin with ``rendered``.
-    """
     recipe, chosen = choices.get(RECIPE), choices.get(ENV)
     if chosen and f"{recipe}_{chosen}" in options and id_of(chosen) in ("", env_id):
         return f"{recipe}_{chosen}"
@@ -162,3 +166,99 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
     goal = recipe.goal()
     ends = f"{goal}, or {ends}" if goal else f"{ends}; no target return is set"
     return {"settings": origin, "plays": config.env.facts(), "ends": ends}
+
+
+def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: list[Override]) -> list[str]:
+    """The overrides that let Hydra compose this run's config on top of that of the run before.
+
+    Every group that the command line does not name gets the option ``_resumed_run_``. What belongs to no
+    group comes in by one more option, the last one that Hydra merges. Overrides of keys come after it, so a
+    key has the value of the run before unless the command line gives another. An option of a group
+    (``logger=none``) sets all keys of its file that a resumed run can change, unless the run has that option
+    already. So a recipe or an environment that is named again changes nothing.
+    """
+    had = writable(before)
+    chosen = {key_of(word): word for word in overrides if isinstance(word.value(), str)}
+    recipe: Any = OmegaConf.to_object(base.recipe) if RECIPE in chosen else before.recipe
+    if recipe.variant() != before.recipe.variant():
+        return []  # the check of the job refuses another recipe
+    if TUNED in chosen and base.recipe != had.recipe:
+        line = str(chosen[TUNED].input_line)
+        raise ConfigError(
+            "a resumed run takes its settings from the run before it, and a tuned config would replace them",
+            f"override {line}",
+            f"leave {line} out, and give the keys that you want to change",
+        )
+    for word in overrides:  # Hydra adds no key that is there already
+        if word.is_add() and (key := key_of(word)).startswith("env.kwargs."):
+            had.env.kwargs.pop(key.removeprefix("env.kwargs."), None)
+    last = {name: had[name] for name in had if name not in (*OF_ONE_RUN, RECIPE, *_TOLD_BY)}
+    last["config_dir"] = before.config_dir  # where its recipe lies; --config-dir may name another folder
+    words = []
+    for group in (RECIPE, *_TOLD_BY):
+        if group not in chosen:
+            own_hydra.store(group, BEFORE, had[group])
+            sign = "" if group in choices else "+"  # a primary config of the user's may lack the group
+            words.append(f"{sign}{group}={BEFORE}")
+        same = group not in chosen or group == RECIPE
+        if same or base[group][_TOLD_BY[group]] in ("", had[group][_TOLD_BY[group]]):
+            last[group] = had[group]  # once more: a recipe's file sets keys of other groups, too
+        else:
+            settings: Any = OmegaConf.get_type(had[group])  # the keys that no resumed run can change
+            kept = [spec.name for spec in fields(settings) if "kept" in spec.metadata]
+            last[group] = {name: had[group][name] for name in kept}
+    own_hydra.store(BEFORE, BEFORE, OmegaConf.create(last), package="_global_")
+    return [*words, f"+{BEFORE}={BEFORE}"]
+
+
+def checkpoint_at(folder: Path) -> Path | None:
+    """The checkpoint that a folder is, or that lies in it as in a run's; None if there is none.
+
+    A process that is killed while TorchRL replaces a checkpoint may leave only the one before, under a name
+    that begins with a dot.
+    """
+    interrupted = sorted(folder.glob(f".{CHECKPOINT}.backup-*"))
+    places = (folder, folder / CHECKPOINT, *interrupted)
+    return next((at for at in places if Checkpoint.is_checkpoint(at)), None)
+
+
+def config_before(folder: Path) -> Config | None:
+    """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere."""
+    checkpoint = checkpoint_at(folder)
+    file = None if checkpoint is None else checkpoint.parent / RESOLVED
+    return written(file) if file is not None and file.is_file() else None
+
+
+def written(file: Path) -> Config:
+    """The config in a run's ``config.yaml``. Keys that are newer than the run get their defaults.
+
+    A key that rlsync no longer has is left out where the run had null for it. Values are not checked against
+    their bounds. A recipe that lies beside a folder of the user's is imported from there; the run has noted
+    where.
+    """
+    try:
+        found = OmegaConf.load(file)
+        own, at = (OmegaConf.select(found, key) for key in ("config_dir", "recipe._recipe_"))
+        if own is not None and at is not None:
+            look_beside(Path(own))
+        name = str(OmegaConf.select(found, "recipe.name"))
+        settings = recipe_named(name, f"{file}, recipe.name", at).settings()
+        of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
+        known = writable(Config(env=of_its_kind, recipe=settings))
+        _leave_out_what_has_gone(found, known)
+        config = OmegaConf.to_object(OmegaConf.merge(known, found))
+    except (OmegaConfBaseException, OSError) as error:
+        what = f"cannot read the run's configuration: {first_line(error)}"
+        raise ConfigError(what, str(file), "use the rlsync that wrote it") from error
+    assert isinstance(config, Config)
+    return config
+
+
+def _leave_out_what_has_gone(found: Any, known: Any) -> None:
+    if not isinstance(found, DictConfig) or not isinstance(known, DictConfig):
+        return
+    for key in list(found):
+        if key in known:
+            _leave_out_what_has_gone(found[key], known[key])
+        elif found[key] is None and is_dataclass(OmegaConf.get_type(known)):
+            del found[key]

@@ -17,9 +17,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 
-from rlsync.cli.compose.resumed import writable
 from rlsync.cli.compose.shipped import config_dir, look_beside
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import registry, settings
@@ -54,10 +53,9 @@ _nodes: dict[str, Any] = {}
 
 
 def register(own: Path | None = None) -> dict[str, ConfigError]:
-    """Put the settings of runs and of all recipes into rlsync's part of the ConfigStore, under ``schema/``.
-
-    Recipes that files in ``own`` name, the folder of ``--config-dir``, are among them. Returns why a recipe's
-    file cannot be used, by the file's name: it matters to those who choose it.
+    """Put the settings of runs and of all recipes into rlsync's part of the ConfigStore, under ``schema/``;
+    those in ``own``, the folder of ``--config-dir``, too. Returns why a recipe's file cannot be used, by the
+    file's name: it matters to those who choose it.
     """
     _nodes.clear()
     # The base class of the recipes, so that any of them may take its place.
@@ -99,6 +97,25 @@ def store(group: str, name: str, node: Any, package: str | None = None) -> None:
     """Make settings an option of a group, of which Hydra knows from now on inside :func:`alone`."""
     with alone():
         ConfigStore.instance().store(name, writable(node), group=group, package=package, provider="rlsync")
+
+
+def writable(settings: Any) -> DictConfig:
+    """A structured config whose keys may be overridden, also those of frozen dataclasses.
+
+    OmegaConf makes their nodes read-only. The dataclass that comes out in the end is frozen all the same.
+    """
+    node = OmegaConf.structured(settings)
+    _unlock(node)
+    assert isinstance(node, DictConfig)
+    return node
+
+
+def _unlock(node: Container) -> None:
+    if OmegaConf.is_readonly(node):
+        OmegaConf.set_readonly(node, None)
+    for key in node if isinstance(node, DictConfig) else range(len(node)):  # type: ignore[arg-type]
+        if not OmegaConf.is_missing(node, key) and isinstance(below := node[key], Container):
+            _unlock(below)
 
 
 @contextmanager

@@ -21,13 +21,8 @@ from rlsync.recipes.settings import RouteConfig
 _KEY = re.compile(r"(?P<indent> *)(?P<key>[\w.]+):(?P<value> .*)?$")
 
 #: Types as a person writes their values in YAML.
-_WORDS = {
-    "str": "text",
-    "bool": "true or false",
-    "int": "whole number",
-    "float": "number",
-    "DeviceOrList": "text or list of text",
-}
+_WORDS = {"str": "text", "bool": "true or false", "int": "whole number", "float": "number", "None": "null"}
+_WORDS |= {"DeviceOrList": "text or list of text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +41,14 @@ class ConfigKey:
         return not self.type
 
     def facts(self) -> str:
-        """Type, range and default in one line.
-
-        Example:
-            >>> ConfigKey("recipe.slots", "whole number or null", None, "> 0", "").facts()
-            'whole number or null, > 0; default null'
-        """
+        """Type, range and default in one line; empty for a section."""
         if self.is_section:
             return ""
-        what = self.accepts if self.accepts.startswith("one of") else ", ".join([self.type, *self._range()])
-        return f"{what}; default {in_yaml(self.value)}"
-
-    def _range(self) -> list[str]:
-        return [self.accepts.removeprefix("a number ")] if self.accepts else []
-
-
-def in_yaml(value: Any) -> str:
-    """A value as an override writes it.
-
-    Example:
-        >>> in_yaml(None), in_yaml("adam"), in_yaml([64, 64]), in_yaml("")
-        ('null', 'adam', '[64, 64]', '""')
-    """
-    return value if isinstance(value, str) and value else json.dumps(value)
+        value = self.value if isinstance(self.value, str) and self.value else json.dumps(self.value)
+        accepts = self.accepts
+        if not accepts.startswith("one of"):
+            accepts = f"{self.type}, {accepts.removeprefix('a number ')}" if accepts else self.type
+        return f"{accepts}; default {value}"
 
 
 def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
@@ -77,10 +57,6 @@ def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
     ``GROUP=NAME`` chooses an option and limits the answer to the keys of this group and those that the
     option's file sets; ``GROUP`` limits it to the group. ``own`` is a folder of the user's, as
     ``--config-dir`` names it.
-
-    Example:
-        >>> [key.name for key in reference(["logger"])]
-        ['logger.kind', 'logger.every_frames', 'logger.kwargs']
     """
     choices = [word for word in words if "=" in word]
     flags = [] if own is None else ["--config-dir", str(own)]
@@ -112,10 +88,8 @@ def _walk(config: Any, prefix: str, comments: dict[str, str]) -> Iterator[Config
                 yield ConfigKey(name, "", None, "", comment)
             yield from _walk(value, name + ".", comments)
         else:
-            bound = spec.metadata.get("bound")
-            yield ConfigKey(
-                name, _in_words(spec.type), _plain(value), "" if bound is None else str(bound), comment
-            )
+            accepts = str(spec.metadata.get("bound", ""))
+            yield ConfigKey(name, _in_words(spec.type), _plain(value), accepts, comment)
 
 
 def _plain(value: Any) -> Any:
@@ -137,8 +111,6 @@ def _in_words(annotation: Any) -> str:
 
 
 def _word(part: str) -> str:
-    if part == "None":
-        return "null"
     if part.startswith("dict["):
         return "mapping"
     if part.startswith("list["):
@@ -180,12 +152,6 @@ def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
     A comment belongs to the key below it, and to all keys that follow without an empty line. A comment behind
     a value belongs to that key alone. Entries of lists have no comments of their own; keys without a comment
     have an empty text.
-
-    Example:
-        >>> from rlsync.cli.compose.shipped import config_dir
-        >>> found = comments_in(config_dir() / "recipe" / "impala.yaml")
-        >>> found["recipe.unroll_length"], found["recipe.model.lstm"]
-        ('Steps in one unroll. The paper has 20.', 'Units of the LSTM; 0: no LSTM.')
     """
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []  # the sections that the present line is in, by indent
@@ -196,14 +162,14 @@ def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
         if not words:
             block, ended = [], False
         elif words.startswith("#"):
-            block = [words] if ended else [*block, words]
+            block = [*([] if ended else block), words.removeprefix("#").removeprefix(" ")]
             ended = False
         elif match := _KEY.match(line):
             indent = len(match["indent"])
             above = [section for section in above if section[0] < indent]
             key = ".".join([*(name for _, name in above), match["key"]])
             _, behind, own = (match["value"] or "").partition(" # ")
-            found[prefix + key] = own if behind else _text(block)
+            found[prefix + key] = own if behind else "\n".join(block).strip("\n")
             ended = True
             if not match["value"]:
                 above.append((indent, match["key"]))
@@ -211,29 +177,15 @@ def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _text(block: list[str]) -> str:
-    lines = [line.removeprefix("#").removeprefix(" ").rstrip() for line in block]
-    return "\n".join(lines).strip("\n")
-
-
 def as_paragraphs(comment: str) -> list[str]:
-    """A comment as paragraphs: each is one long line, or lines of code, which are indented.
-
-    Example:
-        >>> as_paragraphs("Arguments for\\ngymnasium. Add one:\\n  +env.kwargs.a=1")
-        ['Arguments for gymnasium. Add one:', '  +env.kwargs.a=1']
-    """
+    """A comment as paragraphs: each is one long line, or lines of code, which are indented."""
     paragraphs: list[str] = []
     joins = False
     for line in comment.splitlines():
-        if not line.strip():
-            joins = False
-        elif line.startswith("  "):
-            paragraphs.append(line)
-            joins = False
-        elif joins:
+        is_text = bool(line.strip()) and not line.startswith("  ")
+        if is_text and joins:
             paragraphs[-1] += " " + line
-        else:
+        elif line.strip():
             paragraphs.append(line)
-            joins = True
+        joins = is_text
     return paragraphs

@@ -1,8 +1,4 @@
-"""What is wrong with the overrides of a job, in three lines each, with the nearest name that there is.
-
-One composition is judged at a time: first the words and the options of groups, for they decide which keys
-there are; then all keys; then the first value that Hydra refuses.
-"""
+"""What is wrong with the overrides of a job, in three lines each, with the nearest name that there is."""
 
 from __future__ import annotations
 
@@ -69,7 +65,8 @@ def of_key(override: Override, known: list[str], groups: Collection[str]) -> Ite
     key, line = key_of(override), str(override.input_line)
     adds = override.is_add() or override.is_force_add()
     where = f"override {line}"
-    if _is_free(key) or (key in FREE_FORM and override.value()):
+    below_free = key.startswith(tuple(f"{above}." for above in FREE_FORM))
+    if below_free or (key in FREE_FORM and override.value()):
         if not adds and (key in FREE_FORM or key not in known):
             what = f"{key} is empty" if key in FREE_FORM else f"unknown key {key!r}"
             yield ConfigError(what, where, f"an argument that is new here is added: write +{line}")
@@ -98,31 +95,18 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     return ConfigError(what, f"override {guilty}" if guilty else "the configuration", cure)
 
 
-def _is_free(key: str) -> bool:
-    """Whether a key lies below one that takes keys of any name."""
-    return key.startswith(tuple(f"{above}." for above in FREE_FORM))
-
-
 def _all_entries(key: str) -> str:
     above = key.rpartition(".")[0]
     return f"a list keeps its length; to have more or fewer entries give them all: {above}=[..., ...]"
 
 
 def keys_of(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
-    """Every key under ``node``, dotted; an entry of a list by its number.
-
-    Example:
-        >>> list(keys_of(OmegaConf.create({"map": [{"source": "a"}]})))
-        ['map', 'map.0', 'map.0.source']
-    """
+    """Every key under ``node``, dotted; an entry of a list by its number, as in ``map.0.source``."""
     names = list(node) if isinstance(node, DictConfig) else range(len(node))
     for name in names:
         key = f"{prefix}{name}"
         yield key
-        if OmegaConf.is_missing(node, name):
-            continue
-        below = node[name]
-        if isinstance(below, DictConfig | ListConfig):
+        if not OmegaConf.is_missing(node, name) and isinstance(below := node[name], DictConfig | ListConfig):
             yield from keys_of(below, key + ".")
 
 
@@ -130,10 +114,6 @@ def nearest(wanted: str, offered: Iterable[str]) -> str:
     """The offered dotted name whose last part is closest to that of ``wanted``; or nothing.
 
     A name that was put under another parent must be closer than one that was not.
-
-    Example:
-        >>> nearest("num_epoch", ["recipe.lr", "recipe.num_epochs"])
-        'recipe.num_epochs'
     """
     parent, _, last = wanted.rpartition(".")
 
@@ -148,12 +128,7 @@ def nearest(wanted: str, offered: Iterable[str]) -> str:
 
 
 def _beside(key: str, known: Collection[str]) -> str:
-    """The keys beside an unknown key, as text.
-
-    Example:
-        >>> _beside("when.evry", ["when", "when.every", "when.unit"])
-        'when has: every, unit'
-    """
+    """The keys beside an unknown key, as text: ``when has: every, unit``."""
     parent = key.rpartition(".")[0]
     split = (name.rpartition(".") for name in sorted(known))
     names = [last for other, _, last in split if parent and other == parent]
@@ -161,11 +136,8 @@ def _beside(key: str, known: Collection[str]) -> str:
 
 
 def _list_above(key: str, known: Collection[str]) -> str:
-    """The list that a key names an entry of, beyond its end; or nothing.
-
-    Example:
-        >>> _list_above("map.1.source", ["map", "map.0", "map.0.source"])
-        'map'
+    """The list that a key names an entry of, beyond its end (``map.1.source`` of one with a ``map.0``); or
+    nothing.
     """
     parts = key.split(".")
     for depth, part in enumerate(parts):
