@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rlsync.sync.adopter import Adopt, Adopter, Destination
+from rlsync.sync.publisher import Publisher
 from rlsync.sync.verification import WorkerAnswer
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
@@ -119,6 +120,24 @@ def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
     module.load_state_dict(Counting().state_dict())
     assert adopter.adopt() == 1
     assert weight(module) == 1
+
+
+@both_ways
+def test_a_leaf_that_publishes_bring_no_more_keeps_its_value(
+    board: CountedBoard, adopter: Adopter, adopt: Adopt
+) -> None:
+    """What it was pointed at is given back to the host, and would read as zeros."""
+    module, publisher = Counting(), Publisher(board)
+    adopter.place({"policy": Destination(lambda: module, adopt)})
+    sent = {("policy", "layer.weight"): torch.ones(1, 2), ("policy", "layer.bias"): torch.ones(1)}
+    publisher.publish(sent)
+    adopter.adopt()
+    del sent["policy", "layer.bias"]
+    for number in (2.0, 3.0):
+        sent["policy", "layer.weight"].fill_(number)
+        publisher.publish(sent)
+        adopter.adopt()
+        assert (weight(module), module.layer.bias.item()) == (number, 1.0)
 
 
 def answer_of(board: CountedBoard) -> WorkerAnswer:
