@@ -14,6 +14,7 @@ from rlsync.sync.verification import WorkerAnswer
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
+from rlsync.transport.board import format as fmt
 from rlsync.transport.contract import Note
 from tests.tools.counted_board import CountedBoard
 
@@ -138,6 +139,44 @@ def test_a_leaf_that_publishes_bring_no_more_keeps_its_value(
         publisher.publish(sent)
         adopter.adopt()
         assert (weight(module), module.layer.bias.item()) == (number, 1.0)
+
+
+def test_a_leaf_that_publishes_bring_no_more_is_the_workers_own(board: CountedBoard, adopter: Adopter) -> None:
+    module, publisher = Counting(), Publisher(board)
+    adopter.place({"policy": Destination(lambda: module)})
+    sent = {("policy", "layer.weight"): torch.ones(1, 2), ("policy", "calls"): torch.ones(3)}
+    publisher.publish(sent)
+    adopter.adopt()
+    del sent["policy", "calls"]
+    publisher.publish(sent)
+    adopter.adopt()
+    module.calls.fill_(7)
+    publisher.publish(sent | {("net", "w"): torch.ones(1)})  # laid out anew, with the value of before
+    assert adopter.adopt() == 3
+    assert module.calls.tolist() == [7.0] * 3
+
+
+def test_a_worker_has_settled_when_a_rollout_would_adopt_and_answer_nothing(
+    board: CountedBoard, adopter: Adopter
+) -> None:
+    module = Counting()
+    adopter.place({"policy": Destination(lambda: module)})
+    publish(board, 1)
+    assert not adopter.settled()
+    with adopter.acting():
+        pass
+    assert adopter.settled()
+    board.ask()
+    assert not adopter.settled(), "a question is open"
+    with adopter.acting():
+        pass
+    assert adopter.settled()
+    heartbeat = fmt.reader_line(0) + fmt.READER_HEARTBEAT_NS
+    board._words[heartbeat] = 0
+    assert adopter.settled()
+    assert board._words[heartbeat], "the learner sees that this worker lives"
+    module.load_state_dict(Counting().state_dict())
+    assert not adopter.settled(), "the module does not hold what was published"
 
 
 def answer_of(board: CountedBoard) -> WorkerAnswer:

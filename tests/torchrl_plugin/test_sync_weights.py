@@ -305,6 +305,30 @@ def test_a_coalesced_publish_is_owed_and_made_up_for(fork_workers, monkeypatch):
     trainer.collector.shutdown()
 
 
+def test_the_first_publish_is_owed_until_it_finds_room(monkeypatch):
+    trainer = make_local()
+    hook = SyncWeights(MAP, trainer=trainer)
+    with monkeypatch.context() as full:
+        full.setattr(hook._bound.endpoint.publisher.transport, "publish", lambda *_, **__: None)
+        hook._settle()
+    hook()
+    assert [(r.reason, r.coalesced, r.version) for r in hook.receipts] == [
+        ("start", True, 0),
+        ("start", False, 1),
+    ]
+    trainer.collector.shutdown()
+
+
+def test_seconds_of_training_are_summed_over_resumed_runs():
+    trainer = make_local()
+    hook = SyncWeights(MAP, when=Every(60, "seconds"), trainer=trainer)
+    saved = hook.state_dict() | {"seconds": 1000.0, "last_seconds": 990.0}
+    hook.load_state_dict(saved)
+    assert hook.counters().seconds >= 1000.0
+    assert hook.when.due(hook._last, hook.counters()) is False
+    trainer.collector.shutdown()
+
+
 def test_waiting_for_workers_that_do_not_collect_ends_at_the_deadline_with_their_names(
     fork_workers,
 ):

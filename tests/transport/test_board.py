@@ -27,6 +27,7 @@ from rlsync.transport.board.copying import SlotCopy
 from rlsync.transport.board.format import SlotState
 from rlsync.transport.board.watch import BoardWatch
 from rlsync.transport.board.writer import BoardWriter
+from rlsync.transport.contract import Note
 from rlsync.transport.shared_file import SharedFile
 from tests.conftest import LeakCheck
 from tests.tools.board_workers import (
@@ -588,6 +589,22 @@ def test_two_living_workers_cannot_have_one_number(board: CountedBoard, start: C
         attach(board, "copy", 4)
     assert len(str(caught.value).splitlines()) == 3
     assert open_fds() == fds
+
+
+def test_a_reader_that_takes_a_line_over_has_adopted_and_said_nothing_yet(board: CountedBoard) -> None:
+    first, _ = attach(board, "alias", 0)
+    publish(board, 1.0)
+    first.adopt()
+    for kind in Note:
+        first.leave_note(b"of the first", kind)
+    first.close()
+    second, _ = attach(board, "alias", 0)
+    (status,) = board.status()
+    assert (status.reader, status.adopted_version, status.lag_versions) == (0, 0, 1)
+    assert [board.note(0, kind) for kind in Note] == [None, None]
+    with pytest.raises(AdoptionTimeout, match="version 1 was not adopted"):
+        board.wait(1, timeout_s=0.05)
+    second.close()
 
 
 def test_a_reader_number_beyond_the_board_is_refused(board: CountedBoard) -> None:
@@ -1203,3 +1220,17 @@ def test_nobody_sees_a_version_under_the_generation_before_while_it_is_published
     writer.close()
     assert seen[-1] == Stamp(2, 2)
     assert not [stamp for stamp in seen if stamp.version == 2 and stamp.generation == 1]
+
+
+def test_nobody_sees_a_question_before_the_version_that_it_is_about(board: CountedBoard) -> None:
+    reader, _ = attach(board, "copy")
+    publish(board, 1.0)
+    reader.adopt()
+    assert reader.asked == 0
+    seen: list[int] = []
+    board._words = Watched(board._words, lambda: seen.append(reader.asked))  # type: ignore[assignment]
+    board.ask(lowest=2)
+    board.ask_as(7, lowest=3)
+    assert seen
+    assert set(seen) == {0}
+    reader.close()
