@@ -141,7 +141,9 @@ def test_a_leaf_that_publishes_bring_no_more_keeps_its_value(
         assert (weight(module), module.layer.bias.item()) == (number, 1.0)
 
 
-def test_a_leaf_that_publishes_bring_no_more_is_the_workers_own(board: CountedBoard, adopter: Adopter) -> None:
+def test_a_leaf_that_publishes_bring_no_more_is_the_workers_own(
+    board: CountedBoard, adopter: Adopter
+) -> None:
     module, publisher = Counting(), Publisher(board)
     adopter.place({"policy": Destination(lambda: module)})
     sent = {("policy", "layer.weight"): torch.ones(1, 2), ("policy", "calls"): torch.ones(3)}

@@ -174,6 +174,20 @@ def test_a_writer_waits_while_no_slot_is_free_and_the_wait_is_counted(ring: Roll
     assert [value(ring.take(WAIT_S)) for _ in range(3)] == [1, 2, 3], "nothing was dropped"
 
 
+def test_a_writer_that_waits_gives_signs_of_life(ring: RolloutRing) -> None:
+    writer = RingWriter(ring.handle, 0)
+    heartbeat = fmt.writer_line(0) + fmt.WRITER_HEARTBEAT_NS
+    for wait_for in (ring.pause, ring.run):  # paused; and full
+        wait_for()
+        ring._words[heartbeat] = 0
+        looks = iter(range(100))
+        assert writer.take(stop=lambda looks=looks: next(looks) > 1 and bool(ring._words[heartbeat])) is None
+        for number in range(3):
+            ring.run()
+            if ring.counters().free:
+                write(writer, number)
+
+
 def test_a_blocked_writer_goes_on_when_a_slot_is_given_back(ring: RolloutRing) -> None:
     writer = RingWriter(ring.handle, 0)
     for number in range(3):
