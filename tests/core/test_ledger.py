@@ -92,6 +92,9 @@ def test_a_resumed_learner_goes_on_counting_in_the_next_generation() -> None:
     assert (after.version, after.generation) == (10, 2)
     assert after.next == Stamp(2, 11) > Stamp(1, 15)
     assert after.optim_steps_since(10, now=8) == 3
+    known = after.known(10)
+    assert known is not None
+    assert (known.stamp, known.time_s) == (Stamp(1, 10), None)
 
 
 def test_a_state_without_a_generation_is_of_the_first_one() -> None:

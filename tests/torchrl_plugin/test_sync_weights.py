@@ -12,6 +12,7 @@ from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync import BoardScheme, ConfigError, Every, PublishError, StepsAhead, SyncWeights
+from rlsync.transport.board import BoardReader
 from rlsync.transport.board import format as fmt
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
@@ -326,6 +327,17 @@ def test_seconds_of_training_are_summed_over_resumed_runs():
     hook.load_state_dict(saved)
     assert hook.counters().seconds >= 1000.0
     assert hook.when.due(hook._last, hook.counters()) is False
+    trainer.collector.shutdown()
+
+
+def test_whoever_reads_a_board_along_with_the_workers_is_none_of_them(fork_workers):
+    trainer, sync_map, _ = make_stock("ppo")
+    hook = SyncWeights(sync_map, trainer=trainer)
+    board = trainer.collector._weight_sync_schemes["policy"].board
+    reader = BoardReader(board.handle, lambda version, layout, views: False)
+    assert {0, 1, reader.reader} == {status.reader for status in board.status()}
+    assert [worker.reader for worker in hook.acting_workers()] == [0, 1]
+    reader.close()
     trainer.collector.shutdown()
 
 

@@ -142,6 +142,30 @@ def test_a_slot_that_fills_while_the_learner_looks_is_not_passed_over() -> None:
     ring.close()
 
 
+def test_a_rollout_whose_elder_was_passed_over_in_the_second_look_waits_for_it() -> None:
+    ring = make_ring(slots=3, writers=2)
+    first, second = (RingWriter(ring.handle, number) for number in range(2))
+    write(second, 0)
+    write(first, 1)  # in slot 1
+    taken = ring.take(WAIT_S)
+    assert taken is not None
+    ring.give_back(taken)  # slot 0 is free
+
+    def complete_two() -> None:
+        write(second, 2)  # in slot 0, which the learner has just seen to be free, for the second time
+        write(second, 3)  # in slot 2, which it looks at next
+
+    watched = Watched(ring._words, fmt.slot_line(0) + fmt.SLOT_STATE, complete_two)
+    watched.then.append(lambda: None)  # at the first look
+    with closing(ring.handle.open()[0]) as looking:
+        assert looking.try_lock(fmt.SLOT_LOCK + 1, exclusive=True)
+        ring._words = watched  # type: ignore[assignment]
+        assert ring._try_take() is None, "the third rollout before the second"
+    assert not watched.then
+    assert [value(ring.take(WAIT_S)) for _ in range(3)] == [1, 2, 3]
+    ring.close()
+
+
 def test_a_full_slot_that_cannot_be_locked_holds_up_its_own_writer_only() -> None:
     ring = make_ring(slots=3, writers=2)
     first, second = (RingWriter(ring.handle, number) for number in range(2))
