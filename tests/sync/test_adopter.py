@@ -111,6 +111,20 @@ def test_a_module_that_was_replaced_gets_the_version_that_acts(
     assert (weight(stands["policy"]), weight(before)) == (2, 7)
 
 
+@both_ways
+def test_a_buffer_that_was_replaced_in_the_module_is_written_from_then_on(
+    board: CountedBoard, adopter: Adopter, adopt: Adopt
+) -> None:
+    module = Counting()
+    adopter.place({"policy": Destination(lambda: module, adopt)})
+    publish(board, 1)
+    adopter.adopt()
+    module.calls = torch.full((3,), 9.0)
+    publish(board, 2)
+    adopter.adopt()
+    assert module.calls.tolist() == [2.0] * 3
+
+
 def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
     board: CountedBoard, adopter: Adopter
 ) -> None:

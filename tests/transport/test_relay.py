@@ -17,7 +17,7 @@ from rlsync.transport.relay import agent as agents
 from rlsync.transport.relay import sender as senders
 from rlsync.transport.relay.agent import Agent
 from rlsync.transport.relay.image import digest_in, digest_of, pack, unpack
-from rlsync.transport.relay.mailbox import ImageId, Mailbox, Message, Request
+from rlsync.transport.relay.mailbox import ImageId, Mailbox, Message, Reply, Request
 from rlsync.transport.relay.sender import Sender
 from tests.tools.relay_network import SLOW, LawBrokenError, Network
 
@@ -294,6 +294,19 @@ def test_an_agent_tells_of_a_lost_image_after_a_pause_and_until_it_has_a_newer_o
     agent.to_pull(newer, now_s=6.5)
     agent.arrived(newer, flat, now_s=7.0)
     assert agent.request(now_s=7.0) == Request("node", Stamp(1, 2), None)
+
+
+def test_a_sender_makes_room_by_its_oldest_image_and_lets_the_oldest_pull_end() -> None:
+    posted: list[Message] = []
+    sender = Sender(lambda image: None, lambda _: None, posted.append)
+    for version in range(1, 5):  # the mailbox answers nothing
+        sender.publish(Stamp(1, version), LAYOUT, tensors(), now_s=0.0)
+    assert sender.kept == [Stamp(1, 2), Stamp(1, 3), Stamp(1, 4)]
+    pulled = frozenset(message.image_id for message in posted[1:3])
+    sender.replied(posted[3], Reply(accepted=True, pulled=pulled))
+    assert sender.full
+    sender.publish(Stamp(1, 5), LAYOUT, tensors(), now_s=0.0)
+    assert sender.kept == [Stamp(1, 2), Stamp(1, 4), Stamp(1, 5)]
 
 
 def test_a_message_is_repeated_once_in_each_interval() -> None:

@@ -465,11 +465,14 @@ def test_a_seed_reaches_every_writer_once(ring: RolloutRing) -> None:
 
 def test_the_last_words_of_a_writer_outlive_it_and_its_successor_begins_with_none(ring: RolloutRing) -> None:
     writer = RingWriter(ring.handle, 0)
+    writer.announce_ready()
     writer.leave_last_words("the end, ünd out " + "x" * (1 << 17))
     writer.close()
+    assert ring.writer(0).ready
     assert ring.writer(0).last_words.startswith("the end, ünd out x")
     ring.expect(0)
     assert ring.writer(0).last_words == ""
+    assert not ring.writer(0).ready, "its successor has to say so itself"
 
 
 def test_another_process_sees_the_counters_of_a_ring(ring: RolloutRing) -> None:
