@@ -384,6 +384,16 @@ def test_forgetting_makes_the_next_adoption_take_the_newest_again(board: Counted
     reader.close()
 
 
+def test_forgetting_gives_the_lease_back(board: CountedBoard) -> None:
+    reader, _ = attach(board, "alias")
+    for number in range(1, 10):
+        publish(board, number)
+        assert reader.adopt() == number
+        reader.forget()
+    assert board.slot_count == 3
+    reader.close()
+
+
 def test_a_lease_is_given_back_at_close() -> None:
     board = CountedBoard(max_slots=3)
     board.lay_out(LAYOUT)
@@ -1220,6 +1230,16 @@ def test_nobody_sees_a_version_under_the_generation_before_while_it_is_published
     writer.close()
     assert seen[-1] == Stamp(2, 2)
     assert not [stamp for stamp in seen if stamp.version == 2 and stamp.generation == 1]
+
+
+def test_a_reader_that_has_adopted_nothing_is_asked_nothing(board: CountedBoard) -> None:
+    reader, _ = attach(board, "copy")
+    question = board.ask(lowest=0)
+    assert reader.asked == 0
+    publish(board, 1.0)
+    reader.adopt()
+    assert reader.asked == question
+    reader.close()
 
 
 def test_nobody_sees_a_question_before_the_version_that_it_is_about(board: CountedBoard) -> None:
