@@ -1037,6 +1037,15 @@ def test_laying_out_the_same_again_changes_nothing(board: CountedBoard) -> None:
     assert low_high(board.newest_views()) == (1.0, 1.0)
 
 
+def test_laying_out_anew_gives_slots_that_nobody_reads_back_at_once() -> None:
+    image, board = 4_000_000, CountedBoard()
+    board.lay_out(plain_layout(tensors=1, size=image // 4))
+    publish(board, 1.0)
+    board.lay_out(plain_layout(tensors=1, size=image // 4 + 1))
+    assert bytes_in_memory(board) < 4.2 * image, "the newest version, and the first three slots"
+    board.close()
+
+
 @pytest.mark.seconds
 def test_texts_of_earlier_layouts_are_given_back() -> None:
     board = CountedBoard()
