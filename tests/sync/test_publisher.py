@@ -14,6 +14,7 @@ from torch import nn
 from rlsync.core.errors import AdoptionTimeout, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.ledger import Stamp
 from rlsync.core.trigger import Counters
+from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopter, Destination
 from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.publisher import Publisher
@@ -82,6 +83,9 @@ class Workers:
 
     def tensors(self, destination: str) -> None:
         return None
+
+    def acting(self) -> Acting:
+        return Acting()
 
     def wait(self, timeout_s: float) -> None:
         self.publisher.transport.wait(self.publisher.version, timeout_s, [0])

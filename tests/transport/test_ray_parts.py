@@ -15,7 +15,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.ray import learner
 from rlsync.transport.ray.mailbox_actor import MailboxActor, NodeReply, Question
-from rlsync.transport.ray.sender_thread import ImageBuffers
+from rlsync.transport.ray.sender_thread import SenderThread
 from rlsync.transport.relay.mailbox import Message, Request
 
 WITHIN_S = 60.0
@@ -68,19 +68,17 @@ def test_a_node_that_knows_the_question_waits_for_the_next_one() -> None:
 
 
 def test_neither_the_newest_version_nor_one_that_is_being_sent_is_written_over() -> None:
-    buffers = ImageBuffers()
-    buffers.lay_out(LAYOUT)
+    thread = SenderThread(None, repeat_s=3600.0)  # without a cluster it sends nothing
+    thread.lay_out(LAYOUT)
     for version in range(1, 6):
-        buffer = buffers.free()
-        assert buffer is not buffers.newest
-        buffer.write(Stamp(1, version), [torch.full((2,), float(version))])
-        buffers.publish(buffer)
+        thread.publish(Stamp(1, version), [torch.full((2,), float(version))])
         if version == 2:
-            sent = buffers.take()
+            sent = thread._take()
     assert sent is not None
     assert (sent.stamp, sent.leaves[0].tolist()) == (Stamp(1, 2), [2.0, 2.0])
-    newest = buffers.take()
+    newest = thread._take()
     assert newest is not None
+    assert newest is thread.newest
     assert (newest.stamp, newest.leaves[0].tolist()) == (Stamp(1, 5), [5.0, 5.0])
 
 

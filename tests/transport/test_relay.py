@@ -298,19 +298,19 @@ def test_a_sender_makes_room_by_its_oldest_image_and_lets_the_oldest_pull_end() 
     posted: list[Message] = []
     sender = Sender(lambda image: None, lambda _: None, posted.append)
     for version in range(1, 5):  # the mailbox answers nothing
-        sender.publish(Stamp(1, version), LAYOUT, tensors(), now_s=0.0)
+        sender.send(Stamp(1, version), pack(Stamp(1, version), LAYOUT, tensors()), 0.0)
     assert sender.kept == [Stamp(1, 2), Stamp(1, 3), Stamp(1, 4)]
     pulled = frozenset(message.image_id for message in posted[1:3])
     sender.replied(posted[3], Reply(accepted=True, pulled=pulled))
     assert sender.full
-    sender.publish(Stamp(1, 5), LAYOUT, tensors(), now_s=0.0)
+    sender.send(Stamp(1, 5), pack(Stamp(1, 5), LAYOUT, tensors()), 0.0)
     assert sender.kept == [Stamp(1, 2), Stamp(1, 4), Stamp(1, 5)]
 
 
 def test_a_message_is_repeated_once_in_each_interval() -> None:
     posted: list[Message] = []
     sender = Sender(lambda image: None, lambda _: None, posted.append, repeat_s=1.0)
-    sender.publish(Stamp(1, 1), LAYOUT, tensors(), now_s=0.0)
+    sender.send(Stamp(1, 1), pack(Stamp(1, 1), LAYOUT, tensors()), 0.0)
     for now_s in (0.5, 1.0, 1.5, 1.9, 2.0):
         sender.repeat(now_s)
     assert len(posted) == 3
