@@ -36,6 +36,8 @@ Call = Callable[[bool], Sequence[Tensor]]
 
 #: With more leaves than this, gradients of one call speak for most of them.
 _MANY = 24
+#: Calls after which leaves are not examined any more, where gradients do not speak for them.
+_AT_MOST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,7 @@ class _Probe:
         self._specs, self._call = specs, call
         self._adopt = target.alias if alias else target.copy
         self._target = target
+        self._calls = 0
         self._number = {spec.name: i for i, spec in enumerate(specs)}
 
     def begin(self, *, plain: bool, positive: bool) -> None:
@@ -214,7 +217,12 @@ class _Probe:
         return self._digest() == self._outputs
 
     def still(self, leaves: Sequence[int]) -> list[int]:
-        """Those of the leaves with whose other values alone the outputs are what they were."""
+        """Those of the leaves with whose other values alone the outputs are what they were.
+
+        After so many calls the rest is believed to act: workers must begin.
+        """
+        if self._calls > _AT_MOST:
+            return []
         if len(leaves) <= _MANY:
             return [leaf for leaf in leaves if not self._moves({leaf})]
         if not self._moves(set(leaves)):
@@ -257,6 +265,7 @@ class _Probe:
         return [i for i, grad in zip(leaves, grads, strict=True) if grad is None or not bool(grad.any())]
 
     def _digest(self) -> int:
+        self._calls += 1
         return digest(self._call(self._plain))
 
 
