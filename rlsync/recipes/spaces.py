@@ -73,10 +73,10 @@ class Spaces:
         space = self.action_spec.space
         return space.low.to(torch.float32), space.high.to(torch.float32)
 
-    def half_range(self) -> float:
-        """Half of the widest range of a number in an action: the unit in which noise is given."""
+    def half_ranges(self) -> torch.Tensor:
+        """Half of the range of each number in an action, ``[actions]`` float32: papers have 1."""
         low, high = self.bounds()
-        return float(torch.max(high - low)) / 2
+        return (high - low) / 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ def make_noise(recipe: TD3Config, spaces: parts.Spaces) -> AdditiveGaussianModul
         spec=spaces.action_spec,
         sigma_init=recipe.exploration_noise,
         sigma_end=recipe.exploration_noise,
-        std=spaces.half_range(),
+        std=float(spaces.half_ranges().max()),
     )
 
 
@@ -102,8 +102,8 @@ def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CP
         actor.to(device),
         twin_critics(recipe, spaces, device),
         action_spec=spaces.action_spec,
-        policy_noise=recipe.target_noise * spaces.half_range(),
-        noise_clip=recipe.target_noise_clip * spaces.half_range(),
+        policy_noise=recipe.target_noise * float(spaces.half_ranges().max()),
+        noise_clip=recipe.target_noise_clip * float(spaces.half_ranges().max()),
         **TWO_CRITICS,
     )
     loss.make_value_estimator(gamma=recipe.gamma)

@@ -13,6 +13,8 @@ import torch
 from tensordict import TensorDict
 from torch.testing import assert_close
 from torchrl.checkpoint import Checkpoint
+from torchrl.data import Bounded
+from torchrl.modules import TanhNormal
 from torchrl.trainers import Trainer
 
 from rlsync.cli.resume import load
@@ -39,7 +41,7 @@ from rlsync.recipes.settings import (
     RouteConfig,
     SyncConfig,
 )
-from rlsync.recipes.spaces import BOX
+from rlsync.recipes.spaces import BOX, Spaces
 from rlsync.recipes.td3 import TD3Config
 from rlsync.recipes.timeline import Iteration, rounds
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
@@ -125,6 +127,22 @@ def test_the_initial_weights_can_be_torchs_own_in_all_layers(recipe: ModuleType)
             bound, bias = weight.shape[-1] ** -0.5, found[key.removesuffix("weight") + "bias"]
             assert 0.8 * bound < weight.abs().max() <= bound, key
             assert 0 < bias.abs().min() <= bias.abs().max() <= bound, key
+
+
+# ------------------------------------------------------------------------------- units of actions
+
+#: Two numbers whose ranges differ: from -0.4 to 0.4, and from 0 to 20.
+UNEVEN = Spaces(3, 2, Bounded(torch.tensor([-0.4, 0.0]), torch.tensor([0.4, 20.0])))
+
+
+def test_the_target_entropy_of_sac_is_minus_one_nat_a_number_of_an_action_from_minus_one_to_one() -> None:
+    loss = sac.make_loss(SACConfig(hidden=[8]), UNEVEN)
+    torch.manual_seed(0)
+    acted = loss.actor_network(TensorDict({"observation": torch.randn(64, 3)}, [64]))
+    in_paper = TanhNormal(acted["loc"], acted["scale"], low=-1.0, high=1.0, tanh_loc=False)
+    scaled = (acted["action"] - torch.tensor([0.0, 10.0])) / torch.tensor([0.4, 10.0])
+    log_prob = loss.actor_network.get_dist(acted).log_prob(acted["action"])
+    assert_close(log_prob + loss.target_entropy, in_paper.log_prob(scaled) - 2, rtol=0, atol=1e-3)
 
 
 # -------------------------------------------------------------------------------------- training
