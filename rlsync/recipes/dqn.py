@@ -95,7 +95,7 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
             run,
             collector,
             loss,
-            HardUpdate(loss, value_network_update_interval=recipe.target_update_steps),
+            CopyEvery(loss, value_network_update_interval=recipe.target_update_steps),
             optim.Adam(loss.parameters(), lr=recipe.lr),
             n_step=recipe.n_step,
         )
@@ -117,6 +117,21 @@ def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, E
         annealing_num_steps=recipe.epsilon_frames,
     )
     return actor, greedy
+
+
+class CopyEvery(HardUpdate):
+    """Copies at every ``value_network_update_interval``-th step.
+
+    TorchRL 0.14.1 copies at every interval + 1 steps, because it compares before it counts, and never again
+    if a resumed run's interval is smaller than its count. Until HardUpdate counts first.
+    """
+
+    counter: int
+
+    def step(self) -> None:
+        if self.counter >= self.value_network_update_interval - 1:
+            self.counter = self.value_network_update_interval
+        super().step()
 
 
 class GreedyOnLadder(EGreedyModule):
