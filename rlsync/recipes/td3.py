@@ -41,7 +41,7 @@ class TD3Config(ActorCriticConfig):
     target_noise: float = not_below_zero(0.2)
     #: Largest such noise, in halves of the actions' range.
     target_noise_clip: float = not_below_zero(0.5)
-    #: The actor is updated at every so many updates of the critics.
+    #: The actor is updated, and all target networks move, at every so many updates of the critics.
     actor_every: int = above_zero(2)
 
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
@@ -60,17 +60,15 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
     loss = make_loss(recipe, run.spaces, run.device)
     acting = TensorDictSequential(loss.actor_network, make_noise(recipe, run.spaces).to(run.device))
     with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
-        trainer = make_trainer(
-            run,
-            collector,
-            loss,
-            SoftUpdate(loss, tau=recipe.tau),
-            stepper=TD3OptimizationStepper(
-                _adam(loss.actor_network_params, recipe.lr),
-                _adam(loss.qvalue_network_params, recipe.lr),
-                policy_update_delay=recipe.actor_every,
-            ),
+        stepper = TD3OptimizationStepper(
+            _adam(loss.actor_network_params, recipe.lr),
+            _adam(loss.qvalue_network_params, recipe.lr),
+            policy_update_delay=recipe.actor_every,
         )
+        target = SoftUpdate(loss, tau=recipe.tau)
+        # The actor's step is the last one of an update; all targets move with it, and not between.
+        stepper.optimizer_actor.register_step_post_hook(lambda *_: target.step())
+        trainer = make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
         parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
     return trainer
 

@@ -129,6 +129,24 @@ def test_the_initial_weights_can_be_torchs_own_in_all_layers(recipe: ModuleType)
             assert 0 < bias.abs().min() <= bias.abs().max() <= bound, key
 
 
+@pytest.mark.usefixtures("fork_workers")
+def test_the_targets_of_td3_move_when_the_actor_does_and_by_the_weights_of_after_that_step() -> None:
+    trainer = built(small("td3", actor_every=3, tau=1.0))
+    loss, copied = trainer.loss_module, []
+
+    def look() -> None:
+        pairs = [(loss.qvalue_network_params, loss.target_qvalue_network_params)]
+        pairs += [(loss.actor_network_params, loss.target_actor_network_params)]
+        copied.append([bool((now.data == target.data).all()) for now, target in pairs])
+
+    trainer.register_op("post_optim", look)
+    trained(trainer)
+    # With a tau of 1 the targets become what was trained. The critics change at each update, the actor at
+    # every third, so its target is always what it is.
+    assert [critics for critics, _ in copied] == [False, False, True] * 16
+    assert all(actors for _, actors in copied)
+
+
 # ------------------------------------------------------------------------------- units of actions
 
 #: Two numbers whose ranges differ: from -0.4 to 0.4, and from 0 to 20.

@@ -91,9 +91,11 @@ def make_trainer(
     *,
     n_step: int = 1,
     squared_errors: bool = True,
+    moved_by_recipe: bool = False,
 ) -> Trainer:
-    """A :func:`paced_trainer` of a :class:`StepMemory`, whose ``target`` networks move after every step.
+    """A :func:`paced_trainer` of a :class:`StepMemory`.
 
+    The ``target`` networks move after every step, unless they are ``moved_by_recipe``.
     The hooks that publish are not registered yet: a recipe may have more sources for its sync map, and more
     hooks that come before them. Call ``register_with_evaluations`` last.
     """
@@ -105,7 +107,8 @@ def make_trainer(
         memory.prioritize(trainer)
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, run.spaces.features).register(trainer)
-    trainer.register_op("post_optim", TargetNetUpdaterHook(target))
+    if not moved_by_recipe:
+        trainer.register_op("post_optim", TargetNetUpdaterHook(target))
     return trainer
 
 

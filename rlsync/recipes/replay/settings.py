@@ -137,7 +137,7 @@ class ActorCriticConfig(OffPolicyConfig):
     anneal_lr: bool = kept(False, SCHEDULE)
     #: Largest norm of the gradient. Default: so large that only a step that would break the run is cut.
     clip_norm: float = above_zero(1_000.0)
-    #: How far the target networks move to the trained ones in each optimizer step.
+    #: How far the target networks move to the trained ones: in each update of sac, with the actor's in td3.
     tau: float = fraction(0.005)
     #: Initial weights of these networks: orthogonal with biases of 0 and small first actions, or torch's own,
     #: which are smaller (Stable-Baselines3 has them).
