@@ -68,7 +68,7 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
         action_spec=spaces.action_spec,
         # The paper's target, minus one nat for each number of an action, is for actions from -1 to 1. The
         # actor's log probabilities are those of the environment's actions, so the target is too.
-        target_entropy=float(spaces.half_ranges().log().sum()) - spaces.actions,
+        target_entropy=float(spaces.half_ranges().log().expand(spaces.actions).sum()) - spaces.actions,
         **TWO_CRITICS,
     )
     loss.make_value_estimator(gamma=recipe.gamma)

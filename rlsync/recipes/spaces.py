@@ -74,9 +74,13 @@ class Spaces:
         return space.low.to(torch.float32), space.high.to(torch.float32)
 
     def half_ranges(self) -> torch.Tensor:
-        """Half of the range of each number in an action, ``[actions]`` float32: papers have 1."""
+        """Half of the range of each number in an action, float32: papers have 1.
+
+        ``[actions]``, or ``[]`` where all are equal: checkpoints of most environments have one number.
+        """
         low, high = self.bounds()
-        return (high - low) / 2
+        halves = (high - low) / 2
+        return halves[0] if bool((halves == halves[0]).all()) else halves
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,15 +31,15 @@ from rlsync.workers.devices import CPU
 class TD3Config(ActorCriticConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477).
 
-    Noise is given in halves of the range of the actions.
+    Noise is given in halves of the range of each number of an action.
     """
 
     name: str = "td3"
-    #: Standard deviation of the noise that workers add to actions, in halves of the actions' range.
+    #: Standard deviation of the noise that workers add to actions, in halves of the range of each number.
     exploration_noise: float = not_below_zero(0.1)
-    #: Standard deviation of the noise on the target's actions, in halves of the actions' range.
+    #: Standard deviation of the noise on the target's actions, in halves of the range of each number.
     target_noise: float = not_below_zero(0.2)
-    #: Largest such noise, in halves of the actions' range.
+    #: Largest such noise, in halves of the range of each number.
     target_noise_clip: float = not_below_zero(0.5)
     #: The actor is updated, and all target networks move, at every so many updates of the critics.
     actor_every: int = above_zero(2)
@@ -85,7 +85,7 @@ def make_noise(recipe: TD3Config, spaces: parts.Spaces) -> AdditiveGaussianModul
         spec=spaces.action_spec,
         sigma_init=recipe.exploration_noise,
         sigma_end=recipe.exploration_noise,
-        std=float(spaces.half_ranges().max()),
+        std=spaces.half_ranges().tolist(),
     )
 
 
@@ -96,12 +96,13 @@ def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CP
         TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
+    half_ranges = spaces.half_ranges().to(device)
     loss = TD3Loss(
         actor.to(device),
         twin_critics(recipe, spaces, device),
         action_spec=spaces.action_spec,
-        policy_noise=recipe.target_noise * float(spaces.half_ranges().max()),
-        noise_clip=recipe.target_noise_clip * float(spaces.half_ranges().max()),
+        policy_noise=recipe.target_noise * half_ranges,
+        noise_clip=recipe.target_noise_clip * half_ranges,
         **TWO_CRITICS,
     )
     loss.make_value_estimator(gamma=recipe.gamma)

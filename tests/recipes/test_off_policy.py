@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -14,6 +15,7 @@ from tensordict import TensorDict
 from torch.testing import assert_close
 from torchrl.checkpoint import Checkpoint
 from torchrl.data import Bounded
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import TanhNormal
 from torchrl.trainers import Trainer
 
@@ -153,6 +155,13 @@ def test_the_targets_of_td3_move_when_the_actor_does_and_by_the_weights_of_after
 UNEVEN = Spaces(3, 2, Bounded(torch.tensor([-0.4, 0.0]), torch.tensor([0.4, 20.0])))
 
 
+def test_where_all_ranges_are_equal_noise_has_one_unit_and_the_target_entropy_counts_each_number() -> None:
+    spaces = Spaces(3, 17, Bounded(torch.full((17,), -0.4), torch.full((17,), 0.4)))
+    assert td3.make_noise(TD3Config(), spaces).std.shape == ()
+    target = sac.make_loss(SACConfig(hidden=[8]), spaces).target_entropy
+    assert float(target) == pytest.approx(17 * math.log(0.4) - 17)
+
+
 def test_the_target_entropy_of_sac_is_minus_one_nat_a_number_of_an_action_from_minus_one_to_one() -> None:
     loss = sac.make_loss(SACConfig(hidden=[8]), UNEVEN)
     torch.manual_seed(0)
@@ -161,6 +170,29 @@ def test_the_target_entropy_of_sac_is_minus_one_nat_a_number_of_an_action_from_m
     scaled = (acted["action"] - torch.tensor([0.0, 10.0])) / torch.tensor([0.4, 10.0])
     log_prob = loss.actor_network.get_dist(acted).log_prob(acted["action"])
     assert_close(log_prob + loss.target_entropy, in_paper.log_prob(scaled) - 2, rtol=0, atol=1e-3)
+
+
+def test_the_noise_of_td3_is_in_halves_of_the_range_of_each_number() -> None:
+    settings = TD3Config(hidden=[8], exploration_noise=0.1, target_noise=0.3, target_noise_clip=0.4)
+    middle, half_ranges = torch.tensor([0.0, 10.0]), torch.tensor([0.4, 10.0])
+    acting = td3.make_noise(settings, UNEVEN)
+    torch.manual_seed(0)
+    with set_exploration_type(ExplorationType.RANDOM):
+        acted = acting(TensorDict({"action": middle.expand(4000, 2).clone()}, [4000]))["action"]
+    assert_close(acted.std(0), 0.1 * half_ranges, rtol=0.05, atol=0)
+
+    loss = td3.make_loss(settings, UNEVEN)
+    loss.target_actor_network_params[
+        "module", "0"
+    ].data.zero_()  # the target's actor then takes the middle of each range
+    seen: list[torch.Tensor] = []
+    loss.qvalue_network.register_forward_pre_hook(lambda _, given: seen.append(given[0]["action"]))
+    frames = rollout([False] * 4000)
+    frames["observation"], frames["next", "observation"] = torch.zeros(2, 4000, 3)
+    loss.value_loss(frames.set("action", middle.expand(4000, 2)))
+    noise = (seen[0] - middle) / half_ranges
+    assert_close(noise.abs().amax(0), torch.tensor([0.4, 0.4]))
+    assert_close(noise.std(0), torch.tensor([0.252, 0.252]), rtol=0.05, atol=0)  # 0.3 before it is cut
 
 
 # -------------------------------------------------------------------------------------- training

@@ -188,7 +188,7 @@ class DreamerV1Config(DreamerConfig):
     actor_std: float = above_zero(5.0, finite=True)
     #: The least that this standard deviation can become.
     actor_least_std: float = above_zero(1e-4, finite=True)
-    #: Standard deviation of the noise that workers add to actions, in halves of the actions' range.
+    #: Standard deviation of the noise that workers add to actions, in halves of the range of each number.
     exploration_noise: float = not_below_zero(0.3)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:

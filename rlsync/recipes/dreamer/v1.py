@@ -168,7 +168,7 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
             spec=spaces.action_spec,
             sigma_init=recipe.exploration_noise,
             sigma_end=recipe.exploration_noise,
-            std=float(spaces.half_ranges().max()),
+            std=spaces.half_ranges().tolist(),
         ).to(device),
         TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "_", ("next", "belief")]),
     )
