@@ -100,22 +100,19 @@ def make_trainer(
     hooks that come before them. Call ``register_with_evaluations`` last.
     """
     recipe: OffPolicyConfig = run.recipe
-    buffer = replay_buffer(run, _sampler(recipe))
+    prioritized = None
+    if recipe.prioritized:
+        prioritized = PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
+    buffer = replay_buffer(run, prioritized or RandomSampler())
     memory = StepMemory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
     trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper, target)
-    if recipe.prioritized:
-        memory.prioritize(trainer)
+    if prioritized is not None:
+        memory.prioritize(trainer, prioritized, (recipe.priority_beta, recipe.priority_beta_end))
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, run.spaces.features).register(trainer)
     if not moved_by_recipe:
         trainer.register_op("post_optim", TargetNetUpdaterHook(target))
     return trainer
-
-
-def _sampler(recipe: OffPolicyConfig) -> Sampler:
-    if not recipe.prioritized:
-        return RandomSampler()
-    return PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
 
 
 def relu_mlp(recipe: ActorCriticConfig, features: int, outputs: int, *, last_gain: float = 1.0) -> nn.Module:

@@ -108,8 +108,10 @@ class OffPolicyConfig(ReplayConfig):
     prioritized: bool = kept(False, PRIORITIES)
     #: How much more often: 0 not at all, 1 in proportion to the error.
     priority_alpha: float = kept(fraction(0.6), PRIORITIES)
-    #: How much of the bias that this brings is taken back by smaller steps: 0 nothing, 1 all.
+    #: How much of the bias that this brings is taken back by smaller steps, at the start: 0 nothing, 1 all.
     priority_beta: float = fraction(0.4)
+    #: The same at recipe.total_frames; between, it changes linearly.
+    priority_beta_end: float = fraction(1.0)
     #: Observations and rewards in units of their own spread. The statistics of the observations are part of
     #: the networks and travel with the weights, so that a version always acts with its own.
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
