@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -33,7 +34,8 @@ class PaceConfig:
     #: Updates for each collected frame, those of the prefill not counted. With the sizes above an update
     #: replays 256 frames, so each frame is replayed 64 times.
     ratio: float = above_zero(1.0, finite=True)
-    #: The most updates after one batch; what is owed beyond it is done after later ones. null: no limit.
+    #: The most updates after one batch, at least ratio x collector.frames_per_batch; what is owed beyond it
+    #: is done after later ones. null: no limit.
     burst: int | None = above_zero(None)
     #: Frames that are collected, by random actions, before the first update.
     prefill: int = kept(not_below_zero(1_000), "the pace is counted from the end of the prefill")
@@ -79,6 +81,13 @@ class ReplayConfig(RecipeConfig):
         return self.batch_size
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
+        asked = self.pace.ratio * config.collector.frames_per_batch
+        if self.pace.burst is not None and 0 < self.pace.burst < asked < math.inf:
+            yield ConfigError(
+                f"at most {self.pace.burst} updates after a batch are fewer than the ratio's {asked:g}",
+                "recipe.pace.burst",
+                f"give at least recipe.pace.ratio x collector.frames_per_batch = {math.ceil(asked)}, or null",
+            )
         if self.pace.prefill >= self.total_frames:
             yield ConfigError(
                 f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from",
