@@ -311,6 +311,7 @@ def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
         ("dreamer_v3", ["recipe.open_loop.ahead=100"], "no sequence of 102 frames"),
         ("dreamer_v3", ["recipe.sequence_length=1"], "recipe.sequence_length cannot be 1"),
         ("dreamer_v3", ["recipe.bins=1"], "recipe.bins cannot be 1"),
+        ("dreamer_v3", ["recipe.gamma=1"], "a discount of 1 makes infinite"),
         ("dreamer_v3", ["recipe.buffer_frames=15"], "never holds a batch of 16"),
         ("dreamer_v3", ["recipe.on_adoption=forget"], "recipe.on_adoption cannot be 'forget'"),
         ("dreamer_v3", ["cluster=ray"], "dreamer_v3"),

@@ -140,6 +140,12 @@ class DreamerV3Config(DreamerConfig):
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
+        if self.gamma == 1:
+            yield ConfigError(
+                "dreamer_v3 imagines 1 / (1 - gamma) steps ahead, which a discount of 1 makes infinite",
+                "recipe.gamma",
+                "give less than 1, like 0.997",
+            )
         if isinstance(env := config.env, RenderedConfig):
             if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
                 yield ConfigError(
