@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.modules import RSSMPosterior, RSSMPrior
+from torchrl.modules import DreamerV3MLP, RSSMPosterior, RSSMPrior, symlog
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
@@ -298,6 +298,18 @@ def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
         envs.close()
     assert len(scores) == 2
     assert all(np.isfinite(scores))
+
+
+def test_the_decoder_of_dreamer_v3_says_the_symlog_of_an_observation() -> None:
+    """So numbers of any size are within reach: its loss is the squared distance from their symlog."""
+    _, _, decoder = v3.make_eyes(DreamerV3Config(cells=16), DISCRETE.probe(EnvConfig("CartPole-v1")), 8)
+    states = 5 * torch.randn(32, 8)
+    with torch.no_grad():
+        *_, last = (layer for layer in decoder.modules() if isinstance(layer, torch.nn.Linear))
+        last.bias.fill_(7.0)
+        said = DreamerV3MLP.forward(decoder, states)
+        torch.testing.assert_close(symlog(decoder(states)), said, rtol=1e-4, atol=1e-4)
+    assert said.abs().max() > 7
 
 
 # ------------------------------------------------------------------ refusals
