@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -127,6 +128,7 @@ class PublishHook(TrainerHookBase):
         self._calls.published()
         if not receipt.coalesced and receipt.reason in ("trigger", "call"):
             self._last = now
+        receipt = replace(receipt, run_id=self.ledger.run_id)
         self.receipts.append(receipt)
         if self._receipts_file is not None:
             with self._receipts_file.open("a") as file:
@@ -223,8 +225,8 @@ class PublishHook(TrainerHookBase):
         now = self.counters()
         last = {f"last_{name}": value for name, value in self._last.to_dict().items()}
         ledger = self.ledger.state_dict()
-        published = torch.tensor(ledger["published"], dtype=torch.int64).view(-1, 2)
-        return ledger | {"version": self.version, "published": published} | now.to_dict() | last
+        pairs = {k: torch.tensor(ledger[k], dtype=torch.int64).view(-1, 2) for k in ("published", "lost")}
+        return ledger | {"version": self.version} | pairs | now.to_dict() | last
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the same phase; the restored weights are published before the next frame.
@@ -243,5 +245,5 @@ class PublishHook(TrainerHookBase):
             {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
         )
         self.join()
-        self.ledger.load_state_dict({**state_dict, "published": state_dict["published"].tolist()})
+        self.ledger.load_state_dict(state_dict)
         self._owe("resume")
