@@ -70,9 +70,10 @@ class ReservedNumbers:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._first = self._last = self._used = 0
-        if self._read().run_id == "":
-            self._write(Reserved(uuid.uuid4().hex[:12], 0))
-        self.run_id = self._read().run_id
+        held = self._read()
+        self.run_id = held.run_id or uuid.uuid4().hex[:12]
+        if not held.run_id:
+            self._write(Reserved(self.run_id, held.up_to))
 
     def at_least(self, number: int) -> int:
         """The lowest reserved number that is not below ``number``; writes the file if a block is used up."""

@@ -49,6 +49,6 @@ def staleness_of(batch: TensorDictBase, ledger: Ledger, newest: int, optim_steps
     since = [ledger.optim_steps_since(version, optim_steps) for version in versions.tolist()]
     steps = torch.tensor([UNKNOWN if age is None else age for age in since], dtype=torch.int64)
     # One that was published in the background may be newer than what the ledger has recorded.
-    ages = torch.tensor(ledger.ages(versions.tolist())) + (newest - ledger.version)
+    ages = torch.tensor(ledger.ages(versions.tolist()), dtype=torch.int64) + (newest - ledger.version)
     age = torch.where(stamps == UNKNOWN, UNKNOWN, ages.to(stamps.device)[place])
     return Staleness(age, steps.to(stamps.device)[place])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -16,6 +16,7 @@ from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
+from rlsync.core.path import Path, parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.torchrl_plugin.compat import trainers
@@ -77,6 +78,15 @@ class PublishHook(TrainerHookBase):
 
     def _pass_over(self) -> None:
         """Nothing is due at this call of the hook."""
+
+    def _destinations(self) -> Iterable[str]:
+        """Where on the collector it publishes to."""
+        raise NotImplementedError
+
+    def _reaches(self, destination: Path) -> bool:
+        """Whether it publishes to this destination, or to a part of it."""
+        ours = map(parse, self._destinations())
+        return any(path.startswith(destination) or destination.startswith(path) for path in ours)
 
     def _require_bound(self) -> None:
         """Raise if the hook would publish nothing, because it has no trainer."""
@@ -199,6 +209,13 @@ class PublishHook(TrainerHookBase):
         """Remove TorchRL's hooks that send to where this one publishes, and no others."""
         found = trainers.stock_update_weights(trainer)
         replaced = [stock for stock in found if stock.feeds is self.feeds]
+        for stock in replaced:
+            if lost := [name for name in stock.destinations if not self._reaches(parse(name))]:
+                raise ConfigError(
+                    f"{', '.join(map(repr, lost))} would get no weights any more",
+                    f"{type(self).__name__}, which replaces {stock}",
+                    "add the destination to the map, or leave it out of the trainer's weight_update_map",
+                )
         trainers.remove_stock_update_weights(trainer, replaced)
         self.beside = tuple(f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
 
@@ -245,5 +262,5 @@ class PublishHook(TrainerHookBase):
             {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
         )
         self.join()
-        self.ledger.load_state_dict(state_dict)
+        self.ledger.load_state_dict({**state_dict, "published": state_dict["published"].tolist()})
         self._owe("resume")

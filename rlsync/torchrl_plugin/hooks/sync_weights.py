@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -313,6 +313,9 @@ class SyncWeights(PublishHook):
             LayoutMismatch: the Evaluator's policy has other leaves than the collector's.
         """
         self._pinned.append(pin(evaluator, self._bound, self._settle, self.publish))
+
+    def _destinations(self) -> Iterable[str]:
+        return self.sync_map
 
     def _pass_over(self) -> None:
         self._bound.endpoint.publisher.pass_over()
