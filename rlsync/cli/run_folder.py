@@ -91,7 +91,7 @@ class RunFolder:
 
     def evaluations(self) -> Curve:
         """Mean return of the evaluated versions, at the frames at which they were published."""
-        columns = _columns(self.path / EVALUATIONS)
+        columns = _columns(self.path / EVALUATIONS, leave_out="run_id")
         published = sorted((r.version, r.frames) for r in self.receipts())
         # A version without a receipt is the one that the workers were started with.
         versions, frames = np.array([(0, 0), *published], dtype=float).T
@@ -144,9 +144,10 @@ def _numbers(rows: list[list[str]], file: Path) -> Numbers:
         raise _unreadable(file, str(error)) from error
 
 
-def _columns(file: Path) -> dict[str, Numbers]:
-    lines = list(csv.reader(_whole_lines(file)))
-    return dict(zip(lines[0] if lines else [], _numbers(lines[1:], file), strict=True))
+def _columns(file: Path, leave_out: str = "") -> dict[str, Numbers]:
+    rows = csv.DictReader(_whole_lines(file))
+    names = [name for name in rows.fieldnames or [] if name != leave_out]
+    return dict(zip(names, _numbers([[row[name] for name in names] for row in rows], file), strict=True))
 
 
 def _curve(frames: Numbers, values: Numbers, spread: Numbers | None = None) -> Curve:

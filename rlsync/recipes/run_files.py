@@ -14,6 +14,8 @@ from rlsync.core.whole_file import record_in, write_whole
 RESOLVED = "config.yaml"
 #: One line of JSON for each publish.
 RECEIPTS = "receipts.jsonl"
+#: The run's id, and the version numbers that no later life of the run gives out again.
+VERSIONS = "versions.json"
 #: How many consumed steps were how many versions old.
 STALENESS = "staleness_versions.csv"
 #: What the run does, in numbers; see RunStatistics.

@@ -25,7 +25,7 @@ from rlsync.recipes.hooks import (
 )
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS
+from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS, VERSIONS
 from rlsync.recipes.settings import IN_PROCESS, Config
 from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
@@ -89,6 +89,7 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         trigger(settings.when),
         history=settings.history,
         receipts_file=run.file(RECEIPTS),
+        versions_file=run.file(VERSIONS),
     )
     sync.register(trainer)
     verifies = verify_trigger(settings)
