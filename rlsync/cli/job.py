@@ -142,7 +142,7 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
             errors += wrong
             if job is not None and not faults:
                 facts = told(made.choices, job.config, line.config_dir)
-                jobs.append(replace(job, told=facts | job.told, words=tuple(words), added=made.added))
+                jobs.append(replace(job, told={**facts, **job.told}, words=tuple(words), added=made.added))
     errors += _shared_folders(jobs)
     once: dict[tuple[str, str], RlsyncError] = {}
     for error in errors:
