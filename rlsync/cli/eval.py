@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,18 +12,19 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli.compose.composing import checkpoint_at, written
+from rlsync.cli.compose.composing import written
 from rlsync.cli.main import parser_of
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
-from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_best
+from rlsync.evaluation.checkpoint import COMPONENTS, CheckpointPlayer, Trained, load, load_best
 from rlsync.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.recipes.bounds import bound_errors, refuse
+from rlsync.recipes.checkpoints import checkpoint_at, require_whole
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import BEST, CHECKPOINT, RECEIPTS, RESOLVED, video_file
+from rlsync.recipes.run_files import BEST, CHECKPOINT, DIGESTS, RECEIPTS, RESOLVED, video_file
 from rlsync.recipes.settings import Config
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.specs import make_venv
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
     prepare_process()
     config = config_of(given.run)
     device = Run(config).evaluation_device if given.device is None else device_named(given.device, "--device")
-    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config)
+    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config, given.trust)
     acting = acting_of(config, deterministic=given.deterministic)
     if checkpoint is None:
         trained = load_best(given.run / BEST, given.run / RECEIPTS, acting)
@@ -98,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--best", action="store_true", help="the version that had the run's best evaluation")
     other = "another checkpoint, or another run's (default: the run's)"
     which.add_argument("--checkpoint", type=Path, metavar="PATH", help=other)
+    trust = "play a checkpoint that cannot be checked, because an older rlsync wrote it"
+    parser.add_argument("--trust", action="store_true", help=trust)
     episodes, seed = "how many (default: 20)", "of environments and actions (default: 0)"
     parser.add_argument("--episodes", type=_above_zero, default=20, metavar="N", help=episodes)
     parser.add_argument("--seed", type=_not_below_zero, default=0, metavar="N", help=seed)
@@ -132,9 +136,10 @@ def config_of(run: Path) -> Config:
     return config
 
 
-def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
+def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
     """The checkpoint of a run, or the one asked for in its place: a checkpoint folder, or a run's. A
-    ConfigError if there is none, or it is of another recipe or environment.
+    ConfigError if there is none, if what is read of it is damaged, or if it is of another recipe or
+    environment.
     """
     folder = run if asked is None else asked
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
@@ -145,6 +150,8 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
             where,
             "a run writes its first after checkpoint_every_frames, at its end, and on Ctrl-C",
         )
+    if not require_whole(found, trusted=trusted, components=COMPONENTS):
+        print(f"unchecked: {found} has no {DIGESTS}", file=sys.stderr)
     if found.parent != run:
         _check_owner(found, run, config, where)
     return found

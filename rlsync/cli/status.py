@@ -189,13 +189,9 @@ def begin(run: Path) -> None:
     """Take away what an earlier run in this folder has left: a new one begins."""
     for name in (ENDED, BOARD, STATISTICS):
         (run / name).unlink(missing_ok=True)
-    # What TorchRL was writing when its process was killed. It never becomes a checkpoint.
+    # What a killed process was writing. A checkpoint that it was replacing stays until there is a newer one.
     for half in run.glob(f".{CHECKPOINT}.stage-*"):
         shutil.rmtree(half, ignore_errors=True)
-    # A checkpoint that was replaced, by a process that was killed before it had removed it.
-    if (run / CHECKPOINT / "manifest.json").is_file():
-        for replaced in run.glob(f".{CHECKPOINT}.backup-*"):
-            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def ended(run: Path) -> Ended | None:

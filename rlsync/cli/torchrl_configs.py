@@ -58,6 +58,7 @@ class BoardSchemeConfig:
 
     adopt: str = CollectorConfig.adopt
     adopt_at: str = "rollout"
+    prove: bool = True
     start_timeout_s: float | None = 300.0
     _target_: str = "rlsync.BoardScheme"
 

@@ -73,7 +73,8 @@ examples:
   rlsync train --cfg job               prints every key and its value
   rlsync train recipe=dqn --cfg job    the same, of another recipe
   rlsync train -m seed=0,1,2           runs a sweep
-  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint
+  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint, which is checked first;
+                                       --trust takes one that cannot be checked
   rlsync train --hydra-help            prints Hydra's own options
   rlsync check ...                     lists all that is wrong with the same words, runs nothing
 

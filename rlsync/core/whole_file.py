@@ -1,7 +1,8 @@
-"""Replace a file so that no reader ever sees a half one; and read a record that was written so."""
+"""Replace a file so that no reader ever sees a half one; read a record that was written so; digest a file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -62,3 +63,12 @@ def record_in(file: Path, kind: type[T], what: str, cure: str = "remove the file
         return None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"cannot read {what}: {error}", str(file), cure) from error
+
+
+def digest_of(file: Path) -> str:
+    """The BLAKE2b digest of a file's bytes, 40 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=20)
+    with file.open("rb") as opened:
+        while piece := opened.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Components of a recipe's checkpoint: the policy's weights, and what SyncWeights counts.
 _POLICY, _SYNC = "policy", "trainer_module.sync_weights"
+#: Those that :func:`load` reads.
+COMPONENTS = (_POLICY, _SYNC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Trained:
 
 
 def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
-    """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only the policy and
-    the counters are read.
+    """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only
+    :data:`COMPONENTS` are read; the caller has made sure that they are whole.
     """
     counters = _Counters()
     wanted = {_POLICY: acting.weights, _SYNC: counters}

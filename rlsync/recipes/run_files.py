@@ -34,6 +34,8 @@ VIDEOS = "videos"
 BEST_VIDEO = "best.gif"
 #: The trainer's state, a folder.
 CHECKPOINT = "checkpoint"
+#: Size and digest of each file of a checkpoint, inside it.
+DIGESTS = "digests.json"
 #: What the logger writes, a folder: CSV files under SCALARS, or TensorBoard's event files.
 METRICS = "metrics"
 #: The folder that TorchRL's CSVLogger makes inside METRICS.

@@ -17,6 +17,7 @@ from torchrl.trainers import Trainer
 from rlsync import DreamerPlayer, LogReceipts, SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.evaluation.checkpoint import CheckpointPlayer
+from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.hooks import (
     EpisodeReturns,
     StalenessHistogram,
@@ -58,7 +59,7 @@ def trainer_settings(run: Run[Any]) -> dict[str, Any]:
         "log_interval": config.logger.every_frames - 1,  # TorchRL logs when MORE frames have passed
         "save_trainer_interval": config.checkpoint_every_frames,
         "save_trainer_file": run.file(CHECKPOINT),
-        "checkpoint": Checkpoint(rng=RandomState()),
+        "checkpoint": WholeCheckpoint(rng=RandomState()),
     }
 
 
@@ -215,10 +216,9 @@ def _wandb_id(resume: str | None) -> str | None:
     """The id of the Weights & Biases run that wrote the checkpoint to resume from, if one did."""
     if resume is None:
         return None
-    places = (Path(resume), Path(resume) / CHECKPOINT)
-    found = next((at for at in places if Checkpoint.is_checkpoint(at)), None)
-    if found is None or "logger" not in Checkpoint.manifest(found)["components"]:
+    found = taken(Path(resume), trusted=True, components=["logger"])  # the whole was checked before
+    if found is None or "logger" not in Checkpoint.manifest(found.checkpoint)["components"]:
         return None
     saved = _Saved()
-    Checkpoint(logger=saved).load(found, components=["logger"])
+    Checkpoint(logger=saved).load(found.checkpoint, components=["logger"])
     return saved.state.get("local", {}).get("id")

@@ -18,6 +18,8 @@ from rlsync.recipes import registry
 
 _SEARCH_PATH = "hydra.searchpath"
 _SWEEP = "hydra.mode=MULTIRUN"
+#: The one flag that is not Hydra's.
+_TRUST = "--trust"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,10 @@ class CommandLine:
     jobs: tuple[tuple[str, ...], ...]
     sweeps: bool  # whether the jobs are those of a sweep
     flags: argparse.Namespace  # Hydra's own
-    flag_words: tuple[str, ...] = ()  # the flags as they were written
+    flag_words: tuple[str, ...] = ()  # Hydra's flags as they were written
     config_dir: Path | None = None  # what --config-dir names
     errors: tuple[ConfigError, ...] = ()  # what could not be read, and is in no job
+    trusted: bool = False  # whether a checkpoint is taken that cannot be checked
 
     @property
     def config_name(self) -> str:
@@ -70,12 +73,21 @@ def read(arguments: list[str]) -> CommandLine:
         jobs = _swept(overrides, errors) if sweeps else [_single(overrides, errors)]
     chosen = {word.partition("=")[2] for job in jobs for word in job if word.startswith("recipe=")}
     errors += [error for name, error in unusable.items() if name in chosen]
-    flag_words = tuple(word for word in arguments if word not in flags.overrides)
-    return CommandLine(tuple(words), tuple(map(tuple, jobs)), sweeps, flags, flag_words, own, tuple(errors))
+    flag_words = tuple(word for word in arguments if word not in (*flags.overrides, _TRUST))
+    return CommandLine(
+        tuple(words),
+        tuple(map(tuple, jobs)),
+        sweeps,
+        flags,
+        flag_words,
+        own,
+        tuple(errors),
+        flags.trust,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Hydra's own flags, as ``--hydra-help`` lists them. Hydra reads them once more."""
+    """Hydra's own flags, as ``--hydra-help`` lists them, which Hydra reads once more; and ``--trust``."""
     parser = argparse.ArgumentParser(prog="rlsync train", add_help=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"Hydra {hydra.__version__}")
@@ -86,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--run -r",
         "--multirun -m",
         "--shell-completion -sc",
+        _TRUST,
     )
     for names in switches:
         parser.add_argument(*names.split(), action="store_true")

@@ -12,7 +12,6 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from torchrl.checkpoint import Checkpoint
 
 from rlsync.cli.compose import own_hydra, refusals, shipped
 from rlsync.cli.compose.command_line import CommandLine
@@ -20,9 +19,10 @@ from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.compose.refusals import SEE_ALL, key_of, parsed
 from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED, look_beside
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
-from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
+from rlsync.recipes.run_files import RESOLVED
 from rlsync.recipes.settings import Config, EnvConfig, RenderedConfig
 
 #: Keys that belong to one run alone: a run that resumes it has its own.
@@ -209,17 +209,6 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
             last[group] = {name: had[group][name] for name in kept}
     own_hydra.store(BEFORE, BEFORE, OmegaConf.create(last), package="_global_")
     return [*words, f"+{BEFORE}={BEFORE}"]
-
-
-def checkpoint_at(folder: Path) -> Path | None:
-    """The checkpoint that a folder is, or that lies in it as in a run's; None if there is none.
-
-    A process that is killed while TorchRL replaces a checkpoint may leave only the one before, under a name
-    that begins with a dot.
-    """
-    interrupted = sorted(folder.glob(f".{CHECKPOINT}.backup-*"))
-    places = (folder, folder / CHECKPOINT, *interrupted)
-    return next((at for at in places if Checkpoint.is_checkpoint(at)), None)
 
 
 def config_before(folder: Path) -> Config | None:
