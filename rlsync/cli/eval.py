@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
+from rlsync.cli import trust
 from rlsync.cli.compose.composing import checkpoint_at, written
 from rlsync.cli.main import parser_of
 from rlsync.cli.run_folder import RunFolder
@@ -51,11 +52,12 @@ def main(arguments: list[str]) -> int:
     """Print the policy's score in one line, and where the video is; or JSON."""
     given = _parser().parse_args(arguments)
     prepare_process()
-    config = config_of(given.run)
+    config = config_of(given.run, given.trust)
     device = Run(config).evaluation_device if given.device is None else device_named(given.device, "--device")
-    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config)
+    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config, given.trust)
     acting = acting_of(config, deterministic=given.deterministic)
     if checkpoint is None:
+        trust.check_file(given.run / BEST, given.run, given.trust)
         trained = load_best(given.run / BEST, given.run / RECEIPTS, acting)
     else:
         trained = load(checkpoint, acting)
@@ -109,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     video.add_argument("--video", type=Path, metavar="FILE", help=file)
     video.add_argument("--no-video", action="store_true", help="write none")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
     return parser
 
 
@@ -124,17 +127,21 @@ def _not_below_zero(text: str) -> int:
     return int(text)
 
 
-def config_of(run: Path) -> Config:
-    """The configuration that a run wrote; a ConfigError if the folder is not a run's, or it is unreadable."""
-    config = written(RunFolder(run).path / RESOLVED)
+def config_of(run: Path, trusted: bool = False) -> Config:
+    """The configuration that a run wrote; a ConfigError if the folder is not a run's, it is unreadable, or it
+    names code and is neither this user's nor ``trusted``.
+    """
+    file = RunFolder(run).path / RESOLVED
+    config = written(file, trusted=trusted)
+    trust.check_code(config, trust.OF_ENV, file, trusted)
     # Only the values: the run has trained, and newer rules about collectors do not concern an evaluation.
     refuse(bound_errors(config))
     return config
 
 
-def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
+def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
     """The checkpoint of a run, or the one asked for in its place: a checkpoint folder, or a run's. A
-    ConfigError if there is none, or it is of another recipe or environment.
+    ConfigError if there is none, it is of another recipe or environment, or it could run code.
     """
     folder = run if asked is None else asked
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
@@ -147,6 +154,7 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
         )
     if found.parent != run:
         _check_owner(found, run, config, where)
+    trust.check_checkpoint(found, trusted)
     return found
 
 
@@ -154,7 +162,7 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
     """Refuse a checkpoint of something else: tensors of the same names and shapes would fit."""
     beside, own = checkpoint.parent / RESOLVED, run / CHECKPOINT
     if beside.is_file():
-        written = OmegaConf.load(beside)
+        written = trust.config_in(beside)
         for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
             theirs = OmegaConf.select(written, key)
             if theirs != ours:

@@ -15,6 +15,7 @@ from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
 from rlsync.cli.compose.composing import OF_ONE_RUN, checkpoint_at
+from rlsync.cli.trust import check_checkpoint
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import Restored
 from rlsync.recipes.registry import Recipe
@@ -40,11 +41,15 @@ class Change:
         return f"{self.key} {self.before} -> {self.now}"
 
 
-def checkpoint_in(path: str) -> Path:
-    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder."""
+def checkpoint_in(path: str, trusted: bool) -> Path:
+    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder.
+
+    ConfigError if there is none, or it could run code and is not ``trusted``.
+    """
     folder = Path(path)
     found = checkpoint_at(folder)
     if found is not None:
+        check_checkpoint(found, trusted)
         return found
     said = "holds no checkpoint" if folder.is_dir() else "does not exist"
     raise ConfigError(

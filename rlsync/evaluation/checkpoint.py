@@ -92,7 +92,8 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
             "it is of a run with other networks",
         ) from error
     lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
-    return Trained(best.version, 0, next((r["frames"] for r in lines if r["version"] == best.version), 0))
+    frames = (int(r["frames"]) for r in lines if r["version"] == best.version)
+    return Trained(int(best.version), 0, next(frames, 0))
 
 
 class _Counters:
