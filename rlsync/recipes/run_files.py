@@ -98,6 +98,11 @@ class RunStatistics:
         "rollouts dropped in this life: the ring was full, or they were too old; null if there is no ring",
         default=None,  # of runs before it was counted
     )
+    outputs_held_version: int | None = _said(
+        "newest version for which the outputs of all workers' policies were compared with the learner's, and "
+        "held; null if none was yet, or nothing is compared",
+        default=None,  # of runs before it was compared
+    )
 
     def write(self, run: Path) -> None:
         """Leave this in a run's folder. Nobody reads a half one."""
@@ -111,6 +116,8 @@ class RunStatistics:
             waited += f", workers together {self.workers_wait_s:.1f} s"
         if self.dropped_rollouts:
             waited += f", rollouts dropped {self.dropped_rollouts:,}"
+        if self.outputs_held_version is not None:
+            waited += f"; outputs of the workers held at version {self.outputs_held_version}"
         held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
         adopted = f"{_shown(self.adoption_ms_p50)}, {_shown(self.adoption_ms_p95)}"
         arrive = f"{_shown(self.to_frames_ms_p50, '.0f')}, {_shown(self.to_frames_ms_p95, '.0f')}"

@@ -14,7 +14,7 @@ from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
-from rlsync import DreamerPlayer, LogReceipts, SyncWeights
+from rlsync import DreamerPlayer, LogReceipts, SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes.hooks import (
@@ -27,7 +27,7 @@ from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS
 from rlsync.recipes.settings import IN_PROCESS, Config
-from rlsync.recipes.sync_settings import sync_map, trigger
+from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
 
@@ -91,12 +91,17 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         receipts_file=run.file(RECEIPTS),
     )
     sync.register(trainer)
+    verifies = verify_trigger(settings)
+    verify = None if verifies is None else VerifySync(sync, verifies, behaviour=verifies, timeout_s=600.0)
+    if verify is not None:
+        verify.register(trainer)
     staleness = StalenessHistogram(sync, run.file(STALENESS))
     staleness.register(trainer)
     StatisticsHook(
         sync,
         staleness,
         run.folder,
+        verify=verify,
         num_workers=1 if kind == IN_PROCESS else collector.num_workers,
         turns=kind in ("sync", IN_PROCESS),
         counters=collector.counters if isinstance(collector, RolloutCollector) else None,

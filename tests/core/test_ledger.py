@@ -92,6 +92,9 @@ def test_a_resumed_learner_goes_on_counting_in_the_next_generation() -> None:
     assert (after.version, after.generation) == (10, 2)
     assert after.next == Stamp(2, 11) > Stamp(1, 15)
     assert after.optim_steps_since(10, now=8) == 3
+    known = after.known(10)
+    assert known is not None
+    assert (known.stamp, known.time_s) == (Stamp(1, 10), None)
 
 
 def test_a_state_without_a_generation_is_of_the_first_one() -> None:
@@ -99,6 +102,31 @@ def test_a_state_without_a_generation_is_of_the_first_one() -> None:
     ledger.load_state_dict({"version": 4, "published": [(3, 30), (4, 40)]})
     assert ledger.next == Stamp(2, 5)
     assert ledger.optim_steps_since(3, now=50) == 20
+
+
+def test_a_checkpoint_older_than_this_life_lets_no_number_and_no_generation_come_again() -> None:
+    ledger = Ledger(generation=3)
+    for _ in range(5):
+        publish(ledger)
+    ledger.load_state_dict({"version": 2, "generation": 1, "published": []})
+    assert ledger.next == Stamp(3, 6)
+
+
+def test_what_a_life_published_before_it_was_resumed_is_of_unknown_age() -> None:
+    ledger = Ledger()
+    ledger.count_with(lambda: 7)
+    publish(ledger)
+    ledger.load_state_dict({"version": 4, "published": [(3, 30)]})
+    assert [ledger.optim_steps_since(version, now=40) for version in (1, 3)] == [None, 10]
+
+
+def test_versions_of_the_life_before_are_not_taken_to_be_of_step_zero() -> None:
+    ledger = Ledger()
+    publish(ledger)
+    ledger.follow(Stamp(1, 1))
+    publish(ledger)
+    ledger.count_with(lambda: 0)
+    assert [ledger.optim_steps_since(version, now=12) for version in (1, 2)] == [None, 12]
 
 
 def test_a_learner_that_is_resumed_twice_is_of_the_third_generation() -> None:
