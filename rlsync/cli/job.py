@@ -12,7 +12,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.compose import own_hydra
 from rlsync.cli.compose.command_line import CommandLine, spelled
-from rlsync.cli.compose.composing import BEFORE, composition, config_before, told
+from rlsync.cli.compose.composing import BEFORE, composition, file_before, told, written
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import checks
@@ -39,6 +39,7 @@ class Job:
     told: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()  # the overrides of the command line that made it
     added: tuple[str, ...] = ()  # what rlsync adds to them, so that Hydra composes the same config
+    trusted: bool = False  # whether code may run that the folder of the run before holds or names
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
@@ -65,10 +66,12 @@ class Job:
         return replace(self, config=config)
 
 
-def examined(config: Config, *, trusted: bool = False) -> tuple[Job | None, list[RlsyncError]]:
+def examined(
+    config: Config, *, trusted: bool = False, config_dir: Path | None = None
+) -> tuple[Job | None, list[RlsyncError]]:
     """Check a config without starting a worker: its values, its recipe, its environment, its checkpoint.
-    Returns the job, or None if something is wrong; and all that is wrong. A checkpoint that cannot be checked
-    has to be ``trusted``.
+    Returns the job, or None if something is wrong; and all that is wrong. ``trusted`` and ``config_dir`` are
+    those of the command line.
     """
     errors = list(checks.errors(config))
 
@@ -87,7 +90,9 @@ def examined(config: Config, *, trusted: bool = False) -> tuple[Job | None, list
             tried(lambda: require_screen(config))
     if config.resume is not None:
         found = tried(lambda: checkpoint_in(str(config.resume), trusted))
-        before = tried(lambda: config_before(Path(str(config.resume))))
+        file = file_before(Path(config.resume))
+        if file is not None:
+            before = tried(lambda: written(file, trusted=trusted, config_dir=config_dir))
         if before is not None:
             errors += change_errors(before, config)
     if recipe is None or errors:
@@ -97,7 +102,7 @@ def examined(config: Config, *, trusted: bool = False) -> tuple[Job | None, list
     if checkpoint is not None:
         tried(lambda: require_fit(recipe, config, spaces, checkpoint, changed or []))
     facts = {} if found is None else {"resumes": str(found)}
-    job = Job(config, recipe, spaces, checkpoint, changed, facts)
+    job = Job(config, recipe, spaces, checkpoint, changed, facts, trusted=trusted)
     tried(lambda: require_free_folder(job))
     return (None if errors else job), errors
 
@@ -138,7 +143,7 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
             errors += faults
             if made is None:
                 continue
-            job, wrong = examined(made.config, trusted=line.trusted)
+            job, wrong = examined(made.config, trusted=line.trusted, config_dir=line.config_dir)
             errors += wrong
             if job is not None and not faults:
                 facts = told(made.choices, job.config, line.config_dir)

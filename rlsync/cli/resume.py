@@ -15,6 +15,7 @@ from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
 from rlsync.cli.compose.composing import OF_ONE_RUN
+from rlsync.cli.trust import check_checkpoint
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import Restored
 from rlsync.recipes.checkpoints import Taken, taken
@@ -43,11 +44,12 @@ class Change:
 
 def checkpoint_in(path: str, trusted: bool) -> Taken:
     """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder. It is whole;
-    one that cannot be checked has to be ``trusted``.
+    one that cannot be checked, or could run code, has to be ``trusted``.
     """
     folder = Path(path)
     found = taken(folder, trusted=trusted)
     if found is not None:
+        check_checkpoint(found.checkpoint, trusted)
         return found
     said = "holds no checkpoint" if folder.is_dir() else "does not exist"
     raise ConfigError(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from rlsync.cli.trust import config_in
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
 from rlsync.recipes import run_files
@@ -48,7 +49,7 @@ class RunFolder:
 
     def describe(self) -> str:
         """Recipe, environment and seed, in a few words."""
-        config = OmegaConf.load(self.path / RESOLVED)
+        config = config_in(self.path / RESOLVED)
         recipe, env, seed = (OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed"))
         replay = " with replay" if OmegaConf.select(config, "recipe.replay.ratio") else ""
         return f"{recipe}{replay} on {env}, seed {seed}"
@@ -132,7 +133,8 @@ def _whole_lines(file: Path) -> list[str]:
     """The complete lines of a file. The run may be writing it: a last line without an end is left out."""
     if not file.is_file():
         raise NotRecorded(f"no {file.name}")
-    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    text = file.read_text(errors="replace")
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _numbers(rows: list[list[str]], file: Path) -> Numbers:

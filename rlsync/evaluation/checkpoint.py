@@ -93,8 +93,13 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
             str(file),
             "it is of a run with other networks",
         ) from error
-    lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
-    return Trained(best.version, 0, next((r["frames"] for r in lines if r["version"] == best.version), 0))
+    try:
+        lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
+        frames = (int(r["frames"]) for r in lines if r["version"] == best.version)
+        return Trained(int(best.version), 0, next(frames, 0))
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"cannot read what the run published: {first_line(error)}"
+        raise ConfigError(what, str(receipts), "remove or repair the file") from error
 
 
 class _Counters:

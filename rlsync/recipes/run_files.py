@@ -48,6 +48,8 @@ CLUSTER = "cluster.json"
 CREW = "crew.json"
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
+#: A random number, by which rlsync knows the folder of a run that this user started.
+RUN_ID = "run_id"
 #: The picture that ``rlsync plot`` draws.
 PLOT = "plot.png"
 
