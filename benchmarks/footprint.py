@@ -48,8 +48,8 @@ from torchrl.weight_update import (
 from rlsync import BoardScheme
 
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
-    "board alias": partial(BoardScheme, "alias"),
-    "board copy": partial(BoardScheme, "copy"),
+    "board alias": partial(BoardScheme, "alias", prove=False),
+    "board copy": partial(BoardScheme, "copy", prove=False),
     "SharedMem": SharedMemWeightSyncScheme,
     "MultiProcess": MultiProcessWeightSyncScheme,
 }

@@ -56,7 +56,7 @@ from rlsync.transport.ray.learner import RayTransport
 from rlsync.transport.ray.receiver import RayHandle
 
 SCHEMES: dict[str, Callable[[], WeightSyncScheme]] = {
-    "RayBoardScheme": RayBoardScheme,
+    "RayBoardScheme": partial(RayBoardScheme, prove=False),
     "RayWeightSyncScheme": RayWeightSyncScheme,
 }
 ACTORS = 2

@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from rlsync.core.errors import ConfigError, RlsyncWarning, first_line, printable, warn
 from rlsync.core.whole_file import write_whole
-from rlsync.recipes.run_files import RUN_ID
+from rlsync.recipes.run_files import STARTED
 
 if TYPE_CHECKING:  # imports torch: rlsync plot needs none of it
     from rlsync.recipes.settings import Config
@@ -61,7 +61,7 @@ def claim(run: Path, trusted: bool) -> None:
     try:
         _state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         (_state_folder() / number).write_text(f"{run.stat().st_ino} {run.resolve()}\n")
-        write_whole(run / RUN_ID, lambda beside: beside.write_text(number))
+        write_whole(run / STARTED, lambda beside: beside.write_text(number))
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         what = f"this run cannot be recorded as yours: {first_line(error)}"
         cure = f"set XDG_STATE_HOME to a folder that you can write; else eval and resume may ask for {FLAG}"
@@ -71,7 +71,7 @@ def claim(run: Path, trusted: bool) -> None:
 def is_mine(run: Path) -> bool:
     """Whether this user started the run in a folder."""
     try:
-        number, at = (run / RUN_ID).read_text(), run.stat()
+        number, at = (run / STARTED).read_text(), run.stat()
         if at.st_uid != os.getuid() or not re.fullmatch("[0-9a-f]{32}", number):
             return False
         return (_state_folder() / number).read_text().partition(" ")[0] == str(at.st_ino)

@@ -49,7 +49,7 @@ CREW = "crew.json"
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
 #: A random number, by which rlsync knows the folder of a run that this user started.
-RUN_ID = "run_id"
+STARTED = "started"
 #: The picture that ``rlsync plot`` draws.
 PLOT = "plot.png"
 

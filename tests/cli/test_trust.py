@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from rlsync.cli import trust
 from rlsync.cli.main import main
 from rlsync.core.errors import RlsyncWarning
-from rlsync.recipes.run_files import BEST, BOARD, CHECKPOINT, ENDED, RESOLVED, RUN_ID, STATISTICS
+from rlsync.recipes.run_files import BEST, BOARD, CHECKPOINT, ENDED, RESOLVED, STARTED, STATISTICS
 
 SMALL = (
     "recipe=dqn",
@@ -96,7 +96,7 @@ def put(config: Path, key: str, value: Any) -> None:
 def test_no_file_of_a_run_folder_runs_code_when_its_content_is_evil(foreign: Path, mark: Path) -> None:
     evil = pickle.dumps(Evil(mark))
     alike = {re.sub(r"[0-9a-f]{32}|\d+", "N", file.name): file for file in files(foreign)}
-    assert {"prefetch.pkl", "N-N.N.pt", "tensor_N.memmap", "meta.json", RESOLVED, BEST, RUN_ID} < {*alike}
+    assert {"prefetch.pkl", "N-N.N.pt", "tensor_N.memmap", "meta.json", RESOLVED, BEST, STARTED} < {*alike}
     play, best, check, status, plot = verbs(foreign)
     for file in alike.values():
         whole = file.read_bytes()
@@ -316,7 +316,7 @@ def test_the_folder_of_a_run_is_known_also_after_it_was_moved_and_a_copy_is_not(
 
 def test_a_number_that_leads_out_of_the_state_folder_is_nobodys(tmp_path: Path) -> None:
     (tmp_path / "inode").write_text(f"{tmp_path.stat().st_ino} x\n")
-    (tmp_path / RUN_ID).write_text(str(tmp_path / "inode"))
+    (tmp_path / STARTED).write_text(str(tmp_path / "inode"))
     assert not trust.is_mine(tmp_path)
 
 
