@@ -19,7 +19,7 @@
     └── RlsyncWarning            probably a mistake; shown as a Python warning (also a UserWarning)
         ├── NoBoard                  worker processes get their weights without rlsync's promises
         ├── IdleLeaves               some of the weights that arrive do not act
-        ├── NothingLearns            what is sent cannot learn, or does not
+        ├── NothingLearns            what is sent cannot learn, or got no gradient
         ├── NothingPublished         nobody publishes, or not to the collector whose frames are learned from
         └── NothingChanged           the same weights were published again and again
 

@@ -102,7 +102,7 @@ def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], 
 
     ``what`` says what is wrong then. ``publishes()`` is something else after each publish.
     """
-    told = []
+    told: list[bool] = []
 
     @contextmanager
     def first_batch() -> Iterator[None]:
