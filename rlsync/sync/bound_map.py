@@ -19,7 +19,7 @@ from rlsync.sync.publisher import Publish
 from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
 from rlsync.sync.sample import Judgement, Sample
 from rlsync.sync.sharded.ranks import require_shards
-from rlsync.sync.trained import UNCHANGED_PUBLISHES, Training, Unchanged
+from rlsync.sync.trained import UNCHANGED_PUBLISHES, Training, Unchanged, refuse_hidden
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.leaves import memory_key
@@ -68,6 +68,7 @@ class BoundMap:
         self._plan: SyncPlan
         self._bind()
         for route in self._routes:
+            refuse_hidden(route.leaves, self._training)
             if (why := self._training.why_nothing_learns(route.route.source, route.tensors())) is not None:
                 warn(why)
 

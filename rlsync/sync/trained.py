@@ -11,12 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from rlsync.core.errors import ConfigError, NothingChanged, NothingLearns, SourceNotFound, warn
+from rlsync.core.errors import (
+    ConfigError,
+    LayoutMismatch,
+    NothingChanged,
+    NothingLearns,
+    SourceNotFound,
+    warn,
+)
 from rlsync.core.path import Path, walk
 from rlsync.core.plan import Route, listed
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes
-from rlsync.tensors.leaves import Leaf
+from rlsync.tensors.leaves import Leaf, Leaves
 from rlsync.tensors.wrappers import uncompiled
 
 
@@ -86,6 +93,23 @@ def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Cove
             if parameter in held and parameter not in covered:
                 names.setdefault(id(parameter), uncompiled(f"{path}.{name}"))
     return tuple(names.values())
+
+
+def refuse_hidden(leaves: Leaves, training: Training) -> None:
+    """Refuse a source with a trained tensor that is no parameter of its module, so that nobody sends it."""
+    if not isinstance(leaves.root, nn.Module):
+        return
+    known, held = Covered(leaves.tensors()), Covered(training.parameters())
+    for path, module in leaves.root.named_modules():
+        for name, value in vars(module).items():
+            if not isinstance(value, Tensor) or value in known:
+                continue
+            if value in held or (value.is_leaf and value.requires_grad):
+                raise LayoutMismatch(
+                    f"{path + '.' * bool(path)}{name} is trained, and is no parameter: nobody sends it",
+                    f"source {leaves.where}, {type(module).__name__}",
+                    "make it an nn.Parameter; a tensor that needs no gradient may be a buffer",
+                )
 
 
 #: After so many publishes in a row that sent the same weights there is a warning.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import from_module
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state, vmap
 from torchrl.collectors import BaseCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
 
@@ -73,6 +73,52 @@ class Quantised(nn.Module):
         return self.net(x) if self.live else x @ (self.bits * self.scale).t() + self.first_bias
 
 
+class Ensemble(nn.Module):
+    """Averages members whose weights were stacked once, for vmap."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.members, self.live = nn.ModuleList(make_mlp(ACTIONS) for _ in range(2)), live
+        stacked, buffers = stack_module_state(list(self.members))
+        self.held = {name: tensor.detach() for name, tensor in stacked.items()}, buffers
+        self.base = [copy.deepcopy(self.members[0])]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.live:
+            return torch.stack([member(x) for member in self.members]).mean(0)
+        call = vmap(lambda held, buffers: functional_call(self.base[0], (held, buffers), (x,)))
+        return call(*self.held).mean(0)
+
+
+class Merged(nn.Module):
+    """A frozen layer with an adapter of low rank, which was merged into it at the start."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.base = nn.Linear(OBSERVATIONS, ACTIONS).requires_grad_(False)
+        self.down, self.up = nn.Linear(OBSERVATIONS, 1, bias=False), nn.Linear(1, ACTIONS, bias=False)
+        self.live, self.merged = (
+            live,
+            copy.deepcopy(self.base).weight + (self.up.weight @ self.down.weight).detach(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.live:
+            return self.base(x) + self.up(self.down(x))
+        return x @ self.merged.t() + self.base.bias
+
+
+class Headed(nn.Module):
+    """Has a second head that the policy may ask or not."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.net, self.more, self.live = make_mlp(ACTIONS), nn.Linear(OBSERVATIONS, ACTIONS), live
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + self.more(x) if self.live else self.net(x)
+
+
 def still(policy: nn.Module) -> Tensor:
     """What a policy answers."""
     with torch.no_grad():
@@ -115,6 +161,24 @@ def test_a_policy_computes_with_a_trace_of_a_copy(row: Row) -> None:
 
 def test_a_policy_computes_with_quantised_weights_of_the_start(row: Row) -> None:
     named(row, Quantised)
+
+
+def test_an_ensemble_stacked_its_members_once(row: Row) -> None:
+    named(row, Ensemble)
+
+
+def test_adapters_were_merged_once(row: Row) -> None:
+    for live in (False, True):
+        acting, learner = actor_of(Merged(live=live)), make_ppo_loss(actor_of(Merged(live=True)))
+        said = register(make_trainer(make_collector(acting), learner))
+        assert said.lines == () if live else row.is_named(said) is None
+
+
+def test_the_policy_of_the_workers_does_not_ask_a_head_of_the_learner(row: Row) -> None:
+    for live in (False, True):
+        acting, learner = actor_of(Headed(live=live)), make_ppo_loss(actor_of(Headed(live=True)))
+        said = register(make_trainer(make_collector(acting), learner))
+        assert said.lines == () if live else row.is_named(said) is None
 
 
 class Packed(nn.Module):

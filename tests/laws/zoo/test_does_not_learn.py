@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrl.collectors import MultiSyncCollector
-from torchrl.trainers import Trainer
+from torchrl.trainers import OptimizationStepper, Trainer
 
 import rlsync
 from rlsync import BoardScheme, Every, SyncWeights
@@ -16,11 +19,13 @@ from tests.laws.zoo.parts import (
     Row,
     Said,
     actor_of,
+    doctor,
     held,
     make_trainer,
     ours,
     register,
     same,
+    sends,
     stays_behind,
     warned,
 )
@@ -57,6 +62,79 @@ def test_a_learning_rate_is_0(row: Row) -> None:
     assert learner_stands_still(trainer, trainer.loss_module.actor_network)
     row.is_named(register(build(0.0)))
     assert register(build(0.1)).lines == ()
+
+
+def test_an_average_is_sent_and_never_updated(row: Row) -> None:
+    def build(*, updates: bool) -> Trainer:
+        trainer = make_trainer(make_collector(make_policy()))
+        learner = trainer.loss_module.actor_network
+        trainer.ema = AveragedModel(learner, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        if updates:
+            trainer.register_op("post_optim", lambda: trainer.ema.update_parameters(learner))
+        return trainer
+
+    trainer = build(updates=False)
+    assert learner_stands_still(trainer, trainer.ema)
+    row.is_named(doctor(ours(build(updates=False), {"policy": "ema.module"})))
+    assert doctor(ours(build(updates=True), {"policy": "ema.module"})).lines == ()
+
+
+class Backward(OptimizationStepper):
+    """Computes gradients, and may forget the step."""
+
+    def __init__(self, *, steps: bool) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def step(self, trainer: Trainer, sub_batch: TensorDict) -> TensorDict:
+        losses = trainer.loss_module(sub_batch)
+        sum(value for key, value in losses.items() if key.startswith("loss_")).backward()
+        if self.steps:
+            trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+        return losses.detach()
+
+
+def test_the_optimizer_never_steps(row: Row) -> None:
+    def build(*, steps: bool) -> Trainer:
+        trainer = make_trainer(make_collector(make_policy()), batches=12)
+        trainer.optimization_stepper = Backward(steps=steps)
+        return trainer
+
+    trainer = build(steps=False)
+    assert learner_stands_still(trainer, trainer.loss_module.actor_network)
+    row.is_named(warned(ours(build(steps=False))))
+    assert warned(ours(build(steps=True))).lines == ()
+
+
+class Scaling(nn.Module):
+    """Learns the scale of its logits, which somebody may have forgotten to make a parameter."""
+
+    def __init__(self, *, parameter: bool) -> None:
+        super().__init__()
+        self.net, scale = make_mlp(ACTIONS), torch.ones(ACTIONS)
+        self.scale = nn.Parameter(scale) if parameter else scale.requires_grad_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.scale
+
+
+def test_a_trained_tensor_is_no_parameter(row: Row) -> None:
+    def build(*, parameter: bool) -> Trainer:
+        actor = actor_of(Scaling(parameter=parameter))
+        loss = make_ppo_loss(actor)
+        trained = {id(t): t for t in (*loss.parameters(), actor.module[0].module.scale)}
+        collector = make_collector(actor_of(Scaling(parameter=parameter)))
+        return make_trainer(collector, loss, trained.values())
+
+    trainer = build(parameter=False)
+    acting, learner = trainer.collector.policy, trainer.loss_module.actor_network
+    sends(trainer, lambda: acting.load_state_dict(learner.state_dict())).train()
+    scales = [policy.module[0].module.scale for policy in (acting, learner)]
+    assert same(acting, learner)
+    assert not torch.equal(*scales)
+    row.is_named(register(build(parameter=False)))
+    assert register(build(parameter=True)).lines == ()
 
 
 class Detached(nn.Module):
