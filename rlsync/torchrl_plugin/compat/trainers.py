@@ -125,10 +125,13 @@ def planned(trainer: Trainer) -> Counters:
     counted = isinstance(collector, (Collector, MultiCollector)) and not trainer.async_collection
     if counted and not collector.split_trajs and collector.trajs_per_batch is None:
         batches = -(trainer.total_frames // -(collector.requested_frames_per_batch * trainer.frame_skip))
-    steps = trainer.optim_steps_per_batch
-    if steps is not None:  # a stepper may count the step of each optimizer
-        steps *= batches * trainer.num_epochs * max(1, len(optimizers(trainer)))
-    return Counters(batches, trainer.total_frames, many if steps is None else steps, many)
+    steps = many
+    if trainer.optim_steps_per_batch:  # None: until the batch is used up; 0: a hook paces the trainer
+        steps_per_batch = trainer.optim_steps_per_batch * trainer.num_epochs
+        steps = (
+            batches * steps_per_batch * max(1, len(optimizers(trainer)))
+        )  # a stepper counts each optimizer's
+    return Counters(batches, trainer.total_frames, steps, many)
 
 
 def training_now() -> Trainer | None:
