@@ -120,7 +120,7 @@ def measure(name: str, steps: int, busy: bool) -> dict[str, object]:
     """Measure one model."""
     layers, width = MODELS[name]
     learned = Policy(layers, width)
-    collector = make_workers(MultiAsyncCollector, deepcopy(learned), BoardScheme(), 200)
+    collector = make_workers(MultiAsyncCollector, deepcopy(learned), BoardScheme(prove=False), 200)
     try:
         learner = Learner(collector, learned, width)
         with taking_batches(collector, busy):

@@ -109,15 +109,15 @@ class Life:
         text = file.read_text(errors="replace") if file.exists() else ""
         return text[self.said if since is None else since :]
 
-    def receipts(self) -> list[dict]:
-        """Those of this life."""
+    def receipts(self, since: int | None = None) -> list[dict]:
+        """Those of this life; the file has those of the lives before, too."""
         file = self.run / "receipts.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         found = []
         for line in lines:
             with suppress(json.JSONDecodeError):  # the last one may be half written
                 found.append(json.loads(line))
-        return found[self.published :]
+        return found[self.published if since is None else since :]
 
     def pid_of(self, role: str, chance: random.Random) -> int | None:
         """The process of a role, if it runs already: samplers are started first, then the evaluator."""
@@ -193,7 +193,6 @@ class Checkpoint:
         at = {name: folder / part["path"] for name, part in parts.items()}
         pace = _mapping(at["trainer_module.keep_pace"])
         self.frames, self.updates = int(pace["frames"]), int(pace["updates"])
-        self.version = int(_mapping(at["trainer_module.sync_weights"])["version"])
         self.written = int(
             json.loads((at["replay_buffer"] / "writer" / "metadata.json").read_text())["write_count"]
         )
@@ -366,7 +365,7 @@ class Trial:
                 self._note("runs that could not be resumed", f"{told}: {said[-900:]}")
             return
         self.counts["resumed"] += 1
-        versions = [before.version, *(receipt["version"] for receipt in life.receipts())]
+        versions = [receipt["version"] for receipt in life.receipts(0)]
         if versions != sorted(set(versions)):
             self._note("versions that did not rise", f"{told}: {versions}")
 

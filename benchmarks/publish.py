@@ -85,7 +85,7 @@ def measure_calls(policy: nn.Module, trials: int) -> dict[str, float]:
 
     A loop sends one form again and again, so each form has its own turns.
     """
-    collector = make_workers(MultiSyncCollector, policy, BoardScheme(), 100)
+    collector = make_workers(MultiSyncCollector, policy, BoardScheme(prove=False), 100)
     found = {}
     try:
         learner = deepcopy(policy)
@@ -121,7 +121,7 @@ def measure_arrival(policy: nn.Module, trials: int) -> dict[str, float]:
 
     A worker adopts when its rollout ends, so the longer rollouts (95th percentile) are the bound to expect.
     """
-    collector = make_workers(MultiAsyncCollector, policy, BoardScheme(), 50)
+    collector = make_workers(MultiAsyncCollector, policy, BoardScheme(prove=False), 50)
     try:
         trainer = make_trainer(collector, policy)
         hook = SyncWeights(MAP, when=Every(1, "batches"))

@@ -132,6 +132,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 # --------------------------------------------------------------------------------- every test
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs of tests are not recorded beside those of the user."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test() -> None:
     torch.set_num_threads(1)  # a TorchRL collector changes it when it shuts down

@@ -140,7 +140,7 @@ def table(rows: list[Measured]) -> Table:
 def measure(model: str, size: tuple[int, int], workers: int, trials: int) -> Measured:
     """Measure one model: publishes through the hook to real workers, then adoptions in this process."""
     policy = BulkPolicy(*size)
-    collector = make_workers(MultiSyncCollector, policy, BoardScheme(), 50 * workers, workers)
+    collector = make_workers(MultiSyncCollector, policy, BoardScheme(prove=False), 50 * workers, workers)
     try:
         hook = SyncWeights(MAP, trainer=make_trainer(collector, deepcopy(policy)))
         publish_s, memcpy_s = hold(hook.publish, policy, trials)

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         "check",
         "List all that is wrong with a config, without training or starting a worker.",
         _EXAMPLES,
-        "rlsync check [-h] [--json] [-m] [--config-dir DIR] [group=option | key=value ...]",
+        "rlsync check [-h] [--json] [-m] [--config-dir DIR] [--trust] [group=option | key=value ...]",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given, rest = parser.parse_known_args(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,18 +12,20 @@ import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
-from rlsync.cli.compose.composing import checkpoint_at, written
+from rlsync.cli import trust
+from rlsync.cli.compose.composing import written
 from rlsync.cli.main import parser_of
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
-from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained, load, load_best
+from rlsync.evaluation.checkpoint import COMPONENTS, CheckpointPlayer, Trained, load, load_best
 from rlsync.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.recipes.bounds import bound_errors, refuse
+from rlsync.recipes.checkpoints import checkpoint_at, require_whole
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import BEST, CHECKPOINT, RECEIPTS, RESOLVED, video_file
+from rlsync.recipes.run_files import BEST, CHECKPOINT, DIGESTS, RECEIPTS, RESOLVED, video_file
 from rlsync.recipes.settings import Config
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.specs import make_venv
@@ -51,11 +54,12 @@ def main(arguments: list[str]) -> int:
     """Print the policy's score in one line, and where the video is; or JSON."""
     given = _parser().parse_args(arguments)
     prepare_process()
-    config = config_of(given.run)
+    config = config_of(given.run, given.trust)
     device = Run(config).evaluation_device if given.device is None else device_named(given.device, "--device")
-    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config)
+    checkpoint = None if given.best else checkpoint_of(given.run, given.checkpoint, config, given.trust)
     acting = acting_of(config, deterministic=given.deterministic)
     if checkpoint is None:
+        trust.check_file(given.run / BEST, given.run, given.trust)
         trained = load_best(given.run / BEST, given.run / RECEIPTS, acting)
     else:
         trained = load(checkpoint, acting)
@@ -109,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     video.add_argument("--video", type=Path, metavar="FILE", help=file)
     video.add_argument("--no-video", action="store_true", help="write none")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
     return parser
 
 
@@ -124,17 +129,22 @@ def _not_below_zero(text: str) -> int:
     return int(text)
 
 
-def config_of(run: Path) -> Config:
-    """The configuration that a run wrote; a ConfigError if the folder is not a run's, or it is unreadable."""
-    config = written(RunFolder(run).path / RESOLVED)
+def config_of(run: Path, trusted: bool = False) -> Config:
+    """The configuration that a run wrote; a ConfigError if the folder is not a run's, it is unreadable, or it
+    names code and is neither this user's nor ``trusted``.
+    """
+    file = RunFolder(run).path / RESOLVED
+    config = written(file, trusted=trusted)
+    trust.check_code(config, trust.OF_ENV, file, trusted)
     # Only the values: the run has trained, and newer rules about collectors do not concern an evaluation.
     refuse(bound_errors(config))
     return config
 
 
-def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
+def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
     """The checkpoint of a run, or the one asked for in its place: a checkpoint folder, or a run's. A
-    ConfigError if there is none, or it is of another recipe or environment.
+    ConfigError if there is none, what is read of it is damaged or could run code, or it is of another recipe
+    or environment.
     """
     folder = run if asked is None else asked
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
@@ -145,6 +155,9 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config) -> Path:
             where,
             "a run writes its first after checkpoint_every_frames, at its end, and on Ctrl-C",
         )
+    trust.check_checkpoint(found, trusted)
+    if not require_whole(found, trusted=trusted, components=COMPONENTS):
+        print(f"unchecked: {found} has no {DIGESTS}", file=sys.stderr)
     if found.parent != run:
         _check_owner(found, run, config, where)
     return found
@@ -154,7 +167,7 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
     """Refuse a checkpoint of something else: tensors of the same names and shapes would fit."""
     beside, own = checkpoint.parent / RESOLVED, run / CHECKPOINT
     if beside.is_file():
-        written = OmegaConf.load(beside)
+        written = trust.config_in(beside)
         for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
             theirs = OmegaConf.select(written, key)
             if theirs != ours:

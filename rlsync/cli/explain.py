@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torchrl.trainers import Trainer
 
 from rlsync import SyncPlan, SyncWeights
-from rlsync.cli import users_trainer
+from rlsync.cli import trust, users_trainer
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
 from rlsync.cli.main import parser_of
@@ -38,9 +38,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     limit = f"seconds that running your file, and building the trainer, may take (default {TIMEOUT_S:g})"
     parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S, metavar="S", help=limit)
+    parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
     parser.add_argument("target", nargs="*", help=f"overrides as for rlsync train, or {FORM}: {MEANING}")
     given = parser.parse_args(arguments)
     own = [] if given.config_dir is None else ["--config-dir", given.config_dir]
+    own += [trust.FLAG] if given.trust else []
     target = named_target(given.target)
     plan = plan_of_config([*own, *given.target]) if target is None else plan_apart(target, given.timeout_s)
     print(plan.to_json() if given.json else plan.table())

@@ -12,7 +12,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.compose import own_hydra
 from rlsync.cli.compose.command_line import CommandLine, spelled
-from rlsync.cli.compose.composing import BEFORE, composition, config_before, told
+from rlsync.cli.compose.composing import BEFORE, composition, file_before, told, written
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, require_fit
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import checks
@@ -35,10 +35,11 @@ class Job:
     checkpoint: Path | None  # to resume from; None starts anew
     # since the run that is resumed; None if that run's config is not known
     changes: list[Change] | None = None
-    # where the settings come from, what is played and when the run ends, in words
+    # which checkpoint is resumed; where the settings come from, what is played, when the run ends, in words
     told: Mapping[str, str] = field(default_factory=dict)
     words: tuple[str, ...] = ()  # the overrides of the command line that made it
     added: tuple[str, ...] = ()  # what rlsync adds to them, so that Hydra composes the same config
+    trusted: bool = False  # whether code may run that the folder of the run before holds or names
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
@@ -65,9 +66,12 @@ class Job:
         return replace(self, config=config)
 
 
-def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
+def examined(
+    config: Config, *, trusted: bool = False, config_dir: Path | None = None
+) -> tuple[Job | None, list[RlsyncError]]:
     """Check a config without starting a worker: its values, its recipe, its environment, its checkpoint.
-    Returns the job, or None if something is wrong; and all that is wrong.
+    Returns the job, or None if something is wrong; and all that is wrong. ``trusted`` and ``config_dir`` are
+    those of the command line.
     """
     errors = list(checks.errors(config))
 
@@ -79,22 +83,26 @@ def examined(config: Config) -> tuple[Job | None, list[RlsyncError]]:
             return None
 
     recipe = tried(lambda: recipe_of(config))
-    spaces, checkpoint, before = None, None, None
+    spaces, found, before = None, None, None
     if recipe is not None and config.env.id:
         spaces = tried(lambda: recipe.probe(config.env))
         if spaces is not None and not errors:
             tried(lambda: require_screen(config))
     if config.resume is not None:
-        checkpoint = tried(lambda: checkpoint_in(str(config.resume)))
-        before = tried(lambda: config_before(Path(str(config.resume))))
+        found = tried(lambda: checkpoint_in(str(config.resume), trusted))
+        file = file_before(Path(config.resume))
+        if file is not None:
+            before = tried(lambda: written(file, trusted=trusted, config_dir=config_dir))
         if before is not None:
             errors += change_errors(before, config)
     if recipe is None or errors:
         return None, errors
     changed = None if before is None else changes(before, config)
+    checkpoint = None if found is None else found.checkpoint
     if checkpoint is not None:
         tried(lambda: require_fit(recipe, config, spaces, checkpoint, changed or []))
-    job = Job(config, recipe, spaces, checkpoint, changed)
+    facts = {} if found is None else {"resumes": str(found)}
+    job = Job(config, recipe, spaces, checkpoint, changed, facts, trusted=trusted)
     tried(lambda: require_free_folder(job))
     return (None if errors else job), errors
 
@@ -135,11 +143,11 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
             errors += faults
             if made is None:
                 continue
-            job, wrong = examined(made.config)
+            job, wrong = examined(made.config, trusted=line.trusted, config_dir=line.config_dir)
             errors += wrong
             if job is not None and not faults:
                 facts = told(made.choices, job.config, line.config_dir)
-                jobs.append(replace(job, told=facts, words=tuple(words), added=made.added))
+                jobs.append(replace(job, told={**facts, **job.told}, words=tuple(words), added=made.added))
     errors += _shared_folders(jobs)
     once: dict[tuple[str, str], RlsyncError] = {}
     for error in errors:

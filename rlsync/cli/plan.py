@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         "plan",
         "Print what a run will do, and when: prefill, updates, publishes, evaluations.",
         _EXAMPLES,
-        "rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [group=option|key=value ...]",
+        "rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [--trust] [key=value ...]",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the plan into a picture, too")

@@ -14,9 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrl.checkpoint import Checkpoint, CheckpointError
 from torchrl.trainers import Trainer
 
-from rlsync.cli.compose.composing import OF_ONE_RUN, checkpoint_at
+from rlsync.cli.compose.composing import OF_ONE_RUN
+from rlsync.cli.trust import check_checkpoint
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import Restored
+from rlsync.recipes.checkpoints import Taken, taken
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
 from rlsync.recipes.settings import Config
@@ -40,11 +42,14 @@ class Change:
         return f"{self.key} {self.before} -> {self.now}"
 
 
-def checkpoint_in(path: str) -> Path:
-    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder."""
+def checkpoint_in(path: str, trusted: bool) -> Taken:
+    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder. It is whole;
+    one that cannot be checked, or could run code, has to be ``trusted``.
+    """
     folder = Path(path)
-    found = checkpoint_at(folder)
+    found = taken(folder, trusted=trusted)
     if found is not None:
+        check_checkpoint(found.checkpoint, trusted)
         return found
     said = "holds no checkpoint" if folder.is_dir() else "does not exist"
     raise ConfigError(

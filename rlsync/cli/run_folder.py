@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from rlsync.cli.trust import config_in
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
 from rlsync.recipes import run_files
@@ -48,7 +49,7 @@ class RunFolder:
 
     def describe(self) -> str:
         """Recipe, environment and seed, in a few words."""
-        config = OmegaConf.load(self.path / RESOLVED)
+        config = config_in(self.path / RESOLVED)
         recipe, env, seed = (OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed"))
         replay = " with replay" if OmegaConf.select(config, "recipe.replay.ratio") else ""
         return f"{recipe}{replay} on {env}, seed {seed}"
@@ -91,7 +92,7 @@ class RunFolder:
 
     def evaluations(self) -> Curve:
         """Mean return of the evaluated versions, at the frames at which they were published."""
-        columns = _columns(self.path / EVALUATIONS)
+        columns = _columns(self.path / EVALUATIONS, leave_out="run_id")
         published = sorted((r.version, r.frames) for r in self.receipts())
         # A version without a receipt is the one that the workers were started with.
         versions, frames = np.array([(0, 0), *published], dtype=float).T
@@ -132,7 +133,8 @@ def _whole_lines(file: Path) -> list[str]:
     """The complete lines of a file. The run may be writing it: a last line without an end is left out."""
     if not file.is_file():
         raise NotRecorded(f"no {file.name}")
-    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    text = file.read_text(errors="replace")
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _numbers(rows: list[list[str]], file: Path) -> Numbers:
@@ -144,9 +146,10 @@ def _numbers(rows: list[list[str]], file: Path) -> Numbers:
         raise _unreadable(file, str(error)) from error
 
 
-def _columns(file: Path) -> dict[str, Numbers]:
-    lines = list(csv.reader(_whole_lines(file)))
-    return dict(zip(lines[0] if lines else [], _numbers(lines[1:], file), strict=True))
+def _columns(file: Path, leave_out: str = "") -> dict[str, Numbers]:
+    rows = csv.DictReader(_whole_lines(file))
+    names = [name for name in rows.fieldnames or [] if name != leave_out]
+    return dict(zip(names, _numbers([[row[name] for name in names] for row in rows], file), strict=True))
 
 
 def _curve(frames: Numbers, values: Numbers, spread: Numbers | None = None) -> Curve:

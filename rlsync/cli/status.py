@@ -6,6 +6,7 @@ Loads torch for the board's memory file, and nothing of TorchRL: it answers whil
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsync.cli.main import parser_of
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
 from rlsync.core.whole_file import record_in, write_whole
 from rlsync.recipes.run_files import (
     BOARD,
@@ -113,8 +114,14 @@ def main(arguments: list[str]) -> int:
         return 0
     if given.run is None:
         parser.error("the following arguments are required: run")
-    found = status_of(given.run)
-    print(json.dumps(found.to_dict(), indent=2) if given.json else found.told)
+    try:
+        found = status_of(given.run)
+    except RlsyncError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        what = f"cannot read what the run wrote of itself: {first_line(error)}"
+        raise ConfigError(what, str(given.run), "use the rlsync that wrote it") from error
+    print(json.dumps(found.to_dict(), indent=2) if given.json else printable(found.told))
     return 0 if found.healthy else 1
 
 
@@ -159,7 +166,10 @@ def handle_in(run: Path) -> BoardHandle | None:
         found = json.loads((run / BOARD).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return BoardHandle(FileAddress(**found["address"]), found["board_id"])
+    address = FileAddress(**found["address"])
+    if not re.fullmatch(r"/proc/\d+/fd/\d+", address.path):  # no other file is opened for a foreign folder
+        raise ConfigError(f"{address.path} is not where a board lies", str(run / BOARD), "remove the file")
+    return BoardHandle(address, found["board_id"])
 
 
 def _lives(pid: int) -> bool:
@@ -189,13 +199,9 @@ def begin(run: Path) -> None:
     """Take away what an earlier run in this folder has left: a new one begins."""
     for name in (ENDED, BOARD, STATISTICS):
         (run / name).unlink(missing_ok=True)
-    # What TorchRL was writing when its process was killed. It never becomes a checkpoint.
+    # What a killed process was writing. A checkpoint that it was replacing stays until there is a newer one.
     for half in run.glob(f".{CHECKPOINT}.stage-*"):
         shutil.rmtree(half, ignore_errors=True)
-    # A checkpoint that was replaced, by a process that was killed before it had removed it.
-    if (run / CHECKPOINT / "manifest.json").is_file():
-        for replaced in run.glob(f".{CHECKPOINT}.backup-*"):
-            shutil.rmtree(replaced, ignore_errors=True)
 
 
 def ended(run: Path) -> Ended | None:

@@ -36,6 +36,7 @@ class SyncWeightsConfig(SyncConfig):
     """
 
     receipts_file: str | None = None
+    versions_file: str | None = None
     finite: bool = False
     background: bool = False
     max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES
@@ -57,6 +58,7 @@ class BoardSchemeConfig:
 
     adopt: str = CollectorConfig.adopt
     adopt_at: str = "rollout"
+    prove: bool = True
     start_timeout_s: float | None = 300.0
     _target_: str = "rlsync.BoardScheme"
 
@@ -66,6 +68,7 @@ def make_sync_weights(
     when: WhenConfig,
     history: int,
     receipts_file: str | None,
+    versions_file: str | None,
     finite: bool,
     background: bool,
     max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
@@ -78,6 +81,7 @@ def make_sync_weights(
         trigger(when),
         history=history,
         receipts_file=receipts_file,
+        versions_file=versions_file,
         finite=finite,
         background=background,
         max_unchanged_publishes=max_unchanged_publishes,

@@ -24,6 +24,7 @@ from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
 from rlsync import LogReceipts, Stop, SyncWeights
+from rlsync.cli import trust
 from rlsync.cli.compose import command_line, own_hydra
 from rlsync.cli.compose.command_line import CommandLine
 from rlsync.cli.ending import Ending, Interrupts
@@ -49,6 +50,9 @@ def main(arguments: list[str]) -> int:
     if line.flags.help:
         print(help_text())
     elif line.is_for_hydra:
+        if line.flags.experimental_rerun:  # the pickle that Hydra may leave in .hydra
+            pickled = Path(line.flags.experimental_rerun)
+            trust.check_file(pickled, pickled.absolute().parent.parent, line.trusted)
         words = line.flags.overrides if line.errors else line.overrides  # these know where recipes lie
         own_hydra.hand_over(line.flag_words, words, lambda _: run_job(line, []))
     else:
@@ -73,7 +77,8 @@ examples:
   rlsync train --cfg job               prints every key and its value
   rlsync train recipe=dqn --cfg job    the same, of another recipe
   rlsync train -m seed=0,1,2           runs a sweep
-  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint
+  rlsync train resume=runs/DATE/TIME   continues from a run's checkpoint, which is checked first
+  rlsync train --trust resume=RUN      the same, if it cannot be checked, or is somebody else's and names code
   rlsync train --hydra-help            prints Hydra's own options
   rlsync check ...                     lists all that is wrong with the same words, runs nothing
 
@@ -106,6 +111,7 @@ def train_job(job: Job) -> int:
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
     config, goes_on = OmegaConf.structured(job.config), job.continues_in(run_dir)
+    trust.claim(run_dir, job.trusted)
     if not goes_on:
         OmegaConf.save(config, run_dir / RESOLVED)
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)

@@ -60,7 +60,7 @@ class RlsyncError(Exception):
             lines.append(f"  where  {self.where}")
         if self.cure:
             lines.append(f"  cure   {self.cure}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class SyncMapError(RlsyncError):
@@ -154,6 +154,16 @@ def warn(warning: RlsyncWarning) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "rlsync":
         frame, depth = frame.f_back, depth + 1
     warnings.warn(warning, stacklevel=depth)
+
+
+def printable(text: str) -> str:
+    """Text whose other control characters than line breaks and tabs are spelled out: a terminal obeys them.
+
+    Example:
+        >>> print(printable("\\x1b[31mred"))
+        \\x1b[31mred
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def first_line(error: BaseException) -> str:

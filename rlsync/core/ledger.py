@@ -6,16 +6,22 @@ that a relay cannot renumber, a resumed learner cannot repeat, and "how old is v
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlsync.core.errors import PublishError
+from rlsync.core.whole_file import record_in, write_whole
 
 #: Versions that a ledger remembers. Older ones have an unknown age.
 HISTORY = 4096
+#: Numbers that are reserved with one write of a file.
+BLOCK = 1000
 
 
 class Stamp(NamedTuple):
@@ -47,12 +53,60 @@ class Publication:
     time_s: float | None  #: when, in seconds since the epoch; ``None`` for versions of an earlier life
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What the file of reserved numbers holds: the run's name, and a number above which none was used."""
+
+    run_id: str
+    up_to: int
+
+
+class ReservedNumbers:
+    """Numbers that a file reserves, a block at a time, before the first of the block is used.
+
+    So no later life of the run uses one again, however this one ends. The first life makes the file.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._first = self._last = self._used = 0
+        held = self._read()
+        self.run_id = held.run_id or uuid.uuid4().hex[:12]
+        if not held.run_id:
+            self._write(Reserved(self.run_id, held.up_to))
+
+    def at_least(self, number: int) -> int:
+        """The lowest reserved number that is not below ``number``; writes the file if a block is used up."""
+        if number > self._last:
+            self._first = max(number, self._read().up_to + 1)
+            self._last = self._first + BLOCK - 1
+            self._write(Reserved(self.run_id, self._last))
+        self._used = max(number, self._first)
+        return self._used
+
+    def give_back(self) -> None:
+        """Let the next life begin right after what was used, if nobody has reserved numbers since."""
+        if self._used < self._last == self._read().up_to:
+            self._last = self._used
+            self._write(Reserved(self.run_id, self._last))
+
+    def _read(self) -> Reserved:
+        cure = 'write {"run_id": "any", "up_to": N} there, N being the highest version of the run'
+        return record_in(self._file, Reserved, "the reserved version numbers", cure) or Reserved("", 0)
+
+    def _write(self, reserved: Reserved) -> None:
+        text = json.dumps(asdict(reserved)) + "\n"
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._file, lambda beside: beside.write_text(text), durable=True)
+
+
 class Ledger:
     """Gives out version numbers and remembers when each was published.
 
     Laws: a number is one more than the one before, is never given out twice in one generation, and is used
     up only by :meth:`record`, that is by a publish that succeeded. A resumed learner is the next generation
-    and goes on from the number in its checkpoint.
+    and goes on from the number in its checkpoint. With :meth:`reserve_in`, it goes on after every number that
+    a life before it may have used, also after its checkpoint.
 
     Args:
         history: how many versions are remembered. The age of an older one is unknown.
@@ -71,6 +125,8 @@ class Ledger:
         self._newest = Stamp(generation, 0)
         self._known: OrderedDict[int, Publication] = OrderedDict()
         self._optim_steps: Callable[[], int] | None = None
+        self._numbers: ReservedNumbers | None = None
+        self._lost: list[tuple[int, int]] = []  # after the first of two numbers, until the second one
 
     @property
     def version(self) -> int:
@@ -85,7 +141,28 @@ class Ledger:
     @property
     def next(self) -> Stamp:
         """The stamp for the coming publish; the same one until it is recorded."""
-        return self._newest._replace(version=self._newest.version + 1)
+        version = self._newest.version + 1
+        if self._numbers is not None:
+            version = self._numbers.at_least(version)
+        return self._newest._replace(version=version)
+
+    @property
+    def run_id(self) -> str:
+        """Which run the numbers belong to, its resumed lives included; empty if they are not reserved."""
+        return "" if self._numbers is None else self._numbers.run_id
+
+    def reserve_in(self, file: str | Path) -> None:
+        """Reserve numbers in this file before they are used. The lives of one run have one file.
+
+        The file is written once for each :data:`BLOCK` numbers. A second call changes nothing.
+        """
+        if self._numbers is None:
+            self._numbers = ReservedNumbers(Path(file))
+
+    def give_back(self) -> None:
+        """The learner ends by itself: give back the reserved numbers that were not used."""
+        if self._numbers is not None:
+            self._numbers.give_back()
 
     def count_with(self, optim_steps: Callable[[], int]) -> None:
         """Ask ``optim_steps()`` at every publish how many optimizer steps were done.
@@ -107,6 +184,8 @@ class Ledger:
                 "publish with the stamp that Ledger.next gives",
             )
         steps = None if self._optim_steps is None else self._optim_steps()
+        if stamp.version > self.version + 1:
+            self._lost.append((self.version, stamp.version - 1))
         self._newest = stamp
         self._remember(Publication(stamp, steps, time.time()))
 
@@ -118,6 +197,11 @@ class Ledger:
         """Optimizer steps from a version's publish to ``now``; ``None`` when the ledger does not know."""
         known = self._known.get(version)
         return None if known is None or known.optim_steps is None else now - known.optim_steps
+
+    def ages(self, versions: Iterable[int]) -> list[int]:
+        """How many versions each of these is old. Numbers that a killed life has lost do not count."""
+        lost = [(first, last - first) for first, last in self._lost]
+        return [self.version - v - sum(count for first, count in lost if v <= first) for v in versions]
 
     def advance_to(self, version: int) -> None:
         """Never give out ``version`` or a lower number again."""
@@ -137,14 +221,20 @@ class Ledger:
         self._newest = Stamp(max(self.generation, stamp.generation + 1), max(self.version, stamp.version))
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the newest stamp, and ``(version, optimizer steps)`` of what is remembered."""
+        """For a checkpoint: the newest stamp, ``(version, optimizer steps)`` of what is remembered, and which
+        numbers were lost."""
         steps = [(v, known.optim_steps) for v, known in self._known.items() if known.optim_steps is not None]
-        return {"version": self.version, "generation": self.generation, "published": steps}
+        newest = {"version": self.version, "generation": self.generation}
+        return newest | {"published": steps, "lost": list(self._lost)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Begin the life after the one that wrote ``state_dict``. No ``"generation"`` means 1."""
         generation = max(self.generation, int(state_dict.get("generation", 1)) + 1)
-        self._newest = Stamp(generation, max(self.version, int(state_dict["version"])))
+        version = int(state_dict["version"])
+        self._lost = [(int(first), int(last)) for first, last in state_dict.get("lost", ())]
+        if self.version > version:
+            self._lost.append((version, self.version))
+        self._newest = Stamp(generation, max(self.version, version))
         published: Iterable[tuple[int, int]] = state_dict["published"]
         self._known.clear()
         for version, steps in published:

@@ -340,6 +340,8 @@ class Receipt:
         repaired: leaves that no longer shared memory with their destination; they are copied from now on.
         batches, frames, optim_steps: the learner's counters at the publish.
         time_s: seconds since the epoch.
+        run_id: which run published it, its resumed lives included: in one run no version comes twice. Empty
+            where version numbers are not reserved.
 
     Example:
         >>> receipt = Receipt(2, "trigger", 4, 0, 0, 680, 0, 0, 5e-5, False, (), 1, 200, 10, 1.7e9)
@@ -362,6 +364,7 @@ class Receipt:
     frames: int
     optim_steps: int
     time_s: float
+    run_id: str = ""
 
     def to_json(self) -> str:
         """One line of JSON."""

@@ -43,7 +43,12 @@ class Trigger:
     __slots__ = ()
 
     def due(self, last: Counters, now: Counters) -> bool:
-        """Whether a publish is due, by the counters at the last publish and those of now."""
+        """Whether a publish is due.
+
+        Args:
+            last: the learner's counters at the last publish.
+            now: the learner's counters now.
+        """
         raise NotImplementedError
 
     def units(self) -> frozenset[str]:

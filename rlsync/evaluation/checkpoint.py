@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Components of a recipe's checkpoint: the policy's weights, and what SyncWeights counts.
 _POLICY, _SYNC = "policy", "trainer_module.sync_weights"
+#: Those that :func:`load` reads.
+COMPONENTS = (_POLICY, _SYNC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Trained:
 
 
 def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
-    """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only the policy and
-    the counters are read.
+    """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only
+    :data:`COMPONENTS` are read; the caller has made sure that they are whole.
     """
     counters = _Counters()
     wanted = {_POLICY: acting.weights, _SYNC: counters}
@@ -91,8 +93,13 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
             str(file),
             "it is of a run with other networks",
         ) from error
-    lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
-    return Trained(best.version, 0, next((r["frames"] for r in lines if r["version"] == best.version), 0))
+    try:
+        lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
+        frames = (int(r["frames"]) for r in lines if r["version"] == best.version)
+        return Trained(int(best.version), 0, next(frames, 0))
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"cannot read what the run published: {first_line(error)}"
+        raise ConfigError(what, str(receipts), "remove or repair the file") from error
 
 
 class _Counters:

@@ -43,6 +43,7 @@ class Evaluated(Score):
 
     version: int
     seconds: float
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class EvaluationJob:
     best: Path | None = None  # where the version of the highest rank is kept; of equal ones the oldest
     kept: str = f"{POLICY}."  # the leaves that are kept begin with this, destination first; it is taken off
     filming: Filming | None = None
+    run_id: str = ""  # of the version numbers, see rlsync.core.ledger.Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Best:
     return_mean: float
     rank: float
     weights: dict[str, Tensor]
+    run_id: str = ""
 
     def write(self, file: Path) -> None:
         """Replace the file; nobody reads a half one."""
@@ -126,7 +129,8 @@ def run_evaluator(job: EvaluationJob) -> None:
             if adopter.learner_gone:
                 return
         seconds = round(time.monotonic() - started, 3)
-        result = Evaluated(**asdict(Score.of(played)), version=evaluated, seconds=seconds)
+        score = asdict(Score.of(played))
+        result = Evaluated(**score, version=evaluated, seconds=seconds, run_id=job.run_id)
         best = job.best is not None and result.rank > highest
         if best:  # kept before the learner sees the result, which may end the run
             highest = result.rank
@@ -144,7 +148,7 @@ def _keep(job: EvaluationJob, result: Evaluated) -> None:
         if (name := f"{destination}.{leaf}").startswith(job.kept)
     }
     assert job.best is not None
-    Best(result.version, result.return_mean, result.rank, weights).write(job.best)
+    Best(result.version, result.return_mean, result.rank, weights, job.run_id).write(job.best)
 
 
 def _write(file: Path, evaluated: Evaluated) -> None:
@@ -160,12 +164,13 @@ def read_evaluations(file: Path) -> list[Evaluated]:
     if not file.exists():
         return []
     with file.open(newline="") as opened:
-        return [Evaluated(**_numbers(row)) for row in csv.DictReader(opened)]
+        return [Evaluated(**_values(row)) for row in csv.DictReader(opened)]
 
 
-def _numbers(row: dict[str, str]) -> dict[str, Any]:
-    counted = ("episodes", "version")
-    return {name: int(text) if name in counted else float(text) for name, text in row.items()}
+def _values(row: dict[str, str]) -> dict[str, Any]:
+    kinds = {"episodes": int, "version": int, "run_id": str}
+    # A value without a name is a newer column, below the header of a file that is older.
+    return {name: kinds.get(name, float)(text) for name, text in row.items() if name is not None}
 
 
 class EvaluationFilms:

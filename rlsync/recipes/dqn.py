@@ -68,6 +68,9 @@ class DQNConfig(OffPolicyConfig):
     #: Lets workers explore at rates of their own: worker i of N at epsilon ** (1 + ladder_alpha * i / (N -
     #: 1)). Ape-X has 7. 0: all alike.
     ladder_alpha: float = not_below_zero(0.0)
+    #: With a ladder: epsilon at the end, in place of epsilon_end, whose powers are next to nothing. Ape-X has
+    #: 0.4.
+    ladder_base: float = kept(fraction(0.4), EXPLORATION)
 
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
@@ -76,6 +79,12 @@ class DQNConfig(OffPolicyConfig):
                 "one worker makes no ladder of exploration rates",
                 "recipe.ladder_alpha",
                 "give 2 or more workers (on a cluster, on each node), or recipe.ladder_alpha=0",
+            )
+        if self.ladder_alpha and not 0 < self.ladder_base <= self.epsilon_start:
+            yield ConfigError(
+                f"a ladder of exploration rates cannot end at powers of {self.ladder_base:g}",
+                "recipe.ladder_base",
+                f"give more than 0, and at most recipe.epsilon_start = {self.epsilon_start:g}; Ape-X has 0.4",
             )
 
 
@@ -95,7 +104,7 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
             run,
             collector,
             loss,
-            HardUpdate(loss, value_network_update_interval=recipe.target_update_steps),
+            CopyEvery(loss, value_network_update_interval=recipe.target_update_steps),
             optim.Adam(loss.parameters(), lr=recipe.lr),
             n_step=recipe.n_step,
         )
@@ -113,10 +122,25 @@ def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, E
     greedy = (GreedyOnLadder if recipe.ladder_alpha else EGreedyModule)(
         spec=spaces.action_spec,
         eps_init=recipe.epsilon_start,
-        eps_end=recipe.epsilon_end,
+        eps_end=recipe.ladder_base if recipe.ladder_alpha else recipe.epsilon_end,
         annealing_num_steps=recipe.epsilon_frames,
     )
     return actor, greedy
+
+
+class CopyEvery(HardUpdate):
+    """Copies at every ``value_network_update_interval``-th step.
+
+    TorchRL 0.14.1 copies at every interval + 1 steps, because it compares before it counts, and never again
+    if a resumed run's interval is smaller than its count. Until HardUpdate counts first.
+    """
+
+    counter: int
+
+    def step(self) -> None:
+        if self.counter >= self.value_network_update_interval - 1:
+            self.counter = self.value_network_update_interval
+        super().step()
 
 
 class GreedyOnLadder(EGreedyModule):

@@ -21,6 +21,7 @@ from rlsync.recipes.run_files import BEST, BEST_VIDEO, EVALUATIONS, VIDEOS
 from rlsync.recipes.settings import Config
 from rlsync.recipes.timeline import versions_between_evaluations
 from rlsync.recipes.trainer import policy_player, register_hooks
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.workers.player import Player
 
 
@@ -73,6 +74,7 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
         best=folder / BEST,
         kept=f"{POLICY}.{learned}",
         filming=None if films is None else Filming(folder / VIDEOS, films, folder / BEST_VIDEO),
+        run_id=endpoint_of(collector).publisher.ledger.run_id,
     )
     return Evaluator(job)
 

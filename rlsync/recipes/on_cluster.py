@@ -22,7 +22,7 @@ from rlsync.core.whole_file import write_whole
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import CLUSTER, CREW
+from rlsync.recipes.run_files import CLUSTER, CREW, VERSIONS
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
@@ -131,6 +131,7 @@ class Cluster:
                 "crew": crew_of(run),
                 "session": session,
                 "policy_device": devices,
+                "versions_file": run.file(VERSIONS),
             }
         except BaseException:
             session.close()

@@ -18,6 +18,7 @@ from rlsync import BoardScheme, Forkserver, WatchWorkers
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
+from rlsync.recipes.run_files import VERSIONS
 from rlsync.recipes.settings import IN_PROCESS
 from rlsync.recipes.spaces import make_env, making, naming_env
 from rlsync.torchrl_plugin.compat.collectors import SeededCollector
@@ -70,6 +71,8 @@ class Here:
                 return SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
         adopt: Any = settings.adopt
         board = BoardScheme(adopt, start_timeout_s=settings.start_timeout_s)
+        if (versions_file := run.file(VERSIONS)) is not None:
+            board.board.ledger.reserve_in(versions_file)  # the first one is published when workers start
         with naming_env(env), Forkserver(preload=[__name__]):
             collector: BaseCollector = _COLLECTORS[settings.kind](
                 makers,
@@ -96,6 +99,7 @@ class Here:
                 policy_device=self._run.worker_devices,
                 when_full=when_full,
                 start_timeout_s=self._settings.start_timeout_s,
+                versions_file=self._run.file(VERSIONS),
                 **shared,
             )
 

@@ -14,6 +14,8 @@ from rlsync.core.whole_file import record_in, write_whole
 RESOLVED = "config.yaml"
 #: One line of JSON for each publish.
 RECEIPTS = "receipts.jsonl"
+#: The run's id, and the version numbers that no later life of the run gives out again.
+VERSIONS = "versions.json"
 #: How many consumed steps were how many versions old.
 STALENESS = "staleness_versions.csv"
 #: What the run does, in numbers; see RunStatistics.
@@ -32,6 +34,8 @@ VIDEOS = "videos"
 BEST_VIDEO = "best.gif"
 #: The trainer's state, a folder.
 CHECKPOINT = "checkpoint"
+#: Size and digest of each file of a checkpoint, inside it.
+DIGESTS = "digests.json"
 #: What the logger writes, a folder: CSV files under SCALARS, or TensorBoard's event files.
 METRICS = "metrics"
 #: The folder that TorchRL's CSVLogger makes inside METRICS.
@@ -44,6 +48,8 @@ CLUSTER = "cluster.json"
 CREW = "crew.json"
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
+#: A random number, by which rlsync knows the folder of a run that this user started.
+RUN_ID = "run_id"
 #: The picture that ``rlsync plot`` draws.
 PLOT = "plot.png"
 
@@ -96,6 +102,11 @@ class RunStatistics:
         "rollouts dropped in this life: the ring was full, or they were too old; null if there is no ring",
         default=None,  # of runs before it was counted
     )
+    outputs_held_version: int | None = _said(
+        "newest version for which the outputs of all workers' policies were compared with the learner's, and "
+        "held; null if none was yet, or nothing is compared",
+        default=None,  # of runs before it was compared
+    )
 
     def write(self, run: Path) -> None:
         """Leave this in a run's folder. Nobody reads a half one."""
@@ -109,6 +120,8 @@ class RunStatistics:
             waited += f", workers together {self.workers_wait_s:.1f} s"
         if self.dropped_rollouts:
             waited += f", rollouts dropped {self.dropped_rollouts:,}"
+        if self.outputs_held_version is not None:
+            waited += f"; outputs of the workers held at version {self.outputs_held_version}"
         held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
         adopted = f"{_shown(self.adoption_ms_p50)}, {_shown(self.adoption_ms_p95)}"
         arrive = f"{_shown(self.to_frames_ms_p50, '.0f')}, {_shown(self.to_frames_ms_p95, '.0f')}"

@@ -66,6 +66,9 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
         twin_critics(recipe, spaces, device),
         alpha_init=recipe.alpha_init,
         action_spec=spaces.action_spec,
+        # The paper's target, minus one nat for each number of an action, is for actions from -1 to 1. The
+        # actor's log probabilities are those of the environment's actions, so the target is too.
+        target_entropy=float(spaces.half_ranges().log().expand(spaces.actions).sum()) - spaces.actions,
         **TWO_CRITICS,
     )
     loss.make_value_estimator(gamma=recipe.gamma)

@@ -73,10 +73,14 @@ class Spaces:
         space = self.action_spec.space
         return space.low.to(torch.float32), space.high.to(torch.float32)
 
-    def half_range(self) -> float:
-        """Half of the widest range of a number in an action: the unit in which noise is given."""
+    def half_ranges(self) -> torch.Tensor:
+        """Half of the range of each number in an action, float32: papers have 1.
+
+        ``[actions]``, or ``[]`` where all are equal: checkpoints of most environments have one number.
+        """
         low, high = self.bounds()
-        return float(torch.max(high - low)) / 2
+        halves = (high - low) / 2
+        return halves[0] if bool((halves == halves[0]).all()) else halves
 
 
 @dataclass(frozen=True, slots=True)

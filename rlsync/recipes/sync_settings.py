@@ -21,13 +21,15 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")
 class RouteConfig:
     """One entry of the sync map. With a ``dtype`` weights travel in it, and workers compute in it.
 
-    Leaves whose name matches a pattern of ``exclude`` are not sent; see :class:`rlsync.Source`.
+    Leaves whose name matches a pattern of ``exclude`` are not sent, those that match one of ``idle`` need not
+    act; see :class:`rlsync.Source`.
     """
 
     destination: str = ""
     source: str = ""
     dtype: str | None = None
     exclude: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -65,6 +67,9 @@ class SyncConfig:
     when: WhenConfig = field(default_factory=WhenConfig)
     #: Number of receipts kept in memory; receipts.jsonl keeps all.
     history: int = above_zero(1000)
+    #: Every so many seconds, compare the weights that act in the workers, and what their policies compute,
+    #: with what the learner published; a difference ends the run. null: never compare.
+    verify_every_s: float | None = 60.0
 
 
 def trigger(when: WhenConfig) -> Trigger:
@@ -76,6 +81,11 @@ def trigger(when: WhenConfig) -> Trigger:
     """
     refuse(trigger_errors(when))
     return reduce(or_, (make() for make in _makers(when)))
+
+
+def verify_trigger(sync: SyncConfig) -> Trigger | None:
+    """When a run compares what acts with what was published; None if it never does."""
+    return None if sync.verify_every_s is None else Every(sync.verify_every_s, "seconds")
 
 
 def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
@@ -102,8 +112,8 @@ def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
     """The map ``{destination: source}`` that a config lists, or the first of :func:`map_errors`."""
     refuse(map_errors(sync))
     return {
-        route.destination: Source(route.source, dtype=route.dtype, exclude=tuple(route.exclude))
-        if route.dtype or route.exclude
+        route.destination: Source(route.source, route.dtype, tuple(route.exclude), tuple(route.idle))
+        if route.dtype or route.exclude or route.idle
         else route.source
         for route in sync.map
     }

@@ -31,17 +31,17 @@ from rlsync.workers.devices import CPU
 class TD3Config(ActorCriticConfig):
     """Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018, arXiv 1802.09477).
 
-    Noise is given in halves of the range of the actions.
+    Noise is given in halves of the range of each number of an action.
     """
 
     name: str = "td3"
-    #: Standard deviation of the noise that workers add to actions, in halves of the actions' range.
+    #: Standard deviation of the noise that workers add to actions, in halves of the range of each number.
     exploration_noise: float = not_below_zero(0.1)
-    #: Standard deviation of the noise on the target's actions, in halves of the actions' range.
+    #: Standard deviation of the noise on the target's actions, in halves of the range of each number.
     target_noise: float = not_below_zero(0.2)
-    #: Largest such noise, in halves of the actions' range.
+    #: Largest such noise, in halves of the range of each number.
     target_noise_clip: float = not_below_zero(0.5)
-    #: The actor is updated at every so many updates of the critics.
+    #: The actor is updated, and all target networks move, at every so many updates of the critics.
     actor_every: int = above_zero(2)
 
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
@@ -60,17 +60,15 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
     loss = make_loss(recipe, run.spaces, run.device)
     acting = TensorDictSequential(loss.actor_network, make_noise(recipe, run.spaces).to(run.device))
     with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
-        trainer = make_trainer(
-            run,
-            collector,
-            loss,
-            SoftUpdate(loss, tau=recipe.tau),
-            stepper=TD3OptimizationStepper(
-                _adam(loss.actor_network_params, recipe.lr),
-                _adam(loss.qvalue_network_params, recipe.lr),
-                policy_update_delay=recipe.actor_every,
-            ),
+        stepper = TD3OptimizationStepper(
+            _adam(loss.actor_network_params, recipe.lr),
+            _adam(loss.qvalue_network_params, recipe.lr),
+            policy_update_delay=recipe.actor_every,
         )
+        target = SoftUpdate(loss, tau=recipe.tau)
+        # The actor's step is the last one of an update; all targets move with it, and not between.
+        stepper.optimizer_actor.register_step_post_hook(lambda *_: target.step())
+        trainer = make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
         parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
     return trainer
 
@@ -87,7 +85,7 @@ def make_noise(recipe: TD3Config, spaces: parts.Spaces) -> AdditiveGaussianModul
         spec=spaces.action_spec,
         sigma_init=recipe.exploration_noise,
         sigma_end=recipe.exploration_noise,
-        std=spaces.half_range(),
+        std=spaces.half_ranges().tolist(),
     )
 
 
@@ -98,12 +96,13 @@ def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CP
         TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
+    half_ranges = spaces.half_ranges().to(device)
     loss = TD3Loss(
         actor.to(device),
         twin_critics(recipe, spaces, device),
         action_spec=spaces.action_spec,
-        policy_noise=recipe.target_noise * spaces.half_range(),
-        noise_clip=recipe.target_noise_clip * spaces.half_range(),
+        policy_noise=recipe.target_noise * half_ranges,
+        noise_clip=recipe.target_noise_clip * half_ranges,
         **TWO_CRITICS,
     )
     loss.make_value_estimator(gamma=recipe.gamma)

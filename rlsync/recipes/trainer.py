@@ -14,9 +14,10 @@ from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
-from rlsync import DreamerPlayer, LogReceipts, SyncWeights
+from rlsync import DreamerPlayer, LogReceipts, SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.evaluation.checkpoint import CheckpointPlayer
+from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.hooks import (
     EpisodeReturns,
     StalenessHistogram,
@@ -25,9 +26,9 @@ from rlsync.recipes.hooks import (
 )
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS
+from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS, VERSIONS
 from rlsync.recipes.settings import IN_PROCESS, Config
-from rlsync.recipes.sync_settings import sync_map, trigger
+from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
 
@@ -58,7 +59,7 @@ def trainer_settings(run: Run[Any]) -> dict[str, Any]:
         "log_interval": config.logger.every_frames - 1,  # TorchRL logs when MORE frames have passed
         "save_trainer_interval": config.checkpoint_every_frames,
         "save_trainer_file": run.file(CHECKPOINT),
-        "checkpoint": Checkpoint(rng=RandomState()),
+        "checkpoint": WholeCheckpoint(rng=RandomState()),
     }
 
 
@@ -89,14 +90,20 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         trigger(settings.when),
         history=settings.history,
         receipts_file=run.file(RECEIPTS),
+        versions_file=run.file(VERSIONS),
     )
     sync.register(trainer)
+    verifies = verify_trigger(settings)
+    verify = None if verifies is None else VerifySync(sync, verifies, behaviour=verifies, timeout_s=600.0)
+    if verify is not None:
+        verify.register(trainer)
     staleness = StalenessHistogram(sync, run.file(STALENESS))
     staleness.register(trainer)
     StatisticsHook(
         sync,
         staleness,
         run.folder,
+        verify=verify,
         num_workers=1 if kind == IN_PROCESS else collector.num_workers,
         turns=kind in ("sync", IN_PROCESS),
         counters=collector.counters if isinstance(collector, RolloutCollector) else None,
@@ -209,10 +216,9 @@ def _wandb_id(resume: str | None) -> str | None:
     """The id of the Weights & Biases run that wrote the checkpoint to resume from, if one did."""
     if resume is None:
         return None
-    places = (Path(resume), Path(resume) / CHECKPOINT)
-    found = next((at for at in places if Checkpoint.is_checkpoint(at)), None)
-    if found is None or "logger" not in Checkpoint.manifest(found)["components"]:
+    found = taken(Path(resume), trusted=True, components=["logger"])  # the whole was checked before
+    if found is None or "logger" not in Checkpoint.manifest(found.checkpoint)["components"]:
         return None
     saved = _Saved()
-    Checkpoint(logger=saved).load(found, components=["logger"])
+    Checkpoint(logger=saved).load(found.checkpoint, components=["logger"])
     return saved.state.get("local", {}).get("id")

@@ -36,6 +36,8 @@ Call = Callable[[bool], Sequence[Tensor]]
 
 #: With more leaves than this, gradients of one call speak for most of them.
 _MANY = 24
+#: Calls after which leaves are not examined any more, where gradients do not speak for them.
+_AT_MOST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def idle_leaves(module: nn.Module, where: str, call: Call, *, alias: bool) -> tu
                     probe.begin(plain=plain, positive=positive)
                     if not probe.repeats():
                         return (), "two calls with the same weights and the same input give different outputs"
-                    left = [i for i in probe.not_in_gradient(left) if not probe.moves(i)]
+                    left = probe.still(probe.not_in_gradient(left))
     return tuple(specs[i].name for i in left), ""
 
 
@@ -199,6 +201,7 @@ class _Probe:
         self._specs, self._call = specs, call
         self._adopt = target.alias if alias else target.copy
         self._target = target
+        self._calls = 0
         self._number = {spec.name: i for i, spec in enumerate(specs)}
 
     def begin(self, *, plain: bool, positive: bool) -> None:
@@ -213,13 +216,27 @@ class _Probe:
     def repeats(self) -> bool:
         return self._digest() == self._outputs
 
-    def moves(self, leaf: int) -> bool:
-        """Whether the outputs are others with other values of this leaf alone."""
+    def still(self, leaves: Sequence[int]) -> list[int]:
+        """Those of the leaves with whose other values alone the outputs are what they were.
+
+        After so many calls the rest is believed to act: workers must begin.
+        """
+        if self._calls > _AT_MOST:
+            return []
+        if len(leaves) <= _MANY:
+            return [leaf for leaf in leaves if not self._moves({leaf})]
+        if not self._moves(set(leaves)):
+            return list(leaves)
+        middle = len(leaves) // 2
+        return self.still(leaves[:middle]) + self.still(leaves[middle:])
+
+    def _moves(self, leaves: set[int]) -> bool:
+        """Whether the outputs are others with other values of these leaves alone."""
         # Larger ones: a policy may report the largest of its weights, or round its outputs.
-        other = 8 * _values(self._specs[leaf], len(self._specs) + leaf, positive=False)
-        self._adopt(
-            [other if owner == leaf else now for owner, now in zip(self._owners, self._image, strict=True)]
-        )
+        count = len(self._specs)
+        others = {i: 8 * _values(self._specs[i], count + i, positive=False) for i in leaves}
+        image = zip(self._owners, self._image, strict=True)
+        self._adopt([others.get(owner, now) for owner, now in image])
         moved = self._digest() != self._outputs
         self._adopt(self._image)
         return moved
@@ -248,6 +265,7 @@ class _Probe:
         return [i for i, grad in zip(leaves, grads, strict=True) if grad is None or not bool(grad.any())]
 
     def _digest(self) -> int:
+        self._calls += 1
         return digest(self._call(self._plain))
 
 

@@ -86,6 +86,7 @@ class RayBoardScheme(WorkerScheme):
         adopt: ``"alias"`` points the actor's parameters at its board (no copy); ``"copy"`` copies out.
         adopt_at: ``"rollout"`` adopts between two rollouts, ``"policy_call"`` before each call of the policy,
             too.
+        prove: see :class:`BoardScheme`.
 
     Raises:
         ConfigError: ``adopt`` or ``adopt_at`` is neither. From the collector's constructor: it is no

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import torch
 
@@ -73,6 +74,7 @@ class UnrollCollector(RolloutCollector):
         start_timeout_s: how long all workers together may take to be ready, seconds.
         silent_timeout_s: how long a worker may take for a rollout, or to begin after a restart, seconds. If
             it takes longer it is killed and started again; if all do, the run ends.
+        versions_file: version numbers are reserved here; see :class:`rlsync.SyncWeights`.
 
     Raises:
         ConfigError: a number is out of range, ``adopt`` is neither of the two, or a device is not there.
@@ -118,6 +120,7 @@ class UnrollCollector(RolloutCollector):
         start_method: str = "forkserver",
         start_timeout_s: float = 300.0,
         silent_timeout_s: float = 300.0,
+        versions_file: str | Path | None = None,
     ) -> None:
         settings = CollectSettings(
             player=player_of(network, store_params=store_params, store_value=store_value),
@@ -148,6 +151,7 @@ class UnrollCollector(RolloutCollector):
             dtype=dtype,
             rollouts_per_batch=rollouts_per_batch,
             total_frames=total_frames,
+            versions_file=versions_file,
         )
         player = settings.player
         self._envs = num_workers * envs_per_worker

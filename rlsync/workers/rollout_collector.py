@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -39,7 +40,8 @@ class RolloutCollector(BaseCollector):
 
     The settings have the learner's player, whose weights are version 1; one without modules publishes
     nothing. ``dtype`` is that of the floating weights of the workers' copies, ``None`` the player's own.
-    ``total_frames=-1`` never ends. A ``ledger`` goes on with the versions of an earlier life of the learner.
+    ``total_frames=-1`` never ends. A ``ledger`` goes on with the versions of an earlier life of the learner;
+    see :meth:`Ledger.reserve_in` for ``versions_file``.
     """
 
     init_random_frames = 0
@@ -53,6 +55,7 @@ class RolloutCollector(BaseCollector):
         rollouts_per_batch: int,
         total_frames: int,
         ledger: Ledger | None = None,
+        versions_file: str | Path | None = None,
     ) -> None:
         super().__init__()
         self.player = player = settings.player
@@ -60,6 +63,8 @@ class RolloutCollector(BaseCollector):
         self.adopt = settings.adopt
         self.transport = transport
         self.publisher = WorkersPublisher(transport, ledger)
+        if versions_file is not None:
+            self.publisher.ledger.reserve_in(versions_file)
         acting = in_dtype(player, dtype)
         for destination in acting.modules:
             self.publisher.serve(self, destination)

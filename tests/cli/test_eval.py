@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
 import shutil
 import statistics
@@ -32,10 +33,11 @@ from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.impala import Categorical
 from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.replay.settings import PaceConfig
-from rlsync.recipes.run_files import CHECKPOINT, RECEIPTS
+from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, RECEIPTS
 from rlsync.recipes.settings import AtariConfig, CollectorConfig, Config, PPOConfig, RouteConfig
 from rlsync.recipes.settings import SyncConfig as Sync
 from rlsync.recipes.settings import WhenConfig as When
+from tests.recipes.test_checkpoints import facts
 from tests.tools.parts.gifs import shown_ms
 
 RECIPES = ("ppo", "dqn", "impala")
@@ -320,6 +322,32 @@ def test_a_checkpoint_that_is_not_the_runs_is_refused(
     assert "does not fit the run's configuration" in refused(capsys, own, "--checkpoint", moved)
 
 
+def test_a_checkpoint_is_only_read_and_one_that_is_damaged_is_refused(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs["dqn"], tmp_path / "run")
+    before = facts(run / CHECKPOINT)
+    said(capsys, run, "--episodes=1", "--no-video")
+    assert facts(run / CHECKPOINT) == before
+    (file,) = run.glob(f"{CHECKPOINT}/components/*-policy/state/tensor_00000000.memmap")
+    os.truncate(file, 8)
+    before = facts(run / CHECKPOINT)
+    assert "the checkpoint is damaged: it has 8 of " in refused(capsys, run)
+    assert main(["eval", str(run)]) == 2
+    assert f"  where  {file}\n" in capsys.readouterr().err
+    assert facts(run / CHECKPOINT) == before
+
+
+def test_a_checkpoint_of_an_older_rlsync_is_played_with_trust_and_called_unchecked(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs["dqn"], tmp_path / "run")
+    (run / CHECKPOINT / DIGESTS).unlink()
+    assert "it has no digests.json" in refused(capsys, run)
+    assert main(["eval", str(run), "--trust", "--episodes=1", "--no-video"]) == 0
+    assert capsys.readouterr().err == f"unchecked: {run / CHECKPOINT} has no digests.json\n"
+
+
 def test_a_checkpoint_that_was_kept_elsewhere_is_evaluated(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -367,6 +395,7 @@ def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
     assert "exit status: 0 all episodes were played" in shown
     for flag in (
         "--checkpoint",
+        "--trust",
         "--episodes",
         "--seed",
         "--deterministic",

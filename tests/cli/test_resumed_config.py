@@ -18,8 +18,10 @@ from rlsync.cli.job import Job, jobs_of
 from rlsync.cli.job import job_of as job_that_runs
 from rlsync.cli.main import main
 from rlsync.cli.resume import load, schedulers
+from rlsync.core.errors import ConfigError
 from rlsync.torchrl_plugin.compat import trainers
 from tests.cli.test_main import finished
+from tests.recipes.test_checkpoints import facts
 
 #: What a user tried first.
 FIRST = ("seed=7", "recipe.lr=1e-4", "logger=none")
@@ -69,7 +71,10 @@ class Received:
 
 @pytest.mark.slow
 def test_a_resumed_run_keeps_what_the_first_one_was_told_and_so_does_the_next(runs: Path) -> None:
+    before = facts(runs / "ppo" / "checkpoint")
     second = finished(runs, "train", "resume=ppo", "recipe.total_frames=768", "run_dir=second")
+    assert facts(runs / "ppo" / "checkpoint") == before, "a checkpoint is only read"
+    assert "resumes ppo/checkpoint\n" in second.output
     assert "resumed from ppo/checkpoint  frames 512" in second.output
     assert "changed recipe.total_frames 512 -> 768" in second.output
     finished(runs, "train", "resume=second", "recipe.total_frames=1024", "seed=8", "run_dir=third")
@@ -252,9 +257,33 @@ def test_a_checkpoint_that_was_taken_elsewhere_is_resumed_with_the_config_of_the
 
 
 @pytest.mark.seconds
+def test_a_damaged_checkpoint_is_refused_and_one_that_cannot_be_checked_needs_trust(
+    runs: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(runs / "ppo", tmp_path / "run")
+    (file,) = run.glob("checkpoint/components/*-rng/state/tensor_00000000.memmap")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    words = (f"resume={run}", "recipe.total_frames=1024")
+    with pytest.raises(ConfigError, match="its bytes are not those that were written") as refused:
+        job_of(*words)
+    assert refused.value.where == str(file)
+    file.write_bytes(whole)
+    assert job_of(*words).told["resumes"] == str(run / "checkpoint")
+    (run / "checkpoint" / "digests.json").unlink()
+    with pytest.raises(ConfigError, match=r"it has no digests\.json"):
+        job_of(*words)
+    trusted = command_line.read([*words, "--trust"])
+    assert "--trust" not in trusted.flag_words, "Hydra does not know it"
+    (job,) = jobs_of(trusted)
+    assert job.told["resumes"] == f"{run / 'checkpoint'}, unchecked: it has no digests.json"
+
+
+@pytest.mark.seconds
 def test_a_checkpoint_that_was_moved_aside_by_a_killed_writer_is_found(runs: Path, tmp_path: Path) -> None:
     run = shutil.copytree(runs / "ppo", tmp_path / "run")
     (run / "checkpoint").rename(run / ".checkpoint.backup-1f")
     job = job_of(f"resume={run}", "recipe.total_frames=1024")
     assert job.checkpoint == run / ".checkpoint.backup-1f"
+    assert "the one before: the run was stopped" in job.told["resumes"]
     assert job.config.recipe.lr == 1e-4

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.collectors import MultiSyncCollector
+from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync import BoardScheme, ConfigError, Every, SyncWeights, UpdateWeights, VerifySync, WeightBoard
 from rlsync.core.ledger import HISTORY
@@ -18,7 +19,7 @@ from tests.tools.parts import (
     make_small_canary,
     make_workers,
 )
-from tests.tools.running import in_three_lines, on_a_board, running
+from tests.tools.running import acted, in_three_lines, on_a_board, running
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
 
@@ -83,6 +84,32 @@ def test_a_resumed_hook_is_the_next_generation_and_publishes_a_greater_stamp() -
         assert receipt.version == state["version"] + 1
         assert board.writer.newest_stamp == (2, receipt.version)
         assert board.handle.generation == 2
+
+
+@pytest.mark.parametrize("by", ["the user", "TorchRL's hook", "the user in the background"])
+def test_what_torchrl_writes_into_an_in_process_collector_is_a_version_of_its_own(by: str) -> None:
+    collector = make_collector(make_small_canary())
+    with running(collector):
+        trainer = make_dqn_trainer(collector)
+        trainer.canary, theirs = make_small_canary(), make_small_canary()
+        sync = SyncWeights({"policy": "canary"}, max_unchanged_publishes=None)
+        sync.register(trainer)
+        hook = StockUpdateWeights(collector, 1, policy_weights_getter=lambda: weights)
+        weights = TensorDict.from_module(theirs)
+        batches, seen = iter(collector), {}
+        for value in (1.0, 2.0, 3.0):
+            trainer.canary.fill(value)
+            sync.publish()
+            for _ in range(2):
+                batch = next(batches)
+                seen.setdefault(int(batch["policy_version"].unique()), set()).update(acted(batch))
+                theirs.fill(100.0 + value)
+                if by == "the user in the background":
+                    collector.is_running = lambda: True
+                hook() if by == "TorchRL's hook" else collector.update_policy_weights_(weights)
+        assert [len(values) for values in seen.values()] == [1] * 6
+        assert [min(values) for values in seen.values()] == [1.0, 101.0, 2.0, 102.0, 3.0, 103.0]
+        assert list(seen) == sorted(seen)
 
 
 def test_none_and_a_tensor_in_one_call_make_one_version() -> None:

@@ -676,6 +676,15 @@ def test_a_staged_local_version_is_not_lost_to_one_that_brings_other_leaves() ->
     assert (live["w0"].unique().tolist(), live["w1"].unique().tolist()) == ([1.0], [2.0])
 
 
+def test_a_local_reader_is_seen_to_live_when_it_begins_a_rollout() -> None:
+    local = Local(Acts("copy"), plain_layout())
+    local.reader._rollout_at -= 1e6
+    (before,) = local.transport.status()
+    local.reader.adopt()
+    (after,) = local.transport.status()
+    assert before.heartbeat_age_s >= 1e6 > after.heartbeat_age_s
+
+
 def test_a_local_apply_that_fails_leaves_the_version_to_be_published_again() -> None:
     layout = plain_layout()
     acts = Acts("copy")

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.modules import RSSMPosterior, RSSMPrior
+from torchrl.modules import DreamerV3MLP, RSSMPosterior, RSSMPrior, symlog
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Verdict
@@ -300,6 +300,18 @@ def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
     assert all(np.isfinite(scores))
 
 
+def test_the_decoder_of_dreamer_v3_says_the_symlog_of_an_observation() -> None:
+    """So numbers of any size are within reach: its loss is the squared distance from their symlog."""
+    _, _, decoder = v3.make_eyes(DreamerV3Config(cells=16), DISCRETE.probe(EnvConfig("CartPole-v1")), 8)
+    states = 5 * torch.randn(32, 8)
+    with torch.no_grad():
+        *_, last = (layer for layer in decoder.modules() if isinstance(layer, torch.nn.Linear))
+        last.bias.fill_(7.0)
+        said = DreamerV3MLP.forward(decoder, states)
+        torch.testing.assert_close(symlog(decoder(states)), said, rtol=1e-4, atol=1e-4)
+    assert said.abs().max() > 7
+
+
 # ------------------------------------------------------------------ refusals
 
 
@@ -311,6 +323,7 @@ def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
         ("dreamer_v3", ["recipe.open_loop.ahead=100"], "no sequence of 102 frames"),
         ("dreamer_v3", ["recipe.sequence_length=1"], "recipe.sequence_length cannot be 1"),
         ("dreamer_v3", ["recipe.bins=1"], "recipe.bins cannot be 1"),
+        ("dreamer_v3", ["recipe.gamma=1"], "a discount of 1 makes infinite"),
         ("dreamer_v3", ["recipe.buffer_frames=15"], "never holds a batch of 16"),
         ("dreamer_v3", ["recipe.on_adoption=forget"], "recipe.on_adoption cannot be 'forget'"),
         ("dreamer_v3", ["cluster=ray"], "dreamer_v3"),

@@ -51,6 +51,14 @@ def test_the_loss_learns_scaled_rewards_and_leaves_the_rows_as_they_are() -> Non
     assert (rows == kept).all()
 
 
+def test_free_nats_are_free_in_the_mean_of_all_rows_and_not_in_each_row() -> None:
+    model_loss = loss_of(free_nats=3.0).model_loss
+    apart = torch.tensor([[0.0], [20.0]]).sqrt()  # 0 and 10 nats
+    ones = torch.ones(2, 1)
+    assert float(model_loss.kl_loss(0 * apart, ones, apart, ones)) == pytest.approx(5.0)
+    assert float(model_loss.kl_loss(0 * apart, ones, apart / 2, ones)) == pytest.approx(3.0)
+
+
 @pytest.mark.usefixtures("fork_workers")
 def test_a_scale_of_rewards_changes_neither_stored_rewards_nor_logged_returns() -> None:
     config = small(

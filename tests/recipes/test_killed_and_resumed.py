@@ -1,4 +1,4 @@
-"""A training that is killed at a random moment and resumed publishes when it would have published."""
+"""A training that is killed at a random moment and resumed publishes when it would have, by other numbers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from rlsync.evaluation.process import best_in, read_evaluations
+from rlsync.recipes.run_files import BEST, EVALUATIONS
 from tests.cli.test_main import Run, folder
 from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
 
@@ -71,3 +73,31 @@ def test_publishes_come_at_the_batches_of_the_uninterrupted_run(
     assert sooner == [every * (i + 1) for i in range(len(sooner))]
     versions = [r["version"] for r in after]
     assert versions == sorted(set(versions))
+    assert len({receipt["run_id"] for receipt in done + after}) == 2, "each folder has its own"
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_and_resumed_names_no_two_versions_alike(folder: Path) -> None:
+    arguments = ("recipe.num_epochs=1", "collector.frames_per_batch=256", "recipe.total_frames=1000000")
+    evaluates = ("recipe.evaluation.every_frames=256", "recipe.evaluation.episodes=1")
+    begun = Run(folder, "train", *COMMON, *arguments, *evaluates)
+    try:
+        run = kill_after_its_first_checkpoint(begun, folder)
+    finally:
+        begun.kill()
+    enough = len(receipts(run)) + 4
+    resumed = Run(folder, "train", *COMMON, *arguments, *evaluates, f"resume={run}", f"run_dir={run}")
+    try:
+        assert wait_until(lambda: len(receipts(run)) >= enough, 60), resumed.output
+        assert wait_until((run / BEST).exists, 60), resumed.output
+    finally:
+        resumed.kill()
+    published = receipts(run)
+    versions = [receipt["version"] for receipt in published]
+    assert versions == sorted(set(versions))
+    evaluations, best = read_evaluations(run / EVALUATIONS), best_in(run / BEST)
+    evaluated = [result.version for result in evaluations]
+    assert evaluated == sorted(set(evaluated))
+    (run_id,) = {receipt["run_id"] for receipt in published}
+    assert {result.run_id for result in evaluations} == {run_id}
+    assert run_id == best.run_id != ""

@@ -23,7 +23,7 @@ from tests.recipes.test_off_policy import built, small
 from tests.recipes.test_recipes import trained
 
 #: Worker 0 takes random actions only, and worker 1 hardly any: 0.9 ** 100 is 0.00003.
-STEEP = {"epsilon_start": 0.9, "epsilon_end": 0.9, "ladder_alpha": 99.0}
+STEEP = {"epsilon_start": 0.9, "ladder_base": 0.9, "ladder_alpha": 99.0}
 
 
 def test_the_module_explores_at_the_power_that_each_environment_says() -> None:
@@ -65,13 +65,28 @@ def test_each_worker_explores_at_its_own_rate_in_all_of_its_environments(kind: s
 
 @pytest.mark.usefixtures("fork_workers")
 def test_a_resumed_run_goes_on_down_the_ladder(tmp_path: Path) -> None:
-    rates = {"epsilon_frames": 1_000, "ladder_alpha": 7.0}
+    rates = {"epsilon_frames": 1_000, "ladder_alpha": 7.0, "ladder_base": 0.04}
     trained(built(small("dqn", run_dir=tmp_path, **rates)))
     again = built(small("dqn", total_frames=384, **rates))
     again.load_from_file(tmp_path / CHECKPOINT)
     assert float(again.greedy_module.eps) == pytest.approx(1 - 0.96 * 0.256, abs=1e-4)
     trained(again)
     assert float(again.greedy_module.eps) == pytest.approx(1 - 0.96 * 0.384, abs=1e-4)
+
+
+def test_by_default_a_ladder_ends_at_the_rates_of_ape_x() -> None:
+    config = small("dqn", ladder_alpha=7.0, epsilon_frames=10)
+    _, greedy = dqn.make_policy(DQNConfig.of(config), DISCRETE.probe(config.env))
+    greedy.step(10)
+    ends = [float(greedy.eps) ** EpsilonLadder(alpha=7.0).exponent(worker, 4) for worker in range(4)]
+    assert ends == pytest.approx([0.4, 0.04716, 0.00556, 0.00066], rel=1e-2)
+
+
+@pytest.mark.parametrize("rates", [{"ladder_base": 0.0}, {"epsilon_start": 0.2}])
+def test_a_ladder_of_zeros_or_one_that_rises_is_refused(rates: dict[str, float]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(small("dqn", ladder_alpha=7.0, **rates))
+    assert refused.value.where == "recipe.ladder_base"
 
 
 def test_a_single_worker_is_refused_and_no_ladder_adds_nothing_to_an_observation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,9 @@ import torch
 from tensordict import TensorDict
 from torch.testing import assert_close
 from torchrl.checkpoint import Checkpoint
+from torchrl.data import Bounded
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import TanhNormal
 from torchrl.trainers import Trainer
 
 from rlsync.cli.resume import load
@@ -39,7 +43,7 @@ from rlsync.recipes.settings import (
     RouteConfig,
     SyncConfig,
 )
-from rlsync.recipes.spaces import BOX
+from rlsync.recipes.spaces import BOX, Spaces
 from rlsync.recipes.td3 import TD3Config
 from rlsync.recipes.timeline import Iteration, rounds
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
@@ -125,6 +129,70 @@ def test_the_initial_weights_can_be_torchs_own_in_all_layers(recipe: ModuleType)
             bound, bias = weight.shape[-1] ** -0.5, found[key.removesuffix("weight") + "bias"]
             assert 0.8 * bound < weight.abs().max() <= bound, key
             assert 0 < bias.abs().min() <= bias.abs().max() <= bound, key
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_the_targets_of_td3_move_when_the_actor_does_and_by_the_weights_of_after_that_step() -> None:
+    trainer = built(small("td3", actor_every=3, tau=1.0))
+    loss, copied = trainer.loss_module, []
+
+    def look() -> None:
+        pairs = [(loss.qvalue_network_params, loss.target_qvalue_network_params)]
+        pairs += [(loss.actor_network_params, loss.target_actor_network_params)]
+        copied.append([bool((now.data == target.data).all()) for now, target in pairs])
+
+    trainer.register_op("post_optim", look)
+    trained(trainer)
+    # With a tau of 1 the targets become what was trained. The critics change at each update, the actor at
+    # every third, so its target is always what it is.
+    assert [critics for critics, _ in copied] == [False, False, True] * 16
+    assert all(actors for _, actors in copied)
+
+
+# ------------------------------------------------------------------------------- units of actions
+
+#: Two numbers whose ranges differ: from -0.4 to 0.4, and from 0 to 20.
+UNEVEN = Spaces(3, 2, Bounded(torch.tensor([-0.4, 0.0]), torch.tensor([0.4, 20.0])))
+
+
+def test_where_all_ranges_are_equal_noise_has_one_unit_and_the_target_entropy_counts_each_number() -> None:
+    spaces = Spaces(3, 17, Bounded(torch.full((17,), -0.4), torch.full((17,), 0.4)))
+    assert td3.make_noise(TD3Config(), spaces).std.shape == ()
+    target = sac.make_loss(SACConfig(hidden=[8]), spaces).target_entropy
+    assert float(target) == pytest.approx(17 * math.log(0.4) - 17)
+
+
+def test_the_target_entropy_of_sac_is_minus_one_nat_a_number_of_an_action_from_minus_one_to_one() -> None:
+    loss = sac.make_loss(SACConfig(hidden=[8]), UNEVEN)
+    torch.manual_seed(0)
+    acted = loss.actor_network(TensorDict({"observation": torch.randn(64, 3)}, [64]))
+    in_paper = TanhNormal(acted["loc"], acted["scale"], low=-1.0, high=1.0, tanh_loc=False)
+    scaled = (acted["action"] - torch.tensor([0.0, 10.0])) / torch.tensor([0.4, 10.0])
+    log_prob = loss.actor_network.get_dist(acted).log_prob(acted["action"])
+    assert_close(log_prob + loss.target_entropy, in_paper.log_prob(scaled) - 2, rtol=0, atol=1e-3)
+
+
+def test_the_noise_of_td3_is_in_halves_of_the_range_of_each_number() -> None:
+    settings = TD3Config(hidden=[8], exploration_noise=0.1, target_noise=0.3, target_noise_clip=0.4)
+    middle, half_ranges = torch.tensor([0.0, 10.0]), torch.tensor([0.4, 10.0])
+    acting = td3.make_noise(settings, UNEVEN)
+    torch.manual_seed(0)
+    with set_exploration_type(ExplorationType.RANDOM):
+        acted = acting(TensorDict({"action": middle.expand(4000, 2).clone()}, [4000]))["action"]
+    assert_close(acted.std(0), 0.1 * half_ranges, rtol=0.05, atol=0)
+
+    loss = td3.make_loss(settings, UNEVEN)
+    loss.target_actor_network_params[
+        "module", "0"
+    ].data.zero_()  # the target's actor then takes the middle of each range
+    seen: list[torch.Tensor] = []
+    loss.qvalue_network.register_forward_pre_hook(lambda _, given: seen.append(given[0]["action"]))
+    frames = rollout([False] * 4000)
+    frames["observation"], frames["next", "observation"] = torch.zeros(2, 4000, 3)
+    loss.value_loss(frames.set("action", middle.expand(4000, 2)))
+    noise = (seen[0] - middle) / half_ranges
+    assert_close(noise.abs().amax(0), torch.tensor([0.4, 0.4]))
+    assert_close(noise.std(0), torch.tensor([0.252, 0.252]), rtol=0.05, atol=0)  # 0.3 before it is cut
 
 
 # -------------------------------------------------------------------------------------- training

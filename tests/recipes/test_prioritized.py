@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torch.testing import assert_close
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
+from rlsync.core.errors import NotFinite
 from rlsync.recipes.replay.memory import WEIGHT, PrioritizedRows, SumTree
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.recipes.test_off_policy import built, every_recipe, small
@@ -67,6 +69,34 @@ def test_a_new_frame_is_as_likely_as_the_likeliest_and_takes_the_place_of_the_ol
     assert values[0] == pytest.approx(50.0), "row 0 is the new frame now"
     assert 0 < values[1] < 1e-5, "without an error it is drawn hardly ever"
     assert buffer[0]["row"] == 8
+
+
+@pytest.mark.parametrize("error", [float("nan"), float("inf")])
+def test_a_priority_that_is_not_finite_is_refused_and_changes_nothing(error: float) -> None:
+    sampler = PrioritizedRows(8, alpha=0.6, beta=0.4)
+    buffer = buffer_of(sampler, 5)
+    before = sampler.probabilities()
+    with pytest.raises(NotFinite, match=f"priority of a frame cannot be {error:g}"):
+        buffer.update_priority(torch.tensor([1, 2]), torch.tensor([2.0, error]))
+    assert torch.equal(sampler.probabilities(), before)
+
+
+def test_weights_are_divided_by_the_largest_one_of_what_is_drawn() -> None:
+    sampler = PrioritizedRows(8, alpha=1.0, beta=1.0)
+    buffer = buffer_of(sampler, 3)
+    buffer.update_priority(torch.arange(3), torch.tensor([1e-9, 1.0, 2.0]))  # the first is never drawn
+    torch.manual_seed(0)
+    drawn = buffer.sample()
+    assert_close(drawn[WEIGHT], torch.tensor([0.0, 1.0, 0.5])[drawn["row"]])
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_beta_goes_to_its_end_with_the_frames_of_the_run() -> None:
+    trainer = built(small("dqn", prioritized=True, priority_beta=0.2, priority_beta_end=1.0))
+    betas: list[float] = []
+    trainer.register_op("post_steps", lambda: betas.append(trainer.replay_buffer.sampler.beta))
+    trained(trainer)
+    assert betas == pytest.approx([0.4, 0.6, 0.8, 1.0])
 
 
 @every_recipe

@@ -17,6 +17,7 @@ from rlsync.recipes import dqn, ppo
 from rlsync.recipes.hooks import StopIfNotFinite
 from rlsync.recipes.hooks.finite import _LastLosses
 from rlsync.recipes.run_files import CHECKPOINT
+from tests.recipes.test_off_policy import built, small
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
@@ -82,6 +83,25 @@ def test_dqn_stops_too_and_writes_nothing_where_there_is_no_run_folder() -> None
     error = stopped(trainer)
     assert error.what == "the loss 'loss' is nan"
     assert error.cure == "no step was made; the weights are those of before"
+
+
+def test_an_infinite_loss_that_the_stepper_of_td3_computes_by_itself_stops_the_run() -> None:
+    """Its gradient is finite, and clipping makes zeros of it."""
+    trainer = built(small("td3"))
+    before: list[list[Tensor]] = []
+
+    def spoil(batch: TensorDict) -> TensorDict:
+        before.append(weights(trainer))
+        if len(before) == 3:
+            batch["next", "reward"][:3] = 1e25
+        return batch
+
+    trainer.register_op("process_optim_batch", spoil)
+    error = stopped(trainer)
+    assert len(before) == 3
+    assert error.what == "the loss 'value_loss' is inf"
+    assert error.where == "optimizer step 3, after 128 frames"
+    assert all(torch.equal(*pair) for pair in zip(weights(trainer), before[2], strict=True))
 
 
 def test_a_gradient_that_is_not_finite_is_named_by_its_parameter() -> None:

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from rlsync.sync.adopter import Adopt, Adopter, Destination
+from rlsync.sync.publisher import Publisher
 from rlsync.sync.verification import WorkerAnswer
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaves
+from rlsync.transport.board import format as fmt
 from rlsync.transport.contract import Note
 from tests.tools.counted_board import CountedBoard
 
@@ -109,6 +111,20 @@ def test_a_module_that_was_replaced_gets_the_version_that_acts(
     assert (weight(stands["policy"]), weight(before)) == (2, 7)
 
 
+@both_ways
+def test_a_buffer_that_was_replaced_in_the_module_is_written_from_then_on(
+    board: CountedBoard, adopter: Adopter, adopt: Adopt
+) -> None:
+    module = Counting()
+    adopter.place({"policy": Destination(lambda: module, adopt)})
+    publish(board, 1)
+    adopter.adopt()
+    module.calls = torch.full((3,), 9.0)
+    publish(board, 2)
+    adopter.adopt()
+    assert module.calls.tolist() == [2.0] * 3
+
+
 def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
     board: CountedBoard, adopter: Adopter
 ) -> None:
@@ -119,6 +135,64 @@ def test_a_state_dict_may_be_loaded_into_what_was_pointed_at_the_board(
     module.load_state_dict(Counting().state_dict())
     assert adopter.adopt() == 1
     assert weight(module) == 1
+
+
+@both_ways
+def test_a_leaf_that_publishes_bring_no_more_keeps_its_value(
+    board: CountedBoard, adopter: Adopter, adopt: Adopt
+) -> None:
+    """What it was pointed at is given back to the host, and would read as zeros."""
+    module, publisher = Counting(), Publisher(board)
+    adopter.place({"policy": Destination(lambda: module, adopt)})
+    sent = {("policy", "layer.weight"): torch.ones(1, 2), ("policy", "layer.bias"): torch.ones(1)}
+    publisher.publish(sent)
+    adopter.adopt()
+    del sent["policy", "layer.bias"]
+    for number in (2.0, 3.0):
+        sent["policy", "layer.weight"].fill_(number)
+        publisher.publish(sent)
+        adopter.adopt()
+        assert (weight(module), module.layer.bias.item()) == (number, 1.0)
+
+
+def test_a_leaf_that_publishes_bring_no_more_is_the_workers_own(
+    board: CountedBoard, adopter: Adopter
+) -> None:
+    module, publisher = Counting(), Publisher(board)
+    adopter.place({"policy": Destination(lambda: module)})
+    sent = {("policy", "layer.weight"): torch.ones(1, 2), ("policy", "calls"): torch.ones(3)}
+    publisher.publish(sent)
+    adopter.adopt()
+    del sent["policy", "calls"]
+    publisher.publish(sent)
+    adopter.adopt()
+    module.calls.fill_(7)
+    publisher.publish(sent | {("net", "w"): torch.ones(1)})  # laid out anew, with the value of before
+    assert adopter.adopt() == 3
+    assert module.calls.tolist() == [7.0] * 3
+
+
+def test_a_worker_has_settled_when_a_rollout_would_adopt_and_answer_nothing(
+    board: CountedBoard, adopter: Adopter
+) -> None:
+    module = Counting()
+    adopter.place({"policy": Destination(lambda: module)})
+    publish(board, 1)
+    assert not adopter.settled()
+    with adopter.acting():
+        pass
+    assert adopter.settled()
+    board.ask()
+    assert not adopter.settled(), "a question is open"
+    with adopter.acting():
+        pass
+    assert adopter.settled()
+    heartbeat = fmt.reader_line(0) + fmt.READER_HEARTBEAT_NS
+    board._words[heartbeat] = 0
+    assert adopter.settled()
+    assert board._words[heartbeat], "the learner sees that this worker lives"
+    module.load_state_dict(Counting().state_dict())
+    assert not adopter.settled(), "the module does not hold what was published"
 
 
 def answer_of(board: CountedBoard) -> WorkerAnswer:

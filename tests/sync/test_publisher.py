@@ -14,9 +14,11 @@ from torch import nn
 from rlsync.core.errors import AdoptionTimeout, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.ledger import Stamp
 from rlsync.core.trigger import Counters
+from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopter, Destination
-from rlsync.sync.bound_map import BoundMap
+from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.publisher import Publisher
+from rlsync.sync.trained import Training
 from rlsync.sync.verification import Verification
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.tensors.layout import Layout, LeafSpec
@@ -81,6 +83,9 @@ class Workers:
 
     def tensors(self, destination: str) -> None:
         return None
+
+    def acting(self) -> Acting:
+        return Acting()
 
     def wait(self, timeout_s: float) -> None:
         self.publisher.transport.wait(self.publisher.version, timeout_s, [0])
@@ -229,6 +234,89 @@ def test_a_board_that_still_copies_a_version_refuses_the_next_one() -> None:
     board.close()
 
 
+def test_a_background_publish_that_is_visible_counts_before_it_is_joined() -> None:
+    board = BoardWriter()
+    publisher = Publisher(board)
+    publisher.publish({W: torch.zeros(2)}, steady={W})
+    board._copying[0].result()
+    assert (publisher.ledger.version, publisher.version) == (0, 1)
+    publisher.join()
+    assert (publisher.ledger.version, publisher.version) == (1, 1)
+    board.close()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(3, 3, bias=False)
+        self.two = nn.Linear(3, 3, bias=False)
+        self.two.weight = self.one.weight
+
+
+def test_a_receipt_counts_the_bytes_of_tied_leaves_once_and_none_where_there_was_no_room() -> None:
+    board, learner = BoardWriter(max_slots=3), nn.ModuleDict({"actor": Tied()})
+    optimizer = torch.optim.SGD(learner.parameters(), lr=1.0)
+    bound = BoundMap(
+        {"policy": "actor"},
+        learner,
+        Workers(board, policy=Tied()),
+        training=Training(lambda: [optimizer]),
+    )
+    readers = [BoardReader(board.handle, lambda version, layout, views: True) for _ in range(2)]
+    for reader in readers:
+        receipt = bound.publish("call", Counters(), in_background=True)
+        assert (receipt.copied_leaves, receipt.copied_bytes, receipt.background_bytes) == (2, 36, 36)
+        bound.endpoint.publisher.join()
+        reader.adopt()
+    bound.publish("call", Counters())
+    full = bound.publish("call", Counters(), in_background=True)
+    assert (full.coalesced, full.version) == (True, 3)
+    assert (full.copied_leaves, full.cast_leaves, full.copied_bytes, full.background_bytes) == (0, 0, 0, 0)
+    for reader in readers:
+        reader.close()
+    board.close()
+
+
+def test_an_answer_to_an_earlier_question_is_not_taken_for_one_to_the_last(transport: Transport) -> None:
+    player = net()
+    endpoint = Workers(transport, policy=player)
+    adopter = Adopter(transport.handle, 0)
+    adopter.place({"policy": Destination(lambda: player)})
+    verification = endpoint.verification()
+    endpoint.publisher.publish_modules({"policy": net()}, "the learner")
+    for _ in range(2):
+        verification.ask()
+        assert verification.hear().answered == 0
+        with adopter.acting():
+            pass
+        assert (verification.hear().done, verification.hear().answered) == (True, 1)
+    adopter.close()
+
+
+def test_a_copy_of_the_newest_version_is_made_again_if_another_was_published_meanwhile() -> None:
+    board, learner = BoardWriter(), Learner()
+    bound = BoundMap({"policy": "actor"}, learner, Workers(board, policy=net()))
+    newest_leaves, meanwhile = board.newest_leaves, [5, 4, 3, 2]
+
+    def publish(number: float) -> None:
+        fill(learner.actor, number)
+        bound.publish("call", Counters())
+
+    def held_while_others_are_published() -> tuple[Layout, list[torch.Tensor]] | None:
+        held = newest_leaves()
+        while meanwhile:
+            publish(meanwhile.pop())
+        return held
+
+    publish(1)
+    board.newest_leaves = held_while_others_are_published  # type: ignore[method-assign]
+    copied = VersionCopies(bound).newest()
+    assert copied is not None
+    assert copied.version == 5
+    assert {float(value) for leaf in copied.leaves.values() for value in leaf.flatten()} == {5.0}
+    board.close()
+
+
 def test_a_block_that_fills_nothing_uses_no_number_up(transport: Transport) -> None:
     publisher = Publisher(transport)
     with publisher.begin() as publish:
@@ -366,10 +454,12 @@ def test_what_the_map_brings_and_what_is_sent_explicitly_become_one_version() ->
     send_both(publisher, torch.full((2,), 9.0))
     assert publisher.version == 1
     assert [view.tolist() for view in board.newest_leaves()[1]] == [[1.0, 1.0], [9.0, 9.0]]
+    publisher.publish(of_the_map)
+    assert [view.tolist() for view in board.newest_leaves()[1]] == [[1.0, 1.0], [1.0, 1.0]], "and no longer"
     publisher._specs = {"critic": [LeafSpec("w", "parameter", (2,), torch.float32)]}
     with pytest.raises(LayoutMismatch):
         send_both(publisher, torch.zeros(5))
-    assert publisher.version == 1, "one version, or none"
+    assert publisher.version == 2, "one version, or none"
     board.close()
 
 

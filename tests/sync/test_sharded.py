@@ -29,6 +29,7 @@ from rlsync.sync.sharded import send_shards as send_shards_module
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.sharded import own_part
 from rlsync.transport.board import BoardHandle, BoardWriter
+from rlsync.transport.board import format as fmt
 from tests.conftest import may_start_processes
 from tests.tools.board_workers import Remote, bits, low_high
 from tests.tools.parts import kill
@@ -152,6 +153,15 @@ def publish_what_is_not_sharded(own: Own) -> int | None:
     own["net"].norm.running_mean += 1
     plain = {key: tensor for key, tensor in _leaves(own["net"]).items() if not isinstance(tensor, DTensor)}
     return own["publisher"].publish(plain)
+
+
+def publish_zeros(own: Own) -> int | None:
+    """Whole tensors in the same layout, for which no other rank is asked."""
+    leaves = {
+        key: torch.zeros(tensor.shape, dtype=tensor.dtype) for key, tensor in _leaves(own["net"]).items()
+    }
+    tied = [key for key in leaves if key[1] == "tied.weight"]
+    return own["publisher"].publish(leaves | {key: leaves[key[0], "second.weight"] for key in tied})
 
 
 def take_part(own: Own, *_: object) -> int | None:
@@ -471,8 +481,11 @@ def test_a_rank_stopped_while_it_writes_tears_nothing_when_it_goes_on(three: Ran
         with pytest.raises(PublishError, match=late):
             rank.answer()
     assert three[0].do(ledger_and_board) == (1, 1)
+    (given_up,), _ = three[0].do(half_written_and_newest)
     for version in range(2, 9):  # rank 2 still writes for the version that was given up: its slot is not used
-        assert three[0].do(publish_what_is_not_sharded) == version
+        assert three[0].do(publish_zeros) == version
+        half_written, newest = three[0].do(half_written_and_newest)
+        assert (half_written, newest != given_up) == ([given_up], True)
     before = three[0].do(on_the_board)
     os.kill(three[2].pid, signal.SIGCONT)
     with pytest.raises(PublishError, match=late):
@@ -483,6 +496,15 @@ def test_a_rank_stopped_while_it_writes_tears_nothing_when_it_goes_on(three: Ran
     three.all(fill, 9.0)
     assert three.publish(publish, take_part) == [9, 9, 9]
     assert three[0].do(on_the_board) == three.all(full)[0]
+
+
+def half_written_and_newest(own: Own) -> tuple[list[int], int]:
+    """The slots whose version was given up, and the one that workers read."""
+    writer = own["publisher"].transport
+    slots = range(writer._words[fmt.SLOT_COUNT])
+    states = [writer._words[fmt.slot_line(slot) + fmt.SLOT_STATE] for slot in slots]
+    half_written = [slot for slot in slots if states[slot] == fmt.SlotState.WRITING]
+    return half_written, fmt.unpack_head(writer._words[fmt.HEAD])[1]
 
 
 def skip_decisions(own: Own, count: int) -> None:

@@ -9,8 +9,10 @@ from tensordict.nn import TensorDictParams
 from torch import nn
 
 from rlsync.core.errors import LayoutMismatch
+from rlsync.core.plan import Verdict
 from rlsync.tensors import compare
 from rlsync.tensors.compare import Fit
+from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
 
 
@@ -26,6 +28,27 @@ FORMS = {
     "state dict": lambda module: module.state_dict(),
     "wrapped": lambda module: TensorDict({"module": TensorDict.from_module(module)}),
 }
+
+
+def tied(**ties: str) -> list[LeafSpec]:
+    """Leaves by name, with the leaf that each is tied to."""
+    return [LeafSpec(name, "parameter", (2,), torch.float32, tie) for name, tie in ties.items()]
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [
+        (tied(a="", b="a", c=""), Verdict.COPIED),
+        (tied(b="", a="b", c=""), Verdict.COPIED),  # the same tie, seen from the other side
+        (tied(a="", b="", c=""), Verdict.MISMATCH),
+        (tied(a="", c="", b="c"), Verdict.MISMATCH),
+    ],
+)
+def test_leaves_that_the_destination_ties_must_be_tied_to_each_other_in_the_source(
+    source: list[LeafSpec], verdict: Verdict
+) -> None:
+    found = {c.name: c.verdict for c in compare.compare(source, tied(a="", b="a", c=""))}
+    assert found == {"a": Verdict.COPIED, "b": verdict, "c": Verdict.COPIED}
 
 
 @pytest.fixture

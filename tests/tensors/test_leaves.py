@@ -577,3 +577,5 @@ def test_memory_keys_are_equal_for_the_same_memory_only() -> None:
     assert memory_key(base) == memory_key(base.view(6)) == memory_key(nn.Parameter(base))
     others = [base[1:], base[:5], base.view(2, 3), base.view(torch.int32), base.clone()]
     assert len({memory_key(t) for t in [base, *others]}) == 6
+    square = torch.zeros(3, 3)
+    assert memory_key(square) != memory_key(square.t()), "the same memory, read in another order"

@@ -173,15 +173,36 @@ def in_place(device: torch.device) -> None:
     assert low_high(module.one) == (4, 4)
 
 
+def move(module: nn.Module, device: torch.device) -> None:
+    """Keep its parameters the same objects, as ``to()`` does between the CPU and CUDA by itself."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    before = list(module.parameters())
+    module.to(device)
+    assert all(one is other for one, other in zip(before, module.parameters(), strict=True))
+
+
 def moved(device: torch.device) -> None:
     module = Tied(torch.device("cpu"))
     target, _, views = adopting(module)
     assert target.alias(views(1))
-    module.to(device)
+    move(module, device)
     assert not target.current(), "the parameters are the same objects, and elsewhere"
     again, _, _ = adopting(module)
     again.alias(views(2))
     assert module.one.device == device
+    assert low_high(module.one) == (2, 2)
+
+
+def moved_off(device: torch.device) -> None:
+    module = Tied(device)
+    target, _, views = adopting(module)
+    assert not target.alias(views(1))
+    assert target.current()
+    move(module, torch.device("cpu"))
+    assert not target.current(), "the parameters are the same objects, and elsewhere"
+    again, _, _ = adopting(module)
+    assert again.alias(views(2)), "the views are read from now on"
+    assert module.one.device == torch.device("cpu")
     assert low_high(module.one) == (2, 2)
 
 

@@ -238,6 +238,19 @@ def test_no_node_ever_acts_with_a_torn_or_a_misnamed_version(nodes: Nodes, mode:
         assert wait_until(lambda: transport.kept == [transport.newest_stamp], LONG_S)
 
 
+def test_nobody_waits_for_the_learner_to_repeat_itself(nodes: Nodes) -> None:
+    transport = RayTransport(repeat_s=3600.0)
+    transport.lay_out(LAYOUT)
+    subscriber = transport.handle.subscribe(Acts("copy"))
+    for version in (1, 2):
+        subscriber.await_stamp(publish(transport, version), LONG_S)
+        assert subscriber.adopt() == version
+        question = transport.ask(lowest=version)
+        assert wait_until(lambda question=question: subscriber.asked == question, LONG_S)
+    subscriber.close()
+    transport.close()
+
+
 def test_a_node_that_joins_late_gets_the_newest_version_without_the_learner(nodes: Nodes) -> None:
     with learner() as transport:
         for version in (1, 2, 3):

@@ -23,9 +23,22 @@ from rlsync import (
     VerifySync,
     WeightBoard,
 )
+from rlsync.sync.publisher import Publisher
+from rlsync.sync.verification import WorkerAnswer
+from rlsync.torchrl_plugin.worker import WorkerSync
+from rlsync.transport.board.writer import BoardWriter
+from rlsync.transport.contract import Note
 from tests.laws.test_canary import Census, Learner
-from tests.tools.parts import ACTIONS, CanaryPolicy, CountingEnv, make_counting_env, make_dqn_trainer
-from tests.tools.running import in_three_lines, running
+from tests.tools.parts import (
+    ACTIONS,
+    CanaryPolicy,
+    CountingEnv,
+    make_collector,
+    make_counting_env,
+    make_dqn_trainer,
+    make_small_canary,
+)
+from tests.tools.running import in_three_lines, running, values
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("fork_workers")]
 modes = pytest.mark.parametrize("adopt", ["alias", "copy"])
@@ -253,6 +266,24 @@ def test_a_verification_of_versions_within_a_rollout_accuses_those_who_changed_t
             answers = found.answered
     assert answers == 2
     assert bool(found.deviations) == isinstance(policy, ChangesItself)
+
+
+def test_a_rollout_of_random_frames_alone_answers_for_the_version_that_would_have_acted() -> None:
+    board, policy = BoardWriter(), make_small_canary()
+    Publisher(board).publish_modules({"policy": make_small_canary().fill(1)}, "the learner")
+    with running(make_collector(policy)) as collector:
+        collector.init_random_frames = 1_000_000
+        worker = WorkerSync(board.handle, 0)
+        worker.declare("policy", "copy", "policy_call")
+        worker.attach(collector)
+        board.ask(lowest=1)
+        batch = next(iter(collector))
+        assert values(batch, "policy_version") == {1}
+        note = board.note(0, Note.ANSWER)
+        assert note is not None
+        assert WorkerAnswer.from_json(note).version == 1
+        worker.leave("policy")
+    board.close()
 
 
 def test_waiting_for_a_bound_is_refused_where_a_running_rollout_may_hold_older_frames() -> None:

@@ -249,6 +249,28 @@ def test_what_workers_act_with_can_be_verified_while_publishes_go_on_in_the_back
 
 
 @pytest.mark.usefixtures("fork_workers")
+def test_a_checkpoint_has_the_version_that_was_underway_and_a_resumed_hook_has_none() -> None:
+    policy = CountedPolicy()
+    with on_a_board(policy) as collector:
+        trainer = make_counting_trainer(collector, policy, 1)
+        hook = SyncWeights({"policy": "loss_module.policy"}, background=True)
+        hook.register(trainer)
+        hook._settle()
+        hook._count_batch()
+        hook()
+        underway = hook.receipts[-1]
+        assert (underway.reason, underway.background_bytes > 0) == ("trigger", True)
+        saved = hook.state_dict()
+        assert hook.ledger.version == underway.version
+        assert saved["published"][-1].tolist() == [underway.version, 0]
+        hook._count_batch()
+        hook()
+        hook.load_state_dict(saved)
+        hook._settle()
+        assert (hook.receipts[-1].reason, hook.version) == ("resume", underway.version + 2)
+
+
+@pytest.mark.usefixtures("fork_workers")
 def test_a_step_hook_of_an_optimizer_joins_before_it_writes() -> None:
     policy = CountedPolicy()
     with on_a_board(policy, MultiAsyncCollector) as collector:

@@ -54,7 +54,7 @@ def _collect_a_thousand_tensors() -> dict[str, object]:
             policy,
             frames_per_batch=10,
             total_frames=-1,
-            weight_sync_schemes={"policy": BoardScheme()},
+            weight_sync_schemes={"policy": BoardScheme(prove=False)},
         )
     ) as collector:
         batches = iter(collector)
@@ -88,14 +88,14 @@ def _build_workers_without_descriptors() -> None:
         make_small_canary(),
         frames_per_batch=10,
         total_frames=-1,
-        weight_sync_schemes={"policy": BoardScheme()},
+        weight_sync_schemes={"policy": BoardScheme(prove=False)},
         init_fn=_have_no_descriptor_left,
     )
 
 
 def _build_a_learner_without_descriptors() -> None:
     _have_no_descriptor_left()
-    BoardScheme()
+    BoardScheme(prove=False)
 
 
 @pytest.mark.processes

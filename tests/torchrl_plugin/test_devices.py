@@ -73,6 +73,11 @@ def test_a_module_that_was_moved_to_the_device_is_not_pointed_back_at_host_memor
     ends_well("moved", device)
 
 
+@on_a_device
+def test_a_module_that_was_moved_off_the_device_is_not_moved_back(device: str) -> None:
+    ends_well("moved_off", device)
+
+
 # ---------------------------------------------------------------------------------- in one process
 
 

@@ -28,6 +28,9 @@ from tests.tools.parts import ACTIONS
 from tests.tools.running import in_three_lines, running
 from tests.torchrl_plugin.test_dreamer_map import as_trainer, losses_of
 
+# The weights of canaries make no state: they are shown in it.
+pytestmark = pytest.mark.filterwarnings("ignore::rlsync.IdleLeaves")
+
 EPISODE, ROLLOUT = 10, 4
 
 choices = pytest.mark.parametrize("on_adoption", ["keep", "reset", "recompute"])

@@ -36,7 +36,11 @@ from tests.tools.running import in_three_lines, running, values
 from tests.torchrl_plugin.test_dreamer_map import as_trainer, losses_of
 from tests.torchrl_plugin.test_dreamer_state import expected
 
-pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("fork_workers")]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.usefixtures("fork_workers"),
+    pytest.mark.filterwarnings("ignore::rlsync.IdleLeaves"),  # of canaries, which show their weights
+]
 
 WORKERS, ROLLOUT = 2, 8
 kinds = pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])

@@ -93,6 +93,27 @@ def test_recorded_frames_with_stamp_minus_one_are_unknown_and_the_others_keep_th
     assert 1.0 <= max(oldest) < sync.version
 
 
+def test_frames_of_a_version_that_the_ledger_forgot_are_of_unknown_age_in_optimizer_steps_only() -> None:
+    actor = make_policy()
+    trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor)
+    sync = SyncWeights(ACTOR, trainer=trainer)
+    lag = LogPolicyLag(sync)
+    lag.register(trainer)
+    sync.publish()
+    sync.ledger.load_state_dict({"version": 6, "generation": 1, "published": []})
+    sync.publish()
+    for stamps, versions in (([7, 6, 4, 4], 3), ([7, 7, 7, 7], 1)):
+        lag._consume(TensorDict({"policy_version": torch.tensor(stamps)}, [4]))
+        found = lag._report()
+        unknown = sum(stamp != 7 for stamp in stamps)
+        assert found["policy_lag/frames_of_unknown_age"] == unknown
+        assert found["policy_lag/share_of_unknown_age"] == unknown / 4
+        assert found["policy_lag/consumed_versions"] == versions
+        assert found["policy_lag/staleness_versions_max"] == 7 - min(stamps)
+        assert found["policy_lag/staleness_optim_steps_max"] == 0
+    trainer.collector.shutdown()
+
+
 @pytest.mark.parametrize("stamp", [None, -1], ids=["no stamp", "stamp -1"])
 def test_a_bound_raises_for_a_frame_of_unknown_age_unless_told_otherwise(stamp: int | None) -> None:
     trainer, sync = mixing(stamp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from torchrl.checkpoint import Checkpoint
-from torchrl.collectors import BaseCollector
+from torchrl.collectors import BaseCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 from torchrl.trainers.algorithms import GRPOTrainer
@@ -25,19 +26,23 @@ from rlsync import (
     UpdateWeights,
     VerifySync,
     WatchWorkers,
+    WeightBoard,
 )
 from rlsync.cli.explain import plan_of
+from rlsync.torchrl_plugin.compat.trainers import stock_update_weights
 from rlsync.torchrl_plugin.examine.sync import sync_of
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
     make_collector,
     make_dqn_trainer,
+    make_env_with_module,
     make_policy,
     make_ppo_loss,
     make_ppo_trainer,
     make_small_canary,
+    make_workers,
 )
-from tests.tools.running import ACTOR, acted, in_three_lines, on_a_board, values
+from tests.tools.running import ACTOR, acted, in_three_lines, on_a_board, running, values
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
 
@@ -143,6 +148,32 @@ def test_a_replaced_map_is_named_with_its_destinations() -> None:
         sync.register(trainer)
     (told,) = sync.beside
     assert told == "replaces TorchRL's UpdateWeights(policy <- loss_module.actor_network) at post_steps"
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda trainer: SyncWeights(ACTOR).register(trainer),
+        lambda trainer: UpdateWeights(trainer.collector, 1, weight_update_map=ACTOR, trainer=trainer),
+    ],
+    ids=["SyncWeights", "UpdateWeights"],
+)
+def test_a_hook_that_would_end_what_a_destination_gets_is_refused(register: Callable) -> None:
+    board, inner = WeightBoard(), "env.transform[0].module"
+    schemes = {"policy": board.scheme(), inner: board.scheme()}
+    policy = make_policy()
+    collector = make_workers(MultiSyncCollector, policy, schemes=schemes, env=make_env_with_module)
+    with running(collector):
+        trainer = make_ppo_trainer(collector, policy, weight_update_map=ACTOR | {inner: "inner"})
+        trainer.inner = make_env_with_module().transform[0].module
+        stock = stock_update_weights(trainer)
+        with pytest.raises(ConfigError, match="would get no weights any more") as refusal:
+            register(trainer)
+        assert in_three_lines(refusal.value)
+        assert refusal.value.what.startswith(repr(inner))
+        assert stock_update_weights(trainer) == stock
+        SyncWeights({inner: "inner"} | ACTOR).register(trainer)
+    board.close()
 
 
 # ---------------------------------------------------------------------------------- several collectors

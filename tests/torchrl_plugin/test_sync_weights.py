@@ -12,6 +12,7 @@ from torchrl.collectors import MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync import BoardScheme, ConfigError, Every, PublishError, StepsAhead, SyncWeights
+from rlsync.transport.board import BoardReader
 from rlsync.transport.board import format as fmt
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
@@ -302,6 +303,41 @@ def test_a_coalesced_publish_is_owed_and_made_up_for(fork_workers, monkeypatch):
     hook()
     assert not hook.receipts[-1].coalesced
     assert hook.version == 3
+    trainer.collector.shutdown()
+
+
+def test_the_first_publish_is_owed_until_it_finds_room(monkeypatch):
+    trainer = make_local()
+    hook = SyncWeights(MAP, trainer=trainer)
+    with monkeypatch.context() as full:
+        full.setattr(hook._bound.endpoint.publisher.transport, "publish", lambda *_, **__: None)
+        hook._settle()
+    hook()
+    assert [(r.reason, r.coalesced, r.version) for r in hook.receipts] == [
+        ("start", True, 0),
+        ("start", False, 1),
+    ]
+    trainer.collector.shutdown()
+
+
+def test_seconds_of_training_are_summed_over_resumed_runs():
+    trainer = make_local()
+    hook = SyncWeights(MAP, when=Every(60, "seconds"), trainer=trainer)
+    saved = hook.state_dict() | {"seconds": 1000.0, "last_seconds": 990.0}
+    hook.load_state_dict(saved)
+    assert hook.counters().seconds >= 1000.0
+    assert hook.when.due(hook._last, hook.counters()) is False
+    trainer.collector.shutdown()
+
+
+def test_whoever_reads_a_board_along_with_the_workers_is_none_of_them(fork_workers):
+    trainer, sync_map, _ = make_stock("ppo")
+    hook = SyncWeights(sync_map, trainer=trainer)
+    board = trainer.collector._weight_sync_schemes["policy"].board
+    reader = BoardReader(board.handle, lambda version, layout, views: False)
+    assert {0, 1, reader.reader} == {status.reader for status in board.status()}
+    assert [worker.reader for worker in hook.acting_workers()] == [0, 1]
+    reader.close()
     trainer.collector.shutdown()
 
 

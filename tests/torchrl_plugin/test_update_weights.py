@@ -159,6 +159,18 @@ def test_without_getter_and_map_the_collectors_own_policy_is_published() -> None
     assert hook.version == 2
 
 
+def test_a_send_that_finds_no_room_counts_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_a_board(make_small_canary()) as collector:
+        hook = UpdateWeights(collector, 1)
+        version = hook.version
+        with monkeypatch.context() as full:
+            full.setattr(hook._endpoint.publisher.transport._slots, "take", lambda: None)
+            receipt = hook.publish()
+        assert (receipt.coalesced, receipt.copied_bytes) == (True, 0)
+        assert receipt.version == hook.version == version
+        assert hook.publish().version == version + 1
+
+
 def test_a_sender_does_the_sending_in_the_middle_of_an_optimization_loop() -> None:
     sender = Sender()
     trainer = make_dqn_trainer(make_collector(make_q_policy()), total_frames=60)

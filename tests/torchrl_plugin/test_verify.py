@@ -368,6 +368,14 @@ def test_an_in_process_collector_is_compared_with_what_it_was_given() -> None:
     assert verify.deviations == []
 
 
+def test_a_question_that_all_have_answered_is_counted_once() -> None:
+    actor = make_counted_policy()
+    trainer = make_trained(make_collector(copy.deepcopy(actor)), actor, batches=7)
+    _, verify = watch(trainer, when=Every(3, "batches"))
+    trainer.train()
+    assert verify.checks == 1, "asked after batch 3, of which batch 5 answers, and after batch 6"
+
+
 def test_an_in_process_collector_whose_policy_overwrites_itself_is_named() -> None:
     policy = Spoiled(tensors=4, size=10)
     collector = make_collector(copy.deepcopy(policy))

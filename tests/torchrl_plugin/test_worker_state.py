@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import pytest
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 
 from rlsync import BoardScheme, SyncWeights
+from rlsync.sync.publisher import Publisher
+from rlsync.torchrl_plugin.worker import WorkerSync
+from rlsync.transport.board.writer import BoardWriter
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
     CanaryPolicy,
+    make_collector,
     make_counting_env,
     make_dqn_trainer,
     make_small_canary,
@@ -71,6 +76,30 @@ def test_a_verification_holds_when_a_worker_has_adopted_for_its_state() -> None:
         next(iter(collector))
         found = asked.hear()
     assert (found.answered, found.whole, found.deviations) == (2, 2, ())
+
+
+def test_a_state_dict_in_the_middle_of_a_rollout_leaves_it_its_version() -> None:
+    board, learner, policy = BoardWriter(), make_small_canary(), make_small_canary()
+    publisher = Publisher(board)
+    publisher.publish_modules({"policy": learner.fill(1)}, "the learner")
+    with running(make_collector(policy)) as collector:
+        worker = WorkerSync(board.handle, 0)
+        worker.declare("policy", "copy", "rollout")
+        worker.attach(collector)
+        calls = count()
+
+        def look(*_: object) -> None:
+            if next(calls) == 3:
+                publisher.publish_modules({"policy": learner.fill(2)}, "the learner")
+                collector.state_dict()
+
+        policy.register_forward_hook(look)
+        batches = iter(collector)
+        seen = [next(batches).clone() for _ in range(2)]
+        assert [acted(batch) for batch in seen] == [{1}, {2}]
+        assert [values(batch, "policy_version") for batch in seen] == [{1}, {2}]
+        worker.leave("policy")
+    board.close()
 
 
 @kinds

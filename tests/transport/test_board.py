@@ -26,6 +26,7 @@ from rlsync.transport.board import format as fmt
 from rlsync.transport.board.format import BoardWatch, SlotState
 from rlsync.transport.board.slots import SlotCopy
 from rlsync.transport.board.writer import BoardWriter
+from rlsync.transport.contract import Note
 from rlsync.transport.shared_file import SharedFile
 from tests.conftest import LeakCheck
 from tests.tools.board_workers import (
@@ -382,6 +383,16 @@ def test_forgetting_makes_the_next_adoption_take_the_newest_again(board: Counted
     reader.close()
 
 
+def test_forgetting_gives_the_lease_back(board: CountedBoard) -> None:
+    reader, _ = attach(board, "alias")
+    for number in range(1, 10):
+        publish(board, number)
+        assert reader.adopt() == number
+        reader.forget()
+    assert board.slot_count == 3
+    reader.close()
+
+
 def test_a_lease_is_given_back_at_close() -> None:
     board = CountedBoard(max_slots=3)
     board.lay_out(LAYOUT)
@@ -587,6 +598,22 @@ def test_two_living_workers_cannot_have_one_number(board: CountedBoard, start: C
         attach(board, "copy", 4)
     assert len(str(caught.value).splitlines()) == 3
     assert open_fds() == fds
+
+
+def test_a_reader_that_takes_a_line_over_has_adopted_and_said_nothing_yet(board: CountedBoard) -> None:
+    first, _ = attach(board, "alias", 0)
+    publish(board, 1.0)
+    first.adopt()
+    for kind in Note:
+        first.leave_note(b"of the first", kind)
+    first.close()
+    second, _ = attach(board, "alias", 0)
+    (status,) = board.status()
+    assert (status.reader, status.adopted_version, status.lag_versions) == (0, 0, 1)
+    assert [board.note(0, kind) for kind in Note] == [None, None]
+    with pytest.raises(AdoptionTimeout, match="version 1 was not adopted"):
+        board.wait(1, timeout_s=0.05)
+    second.close()
 
 
 def test_a_reader_number_beyond_the_board_is_refused(board: CountedBoard) -> None:
@@ -1009,6 +1036,15 @@ def test_laying_out_the_same_again_changes_nothing(board: CountedBoard) -> None:
     assert low_high(board.newest_views()) == (1.0, 1.0)
 
 
+def test_laying_out_anew_gives_slots_that_nobody_reads_back_at_once() -> None:
+    image, board = 4_000_000, CountedBoard()
+    board.lay_out(plain_layout(tensors=1, size=image // 4))
+    publish(board, 1.0)
+    board.lay_out(plain_layout(tensors=1, size=image // 4 + 1))
+    assert bytes_in_memory(board) < 4.2 * image, "the newest version, and the first three slots"
+    board.close()
+
+
 @pytest.mark.seconds
 def test_texts_of_earlier_layouts_are_given_back() -> None:
     board = CountedBoard()
@@ -1202,3 +1238,27 @@ def test_nobody_sees_a_version_under_the_generation_before_while_it_is_published
     writer.close()
     assert seen[-1] == Stamp(2, 2)
     assert not [stamp for stamp in seen if stamp.version == 2 and stamp.generation == 1]
+
+
+def test_a_reader_that_has_adopted_nothing_is_asked_nothing(board: CountedBoard) -> None:
+    reader, _ = attach(board, "copy")
+    question = board.ask(lowest=0)
+    assert reader.asked == 0
+    publish(board, 1.0)
+    reader.adopt()
+    assert reader.asked == question
+    reader.close()
+
+
+def test_nobody_sees_a_question_before_the_version_that_it_is_about(board: CountedBoard) -> None:
+    reader, _ = attach(board, "copy")
+    publish(board, 1.0)
+    reader.adopt()
+    assert reader.asked == 0
+    seen: list[int] = []
+    board._words = Watched(board._words, lambda: seen.append(reader.asked))  # type: ignore[assignment]
+    board.ask(lowest=2)
+    board.ask_as(7, lowest=3)
+    assert seen
+    assert set(seen) == {0}
+    reader.close()

@@ -16,7 +16,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.relay import ends
 from rlsync.transport.relay.ends import Agent, Sender
 from rlsync.transport.relay.image import digest_in, digest_of, unpack
-from rlsync.transport.relay.mailbox import ImageId, Mailbox, Message, Request
+from rlsync.transport.relay.mailbox import ImageId, Mailbox, Message, Reply, Request
 from tests.tools.relay_network import SLOW, LawBrokenError, Network, pack
 
 SEEDS = 10_000
@@ -264,6 +264,65 @@ def test_a_message_has_the_digest_of_the_image_that_was_put() -> None:
     sender.send(Stamp(1, 1), pack(Stamp(1, 1), LAYOUT, tensors()), now_s=0.0)
     assert posted[0].digest == digest_in(put[0]) == digest_of(put[0])
     assert posted[0].image_bytes == put[0].numel()
+
+
+def packed(stamp: Stamp) -> tuple[Message, torch.Tensor]:
+    """The image of a version, and the message about it."""
+    flat = pack(stamp, LAYOUT, tensors())
+    return Message(stamp, digest_in(flat), flat.numel(), address=None), flat
+
+
+def test_an_agent_counts_the_versions_of_one_life_that_it_skipped() -> None:
+    agent = Agent("node", lambda image: None)
+    for stamp in (Stamp(1, 3), Stamp(1, 6), Stamp(1, 7), Stamp(2, 5)):
+        message, flat = packed(stamp)
+        assert agent.to_pull(message, now_s=0.0) is message
+        agent.arrived(message, flat, now_s=0.0)
+    assert (agent.counts.published, agent.counts.skipped) == (4, 2)
+
+
+def test_an_agent_tells_of_a_lost_image_after_a_pause_and_until_it_has_a_newer_one() -> None:
+    agent = Agent("node", lambda image: None, again_s=1.0)
+    message, _ = packed(Stamp(1, 1))
+    agent.to_pull(message, now_s=5.0)
+    agent.arrived(message, None, now_s=5.0)
+    assert agent.request(now_s=5.5) is None
+    assert agent.request(now_s=6.0) == Request("node", NOTHING, message.image_id)
+    newer, flat = packed(Stamp(1, 2))
+    agent.to_pull(newer, now_s=6.5)
+    agent.arrived(newer, flat, now_s=7.0)
+    assert agent.request(now_s=7.0) == Request("node", Stamp(1, 2), None)
+
+
+def test_a_sender_makes_room_by_its_oldest_image_and_lets_the_oldest_pull_end() -> None:
+    posted: list[Message] = []
+    sender = Sender(lambda image: None, lambda _: None, posted.append)
+    for version in range(1, 5):  # the mailbox answers nothing
+        sender.send(Stamp(1, version), pack(Stamp(1, version), LAYOUT, tensors()), 0.0)
+    assert sender.kept == [Stamp(1, 2), Stamp(1, 3), Stamp(1, 4)]
+    pulled = frozenset(message.image_id for message in posted[1:3])
+    sender.replied(posted[3], Reply(accepted=True, pulled=pulled))
+    assert sender.full
+    sender.send(Stamp(1, 5), pack(Stamp(1, 5), LAYOUT, tensors()), 0.0)
+    assert sender.kept == [Stamp(1, 2), Stamp(1, 4), Stamp(1, 5)]
+
+
+def test_a_message_is_repeated_once_in_each_interval() -> None:
+    posted: list[Message] = []
+    sender = Sender(lambda image: None, lambda _: None, posted.append, repeat_s=1.0)
+    sender.send(Stamp(1, 1), pack(Stamp(1, 1), LAYOUT, tensors()), 0.0)
+    for now_s in (0.5, 1.0, 1.5, 1.9, 2.0):
+        sender.repeat(now_s)
+    assert len(posted) == 3
+
+
+def test_the_learner_hears_of_an_image_that_one_node_of_several_could_not_get() -> None:
+    box = Mailbox()
+    message, _ = packed(Stamp(1, 1))
+    box.post(message, now_s=0.0)
+    box.ask(Request("has it", message.stamp), now_s=1.0)
+    box.ask(Request("lost it", lost=message.image_id), now_s=1.0)
+    assert box.post(message, now_s=1.0).lost == message.image_id
 
 
 def test_a_reply_that_a_newer_one_has_overtaken_is_not_believed() -> None:

@@ -142,6 +142,30 @@ def test_a_slot_that_fills_while_the_learner_looks_is_not_passed_over() -> None:
     ring.close()
 
 
+def test_a_rollout_whose_elder_was_passed_over_in_the_second_look_waits_for_it() -> None:
+    ring = make_ring(slots=3, writers=2)
+    first, second = (RingWriter(ring.handle, number) for number in range(2))
+    write(second, 0)
+    write(first, 1)  # in slot 1
+    taken = ring.take(WAIT_S)
+    assert taken is not None
+    ring.give_back(taken)  # slot 0 is free
+
+    def complete_two() -> None:
+        write(second, 2)  # in slot 0, which the learner has just seen to be free, for the second time
+        write(second, 3)  # in slot 2, which it looks at next
+
+    watched = Watched(ring._words, fmt.slot_line(0) + fmt.SLOT_STATE, complete_two)
+    watched.then.append(lambda: None)  # at the first look
+    with closing(ring.handle.open()[0]) as looking:
+        assert looking.try_lock(fmt.SLOT_LOCK + 1, exclusive=True)
+        ring._words = watched  # type: ignore[assignment]
+        assert ring._try_take() is None, "the third rollout before the second"
+    assert not watched.then
+    assert [value(ring.take(WAIT_S)) for _ in range(3)] == [1, 2, 3]
+    ring.close()
+
+
 def test_a_full_slot_that_cannot_be_locked_holds_up_its_own_writer_only() -> None:
     ring = make_ring(slots=3, writers=2)
     first, second = (RingWriter(ring.handle, number) for number in range(2))
@@ -172,6 +196,20 @@ def test_a_writer_waits_while_no_slot_is_free_and_the_wait_is_counted(ring: Roll
     ring.give_back(taken)
     write(writer, 3)
     assert [value(ring.take(WAIT_S)) for _ in range(3)] == [1, 2, 3], "nothing was dropped"
+
+
+def test_a_writer_that_waits_gives_signs_of_life(ring: RolloutRing) -> None:
+    writer = RingWriter(ring.handle, 0)
+    heartbeat = fmt.writer_line(0) + fmt.WRITER_HEARTBEAT_NS
+    for wait_for in (ring.pause, ring.run):  # paused; and full
+        wait_for()
+        ring._words[heartbeat] = 0
+        looks = iter(range(100))
+        assert writer.take(stop=lambda looks=looks: next(looks) > 1 and bool(ring._words[heartbeat])) is None
+        for number in range(3):
+            ring.run()
+            if ring.counters().free:
+                write(writer, number)
 
 
 def test_a_blocked_writer_goes_on_when_a_slot_is_given_back(ring: RolloutRing) -> None:
@@ -427,11 +465,14 @@ def test_a_seed_reaches_every_writer_once(ring: RolloutRing) -> None:
 
 def test_the_last_words_of_a_writer_outlive_it_and_its_successor_begins_with_none(ring: RolloutRing) -> None:
     writer = RingWriter(ring.handle, 0)
+    writer.announce_ready()
     writer.leave_last_words("the end, ünd out " + "x" * (1 << 17))
     writer.close()
+    assert ring.writer(0).ready
     assert ring.writer(0).last_words.startswith("the end, ünd out x")
     ring.expect(0)
     assert ring.writer(0).last_words == ""
+    assert not ring.writer(0).ready, "its successor has to say so itself"
 
 
 def test_another_process_sees_the_counters_of_a_ring(ring: RolloutRing) -> None:

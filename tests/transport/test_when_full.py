@@ -10,6 +10,7 @@ from rlsync.recipes.checks import check
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config
 from rlsync.tensors.layout import Layout, LeafSpec
+from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.format import WhenFull
 from rlsync.transport.ring.reader import RingCounters, RingHandle, RingWriter, RolloutRing
 from tests.tools.parts import wait_until
@@ -56,6 +57,23 @@ def test_a_paused_ring_drops_nothing_and_a_rollout_that_is_broken_off_is_not_cou
     writer.abandon()
     assert ring.counters().dropped == 0
     writer.close()
+    ring.close()
+
+
+def test_the_number_of_a_dropped_rollout_is_not_given_again_though_its_writer_had_not_counted_it() -> None:
+    ring = ring_that("drop_oldest", writers=2)
+    killed = RingWriter(ring.handle, 0)
+    write(killed, 7)
+    ring._words[fmt.writer_line(0) + fmt.WRITER_WRITTEN] = 0  # as when it was killed just before
+    killed.close()
+    write(RingWriter(ring.handle, 1), 8)
+    assert value(ring.take(WAIT_S)) == 8
+    assert ring.counters().dropped == 1
+    ring.expect(0)
+    write(RingWriter(ring.handle, 0), 9)
+    taken = ring.take(WAIT_S)
+    assert taken is not None
+    assert (value(taken), taken.writer, taken.number) == (9, 0, 1)
     ring.close()
 
 

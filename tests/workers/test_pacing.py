@@ -60,7 +60,7 @@ def test_after_a_gap_the_updates_come_in_bursts_of_the_size_that_was_asked_for()
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.29, 1 / 3, 0.5, 1.0, 3.7])
-def test_the_ratio_is_held_within_one_update_over_any_window_of_any_batches(ratio: float) -> None:
+def test_the_ratio_is_held_within_one_update_between_the_ends_of_any_two_batches(ratio: float) -> None:
     draw = random.Random(7)
     batches = [draw.choice([1, 2, 64, 500]) for _ in range(300)]
     trace = updates_after(Pace(ratio, prefill=100), batches)
@@ -109,6 +109,7 @@ def test_numbers_that_cannot_be_a_pace_are_refused(numbers: dict[str, float], sa
         (SACConfig(pace=PaceConfig(ratio=math.inf)), "recipe.pace.ratio"),
         (SACConfig(pace=PaceConfig(ratio=-math.inf)), "recipe.pace.ratio"),
         (SACConfig(pace=PaceConfig(burst=0)), "recipe.pace.burst"),
+        (SACConfig(pace=PaceConfig(ratio=0.1, burst=12)), "recipe.pace.burst"),  # 12.8 are asked for
         (SACConfig(pace=PaceConfig(prefill=-1)), "recipe.pace.prefill"),
         (SACConfig(total_frames=1_000), "recipe.pace.prefill"),
         (SACConfig(total_frames=999), "recipe.pace.prefill"),
@@ -120,6 +121,12 @@ def test_settings_that_cannot_work_are_refused_before_anything_runs(recipe: SACC
     with pytest.raises(ConfigError) as refused:
         check(Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=128)))
     assert refused.value.where == where
+
+
+def test_a_burst_of_what_one_batch_asks_for_is_enough() -> None:
+    recipe = SACConfig(pace=PaceConfig(ratio=0.1, burst=13))
+    check(Config(recipe=recipe, collector=CollectorConfig(frames_per_batch=128)))
+    assert updates_after(recipe.pace.pace(), [1000] + [128] * 50)[-1] == (7400, 640)
 
 
 # --------------------------------------------------------------------------------------- resumed

@@ -11,6 +11,7 @@ import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
+from rlsync.cli import trust
 from rlsync.cli.compose import own_hydra
 from rlsync.cli.compose.refusals import parsed
 from rlsync.core.errors import ConfigError
@@ -29,9 +30,10 @@ class CommandLine:
     jobs: tuple[tuple[str, ...], ...]
     sweeps: bool  # whether the jobs are those of a sweep
     flags: argparse.Namespace  # Hydra's own
-    flag_words: tuple[str, ...] = ()  # the flags as they were written
+    flag_words: tuple[str, ...] = ()  # Hydra's flags as they were written
     config_dir: Path | None = None  # what --config-dir names
     errors: tuple[ConfigError, ...] = ()  # what could not be read, and is in no job
+    trusted: bool = False  # whether unchecked checkpoints, and code of a run folder, are loaded
 
     @property
     def config_name(self) -> str:
@@ -70,12 +72,21 @@ def read(arguments: list[str]) -> CommandLine:
         jobs = _swept(overrides, errors) if sweeps else [_single(overrides, errors)]
     chosen = {word.partition("=")[2] for job in jobs for word in job if word.startswith("recipe=")}
     errors += [error for name, error in unusable.items() if name in chosen]
-    flag_words = tuple(word for word in arguments if word not in flags.overrides)
-    return CommandLine(tuple(words), tuple(map(tuple, jobs)), sweeps, flags, flag_words, own, tuple(errors))
+    flag_words = tuple(word for word in arguments if word not in (*flags.overrides, trust.FLAG))
+    return CommandLine(
+        tuple(words),
+        tuple(map(tuple, jobs)),
+        sweeps,
+        flags,
+        flag_words,
+        own,
+        tuple(errors),
+        flags.trust,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Hydra's own flags, as ``--hydra-help`` lists them. Hydra reads them once more."""
+    """Hydra's own flags, as ``--hydra-help`` lists them; Hydra reads them once more. And ``--trust``."""
     parser = argparse.ArgumentParser(prog="rlsync train", add_help=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"Hydra {hydra.__version__}")
@@ -86,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--run -r",
         "--multirun -m",
         "--shell-completion -sc",
+        trust.FLAG,
     )
     for names in switches:
         parser.add_argument(*names.split(), action="store_true")

@@ -12,17 +12,18 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
-from torchrl.checkpoint import Checkpoint
 
+from rlsync.cli import trust
 from rlsync.cli.compose import own_hydra, refusals, shipped
 from rlsync.cli.compose.command_line import CommandLine
 from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.compose.refusals import SEE_ALL, key_of, parsed
 from rlsync.cli.compose.shipped import ENV, RECIPE, TUNED, look_beside
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
-from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
+from rlsync.recipes.run_files import RESOLVED
 from rlsync.recipes.settings import Config, EnvConfig, RenderedConfig
 
 #: Keys that belong to one run alone: a run that resumes it has its own.
@@ -108,8 +109,12 @@ def _added(
     ``base`` is composed from the options of groups alone, which ``choices`` has.
     """
     resume = OmegaConf.select(base, "resume")
-    before = config_before(Path(str(resume))) if resume is not None else None
-    if before is not None:
+    file = None if resume is None else file_before(Path(str(resume)))
+    if file is not None:
+        before = written(file, trusted=line.trusted, config_dir=line.config_dir)
+        replaced = {key_of(word) for word in overrides}
+        keys = [key for key in trust.CODE if replaced.isdisjoint((key, key.partition(".")[0]))]
+        trust.check_code(before, keys, file, line.trusted)
         return _on_top_of(before, base, choices, overrides)
     if TUNED not in choices or any(key_of(o) == TUNED for o in overrides):
         return []  # the user's primary config is another one, or the user has chosen
@@ -211,37 +216,30 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
     return [*words, f"+{BEFORE}={BEFORE}"]
 
 
-def checkpoint_at(folder: Path) -> Path | None:
-    """The checkpoint that a folder is, or that lies in it as in a run's; None if there is none.
-
-    A process that is killed while TorchRL replaces a checkpoint may leave only the one before, under a name
-    that begins with a dot.
-    """
-    interrupted = sorted(folder.glob(f".{CHECKPOINT}.backup-*"))
-    places = (folder, folder / CHECKPOINT, *interrupted)
-    return next((at for at in places if Checkpoint.is_checkpoint(at)), None)
-
-
-def config_before(folder: Path) -> Config | None:
+def file_before(folder: Path) -> Path | None:
     """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere."""
     checkpoint = checkpoint_at(folder)
     file = None if checkpoint is None else checkpoint.parent / RESOLVED
-    return written(file) if file is not None and file.is_file() else None
+    return file if file is not None and file.is_file() else None
 
 
-def written(file: Path) -> Config:
+def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None) -> Config:
     """The config in a run's ``config.yaml``. Keys that are newer than the run get their defaults.
 
     A key that rlsync no longer has is left out where the run had null for it. Values are not checked against
     their bounds. A recipe that lies beside a folder of the user's is imported from there; the run has noted
-    where.
+    where. If this user did not start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
     """
+    found = trust.config_in(file)
     try:
-        found = OmegaConf.load(file)
         own, at = (OmegaConf.select(found, key) for key in ("config_dir", "recipe._recipe_"))
-        if own is not None and at is not None:
-            look_beside(Path(own))
         name = str(OmegaConf.select(found, "recipe.name"))
+        named_here = config_dir is not None and (name, at) in own_hydra.named_in(config_dir).values()
+        if at is not None and not named_here:
+            if not trusted and not trust.is_mine(file.parent):
+                trust.refuse(f"its recipe is the code of {at}", file)
+            if own is not None:
+                look_beside(Path(own))
         settings = recipe_named(name, f"{file}, recipe.name", at).settings()
         of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
         known = writable(Config(env=of_its_kind, recipe=settings))

@@ -76,7 +76,8 @@ class DreamerConfig(ReplayConfig):
     depth: int = kept(above_zero(1), _SIZES)
     #: Width of the recurrent state, which is called the belief.
     belief: int = kept(above_zero(128), _SIZES)
-    #: Nats of difference between prior and posterior that cost nothing.
+    #: Nats of difference between prior and posterior that cost nothing: of dreamer_v3 in each row, of
+    #: dreamer_v1 in the mean of all.
     free_nats: float = not_below_zero(1.0)
     #: What the model imagines, beside what really happened: logged as imagination/..., and one sequence in
     #: imagination.csv.
@@ -140,6 +141,12 @@ class DreamerV3Config(DreamerConfig):
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
+        if self.gamma == 1:
+            yield ConfigError(
+                "dreamer_v3 imagines 1 / (1 - gamma) steps ahead, which a discount of 1 makes infinite",
+                "recipe.gamma",
+                "give less than 1, like 0.997",
+            )
         if isinstance(env := config.env, RenderedConfig):
             if env.img_height % SHRINKS_BY or env.img_width % SHRINKS_BY:
                 yield ConfigError(
@@ -188,7 +195,7 @@ class DreamerV1Config(DreamerConfig):
     actor_std: float = above_zero(5.0, finite=True)
     #: The least that this standard deviation can become.
     actor_least_std: float = above_zero(1e-4, finite=True)
-    #: Standard deviation of the noise that workers add to actions, in halves of the actions' range.
+    #: Standard deviation of the noise that workers add to actions, in halves of the range of each number.
     exploration_noise: float = not_below_zero(0.3)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:

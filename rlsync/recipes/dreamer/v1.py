@@ -140,7 +140,12 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
         ),
         TensorDictModule(reward, REPLAYED, [("next", "reward")]),
     )
-    model_loss = DreamerModelLoss(world_model, lambda_kl=recipe.kl_scale, free_nats=recipe.free_nats)
+    model_loss = DreamerModelLoss(
+        world_model,
+        lambda_kl=recipe.kl_scale,
+        free_nats=recipe.free_nats,
+        delayed_clamp=True,  # the paper's mean is over all rows, and only then cut
+    )
     model_loss.set_keys(pixels=_PICTURE)
     imagined = imagined_env(
         TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "state", "belief"]),
@@ -168,7 +173,7 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
             spec=spaces.action_spec,
             sigma_init=recipe.exploration_noise,
             sigma_end=recipe.exploration_noise,
-            std=spaces.half_range(),
+            std=spaces.half_ranges().tolist(),
         ).to(device),
         TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "_", ("next", "belief")]),
     )

@@ -29,6 +29,7 @@ from torchrl.modules import (
     RSSMStateEstimatorV3,
     SymExpTwoHot,
     TanhNormal,
+    symexp,
     symlog,
 )
 from torchrl.objectives import (
@@ -79,6 +80,13 @@ class SymlogMLP(DreamerV3MLP):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return super().forward(*map(symlog, inputs))
+
+
+class SymexpMLP(DreamerV3MLP):
+    """An MLP that says the symlog of its output, as the paper's decoder does: the loss takes it of both."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return symexp(super().forward(*inputs))
 
 
 def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV3Loss:
@@ -199,7 +207,7 @@ def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[n
     """
     if spaces.picture is None:
         encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
-        return encoder, recipe.cells, DreamerV3MLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
+        return encoder, recipe.cells, SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
     eye = DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
     decoder = DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
     return eye, eye.output_features(spaces.picture), decoder

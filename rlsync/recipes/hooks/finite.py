@@ -12,6 +12,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite
 from rlsync.tensors.digest import all_finite
+from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.trainers import optimizers
 from rlsync.torchrl_plugin.ending.last_checkpoint import finite_weights, save_before_the_end
 from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
@@ -29,7 +30,8 @@ class StopIfNotFinite(RegistersItself):
 
     The check costs no pass over the gradient: it reads the norm that TorchRL's steppers have computed to clip
     it. With a stepper that leaves no norm behind, it computes one. A stepper that calls the optimizers itself
-    is checked too, because the check hangs on ``torch.optim.Optimizer.register_step_pre_hook``.
+    is checked too, because the check hangs on ``torch.optim.Optimizer.register_step_pre_hook``; and so is
+    one that computes losses by methods of the loss module, as TD3's does, through ``Trainer.compute_loss``.
 
     The hook keeps nothing in checkpoints.
     """
@@ -53,6 +55,8 @@ class StopIfNotFinite(RegistersItself):
             optimizer.register_step_pre_hook(self._before_step)
         if isinstance(trainer.loss_module, nn.Module):
             trainer.loss_module.register_forward_hook(self._seen)
+        if isinstance(trainer, Trainer):
+            self._seen.watch_methods(trainer)
 
     def _before_step(self, optimizer: optim.Optimizer, args: object, kwargs: object) -> None:
         self._steps += 1
@@ -117,6 +121,18 @@ class _LastLosses:
         self._module: nn.Module | None = None
         self._given: tuple[Any, ...] = ()
         self._returned: TensorDictBase | None = None
+        self._of_methods: dict[str, Tensor] = {}
+
+    def watch_methods(self, trainer: Trainer) -> None:
+        """Keep what methods of the loss module return, too: forward hooks do not see them."""
+
+        @in_place_of(trainer, "compute_loss")
+        def compute_loss(trainer: Trainer, sub_batch: TensorDictBase, method: str | None = None) -> object:
+            returned = type(trainer).compute_loss(trainer, sub_batch, method)
+            match returned:
+                case (Tensor() as loss, *_) if method is not None:
+                    self._of_methods[method] = loss.detach()
+            return returned
 
     def __call__(self, module: nn.Module, given: tuple[Any, ...], returned: object) -> None:
         if isinstance(returned, TensorDictBase):
@@ -127,11 +143,11 @@ class _LastLosses:
 
     def forget(self) -> None:
         """Let go of the batch and of the graph."""
-        self._module, self._given, self._returned = None, (), None
+        self._module, self._given, self._returned, self._of_methods = None, (), None, {}
 
     def losses(self) -> dict[str, Tensor]:
-        """The losses that are summed and differentiated, by name."""
-        return self._under("loss")
+        """The losses that are differentiated, by name; of methods, by theirs."""
+        return self._under("loss") | self._of_methods
 
     def norms(self) -> list[float]:
         """The norms that the stepper wrote into what the loss module returned."""

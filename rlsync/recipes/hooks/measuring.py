@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync import SyncWeights
+from rlsync import SyncWeights, VerifySync
 from rlsync.core.plan import Receipt
 from rlsync.recipes.run_files import RunStatistics
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
@@ -171,6 +171,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
         staleness: StalenessHistogram,
         run_dir: Path | None,
         *,
+        verify: VerifySync | None = None,
         num_workers: int = 1,
         turns: bool = False,
         counters: Callable[[], RingCounters] | None = None,
@@ -178,6 +179,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
         self.load = Load(0.0)
         self._sync = sync
         self._staleness = staleness
+        self._verify = verify
         self._run_dir = run_dir
         self._num_workers = num_workers
         self._turns = turns
@@ -257,6 +259,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
             learner_wait_s=waits.learner_s,
             workers_wait_s=waits.workers_s,
             dropped_rollouts=waits.dropped,
+            outputs_held_version=None if self._verify is None else self._verify.behaviour_held,
         )
 
     def write(self) -> None:

@@ -91,28 +91,28 @@ def make_trainer(
     *,
     n_step: int = 1,
     squared_errors: bool = True,
+    moved_by_recipe: bool = False,
 ) -> Trainer:
-    """A :func:`paced_trainer` of a :class:`StepMemory`, whose ``target`` networks move after every step.
+    """A :func:`paced_trainer` of a :class:`StepMemory`.
 
+    The ``target`` networks move after every step, unless they are ``moved_by_recipe``.
     The hooks that publish are not registered yet: a recipe may have more sources for its sync map, and more
     hooks that come before them. Call ``register_with_evaluations`` last.
     """
     recipe: OffPolicyConfig = run.recipe
-    buffer = replay_buffer(run, _sampler(recipe))
+    prioritized = None
+    if recipe.prioritized:
+        prioritized = PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
+    buffer = replay_buffer(run, prioritized or RandomSampler())
     memory = StepMemory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
     trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper, target)
-    if recipe.prioritized:
-        memory.prioritize(trainer)
+    if prioritized is not None:
+        memory.prioritize(trainer, prioritized, (recipe.priority_beta, recipe.priority_beta_end))
     if recipe.normalize.observations or recipe.normalize.rewards:
         Normalize(recipe.normalize, run.spaces.features).register(trainer)
-    trainer.register_op("post_optim", TargetNetUpdaterHook(target))
+    if not moved_by_recipe:
+        trainer.register_op("post_optim", TargetNetUpdaterHook(target))
     return trainer
-
-
-def _sampler(recipe: OffPolicyConfig) -> Sampler:
-    if not recipe.prioritized:
-        return RandomSampler()
-    return PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
 
 
 def relu_mlp(recipe: ActorCriticConfig, features: int, outputs: int, *, last_gain: float = 1.0) -> nn.Module:

@@ -13,6 +13,7 @@ from torchrl.data import MultiStep, TensorDictReplayBuffer
 from torchrl.data.replay_buffers import Storage
 from torchrl.trainers import Trainer
 
+from rlsync.core.errors import NotFinite
 from rlsync.torchrl_plugin.compat.replay import OwnSampler
 
 #: What says that an episode is over after a step.
@@ -82,8 +83,17 @@ class StepMemory(Memory):
         self._n_step = n_step
         self._squared_errors = squared_errors
 
-    def prioritize(self, trainer: Trainer) -> None:
-        """Give drawn frames the size of their newest error as their priority."""
+    def prioritize(self, trainer: Trainer, sampler: PrioritizedRows, beta: tuple[float, float]) -> None:
+        """Give drawn frames the size of their newest error as their priority.
+
+        The sampler's beta goes linearly from the first to the second number until ``trainer.total_frames``.
+        """
+
+        def anneal(*_: object) -> None:
+            done = min(1.0, trainer.collected_frames / trainer.total_frames)
+            sampler.beta = beta[0] + done * (beta[1] - beta[0])
+
+        trainer.register_op("pre_optim_steps", anneal)
         trainer.register_op("post_optim_log", self.learned)
 
     def rows(self, batch: TensorDictBase) -> TensorDictBase:
@@ -150,15 +160,15 @@ class PrioritizedRows(OwnSampler):
     """Draws frame i with probability ``p_i ** alpha / sum_j p_j ** alpha``; p is its newest error.
 
     A frame that was never drawn has the largest priority so far. What is drawn has ``priority_weight``, which
-    TorchRL's losses use: ``(N P(i)) ** -beta`` divided by the largest such weight of all stored frames. With
-    a beta of 1 it takes back all of the bias.
+    TorchRL's losses use: ``(N P(i)) ** -beta`` divided by the largest such weight of what is drawn with it.
+    With a beta of 1 it takes back all of the bias.
 
     Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
     """
 
     def __init__(self, capacity: int, alpha: float, beta: float) -> None:
         self._tree = SumTree(capacity)
-        self._alpha, self._beta = alpha, beta
+        self._alpha, self.beta = alpha, beta
         self._largest = 1.0
 
     def probabilities(self) -> Tensor:
@@ -171,17 +181,22 @@ class PrioritizedRows(OwnSampler):
             raise RuntimeError("Cannot sample from an empty storage.")  # as TorchRL's samplers do
         mass = torch.rand(batch_size, dtype=torch.float64).numpy() * self._tree.total
         rows = self._tree.find(mass)
-        values = self._tree.values
-        least = values[: len(storage)].min()
-        weights = (values[rows] / least) ** -self._beta
+        values = self._tree.values[rows]
+        weights = (values / values.min()) ** -self.beta
         return torch.from_numpy(rows), {WEIGHT: torch.from_numpy(weights).to(torch.float32)}
 
     def update_priority(
         self, index: int | Tensor, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
-        """Give rows new errors, none below 0."""
+        """Give rows new errors, none below 0; NotFinite if one is infinite or not a number."""
         rows = torch.as_tensor(index).reshape(-1).cpu().numpy()
         errors = torch.as_tensor(priority).detach().reshape(-1).double().cpu().numpy() + _LEAST
+        if not np.isfinite(errors).all():
+            raise NotFinite(
+                f"the priority of a frame cannot be {errors[~np.isfinite(errors)][0]:g}",
+                "PrioritizedRows.update_priority, which was given the errors of a loss",
+                "look at the rewards and the losses of the steps before; no priority was changed",
+            )
         self._largest = max(self._largest, float(errors.max()))
         self._tree.set(rows, errors**self._alpha)
 

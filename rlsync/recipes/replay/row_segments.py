@@ -26,6 +26,7 @@ from torchrl.data import TensorDictReplayBuffer, TensorStorageCheckpointer
 from torchrl.data.replay_buffers import TensorStorage
 
 from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning, first_line, warn
+from rlsync.core.whole_file import digest_of
 from rlsync.torchrl_plugin.compat import replay
 
 #: What reading a damaged segment can raise.
@@ -44,6 +45,7 @@ class Segment:
     end: int  # the number after that of its last row
     file_bytes: int
     merged: bool = False  # whether it has the rows of many small segments
+    digest: str = ""  # of the file when it was written; empty where an older rlsync wrote it
 
 
 class Folder:
@@ -86,7 +88,7 @@ def write(rows: TensorDictBase, folder: Path, first: int, *, merged: bool) -> Se
             os.fsync(opened.fileno())  # later checkpoints rely on this file and do not write it again
     except (OSError, RuntimeError) as error:  # torch turns the first into the second
         raise unwritten(folder, error) from error
-    return Segment(file.name, first, end, file.stat().st_size, merged)
+    return Segment(file.name, first, end, file.stat().st_size, merged, digest_of(file))
 
 
 def _copied(rows: TensorDictBase) -> dict[str, Any]:
@@ -245,6 +247,11 @@ class RowSegments(TensorStorageCheckpointer):
                         )
                     )
         return False
+
+
+def digests_in(index: Path) -> dict[str, str]:
+    """The digests of the segments that an index names, by file, as far as they are known."""
+    return {s["file"]: s["digest"] for s in json.loads(index.read_text())["segments"] if s["digest"]}
 
 
 def _row_bytes(storage: TensorStorage) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -33,7 +34,8 @@ class PaceConfig:
     #: Updates for each collected frame, those of the prefill not counted. With the sizes above an update
     #: replays 256 frames, so each frame is replayed 64 times.
     ratio: float = above_zero(1.0, finite=True)
-    #: The most updates after one batch; what is owed beyond it is done after later ones. null: no limit.
+    #: The most updates after one batch, at least ratio x collector.frames_per_batch; what is owed beyond it
+    #: is done after later ones. null: no limit.
     burst: int | None = above_zero(None)
     #: Frames that are collected, by random actions, before the first update.
     prefill: int = kept(not_below_zero(1_000), "the pace is counted from the end of the prefill")
@@ -79,6 +81,13 @@ class ReplayConfig(RecipeConfig):
         return self.batch_size
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
+        asked = self.pace.ratio * config.collector.frames_per_batch
+        if self.pace.burst is not None and 0 < self.pace.burst < asked < math.inf:
+            yield ConfigError(
+                f"at most {self.pace.burst} updates after a batch are fewer than the ratio's {asked:g}",
+                "recipe.pace.burst",
+                f"give at least recipe.pace.ratio x collector.frames_per_batch = {math.ceil(asked)}, or null",
+            )
         if self.pace.prefill >= self.total_frames:
             yield ConfigError(
                 f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from",
@@ -108,8 +117,10 @@ class OffPolicyConfig(ReplayConfig):
     prioritized: bool = kept(False, PRIORITIES)
     #: How much more often: 0 not at all, 1 in proportion to the error.
     priority_alpha: float = kept(fraction(0.6), PRIORITIES)
-    #: How much of the bias that this brings is taken back by smaller steps: 0 nothing, 1 all.
+    #: How much of the bias that this brings is taken back by smaller steps, at the start: 0 nothing, 1 all.
     priority_beta: float = fraction(0.4)
+    #: The same at recipe.total_frames; between, it changes linearly.
+    priority_beta_end: float = fraction(1.0)
     #: Observations and rewards in units of their own spread. The statistics of the observations are part of
     #: the networks and travel with the weights, so that a version always acts with its own.
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
@@ -137,7 +148,7 @@ class ActorCriticConfig(OffPolicyConfig):
     anneal_lr: bool = kept(False, SCHEDULE)
     #: Largest norm of the gradient. Default: so large that only a step that would break the run is cut.
     clip_norm: float = above_zero(1_000.0)
-    #: How far the target networks move to the trained ones in each optimizer step.
+    #: How far the target networks move to the trained ones: in each update of sac, with the actor's in td3.
     tau: float = fraction(0.005)
     #: Initial weights of these networks: orthogonal with biases of 0 and small first actions, or torch's own,
     #: which are smaller (Stable-Baselines3 has them).

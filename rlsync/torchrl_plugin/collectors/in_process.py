@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import write
-from rlsync.torchrl_plugin.compat import collectors, stamps
+from rlsync.torchrl_plugin.compat import collectors, in_place_of, stamps
 from rlsync.torchrl_plugin.worker import acting_in, shadow_of
 from rlsync.transport.contract import Note
 from rlsync.transport.local import LocalTransport
@@ -39,6 +40,7 @@ class InProcessEndpoint:
         self._call = collectors.policy_call(collector)
         self._fresh = False
         self._answered = 0
+        self._unnumbered = False  # whether TorchRL has written what acts since the newest version
         # A publish writes in the learner's thread, a rollout may run in another. On an accelerator each has
         # streams of its own, so that the two must be put in order.
         self._devices: frozenset[torch.device] = frozenset()
@@ -65,6 +67,15 @@ class InProcessEndpoint:
 
     def connect(self, publish_default: Callable[[], object]) -> None:
         collectors.around_rollouts(self.collector, self._acting)
+
+        @in_place_of(self.collector, "update_policy_weights_")
+        def update(collector: Collector, *args: Any, **kwargs: Any) -> None:
+            with self._reader.acting():  # between two rollouts
+                self._read.order()
+                self._unnumbered = True
+                type(collector).update_policy_weights_(collector, *args, **kwargs)
+                if self.in_flight:
+                    self._number()
 
     def locate(self, path: Path, where: str) -> Key:
         self._found[str(path)] = path, Leaves(self._walk(path, where), f"collector.{path}")
@@ -100,8 +111,23 @@ class InProcessEndpoint:
             self._found[destination] = path, leaves
         return leaves
 
+    def _number(self) -> None:
+        """Publish what acts as it is: TorchRL has written it, and its frames need a number of their own.
+
+        Unless a rollout may begin in another thread, this waits until one does: a publish that comes before
+        numbers it, too.
+        """
+        self._unnumbered = False
+        layout = self.publisher.transport.layout
+        if layout is not None:  # else nothing was published yet
+            live = {name: self.tensors(name) for name in layout.destinations}
+            brought = [(entry.destination, entry.leaf.name) for entry in layout.entries]
+            self.publisher.publish({(to, name): live[to][name] for to, name in brought})
+
     @contextmanager
     def _acting(self, collector: Collector) -> Iterator[None]:
+        if self._unnumbered:
+            self._number()
         with self._reader.acting() as version:
             stamps.stamp(collector, version)
             fresh, self._fresh = self._fresh, False
@@ -140,6 +166,7 @@ class InProcessEndpoint:
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
         arrived = dict(zip(layout.entries, views, strict=True))
         self._read.order()
+        self._unnumbered = False
         for destination in layout.destinations:
             mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
             write(self._leaves(destination), mine)

@@ -19,6 +19,7 @@ from torchrl.trainers import Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import ConfigError
+from rlsync.core.plan import POLICY
 from rlsync.core.trigger import Counters
 from rlsync.torchrl_plugin.compat import in_place_of, present
 from rlsync.torchrl_plugin.compat.distributed import Remote
@@ -38,6 +39,13 @@ class StockHook:
     def feeds(self) -> object:
         """What it sends weights to: a sender, or a collector through ``update_policy_weights_``."""
         return self.hook.collector if self.hook.sender is None else self.hook.sender
+
+    @property
+    def destinations(self) -> tuple[str, ...]:
+        """Which destinations it sends weights to; none if a sender knows them."""
+        if self.hook.sender is not None:
+            return ()
+        return (POLICY,) if self.hook.weight_update_map is None else tuple(self.hook.weight_update_map)
 
     def __str__(self) -> str:
         hook = self.hook

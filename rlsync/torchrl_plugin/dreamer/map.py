@@ -98,8 +98,9 @@ def dreamer_map(
         destination: the path of the player on the collector.
 
     Returns:
-        A map for :class:`rlsync.SyncWeights`. DreamerV3's player has parameters that take no part in acting,
-        ``prior.rnn_to_prior_projector``: they are excluded, and keep the values that they begin with.
+        A map for :class:`rlsync.SyncWeights`. A player has parameters that take no part in acting,
+        ``prior.rnn_to_prior_projector``: DreamerV3's are excluded, and keep the values that they begin with;
+        DreamerV1's are declared as ``idle``.
 
     Raises:
         ConfigError: the loss or the player is not made of TorchRL's parts of DreamerV1 or DreamerV3, or they
@@ -134,11 +135,17 @@ def dreamer_map(
     sync_map: dict[str, str | Source] = {}
     for to, path, unused in pairs:
         source = str(parse(path))
-        sync_map[str(parse(f"{destination}.{to}"))] = Source(source, exclude=unused) if unused else source
+        sync_map[str(parse(f"{destination}.{to}"))] = _source(source, unused, acts.version)
     return sync_map
 
 
-#: Path in the player, path on the trainer, what is excluded.
+def _source(path: str, unused: tuple[str, ...], version: int) -> str | Source:
+    if not unused:
+        return path
+    return Source(path, exclude=unused) if version == 3 else Source(path, idle=unused)
+
+
+#: Path in the player, path on the trainer, what takes no part in acting.
 _Pair = tuple[str, str, tuple[str, ...]]
 
 
@@ -155,14 +162,13 @@ def _paired(what: str, acting: tuple[Unit, ...], trained: tuple[Unit, ...], wher
 
 def _dynamics(acts: PlayerParts, trained: LossParts) -> Iterator[_Pair]:
     rollout = trained.rollout.path
-    unused = NOT_ACTING if acts.version == 3 else ()
     if acts.estimates:
         estimator = acts.posterior.path
-        yield f"{estimator}.prior", f"{rollout}.rssm_prior.module", unused
+        yield f"{estimator}.prior", f"{rollout}.rssm_prior.module", NOT_ACTING
         yield f"{estimator}.posterior", f"{rollout}.rssm_posterior.module", ()
     else:
         yield acts.posterior.path, f"{rollout}.rssm_posterior", ()
-        yield f"{acts.prior.path}.module", f"{rollout}.rssm_prior.module", unused
+        yield f"{acts.prior.path}.module", f"{rollout}.rssm_prior.module", NOT_ACTING
 
 
 def units(module: nn.Module, path: str = "") -> Iterator[Unit]:

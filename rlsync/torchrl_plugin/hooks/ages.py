@@ -19,7 +19,8 @@ UNKNOWN = -1
 class Staleness:
     """The age of frames, one int64 entry a frame.
 
-    ``versions`` is the learner's version minus the stamped one; -1 for frames that name no version of this
+    ``versions`` is the learner's version minus the stamped one, without the numbers that were lost when the
+    learner was killed; -1 for frames that name no version of this
     learner: recorded ones, for example. ``optim_steps`` counts optimizer steps since the stamped version was
     published; -1 for those frames too, and for versions that the ledger does not know, because they are too
     old or nobody counted steps.
@@ -45,7 +46,9 @@ def staleness_of(batch: TensorDictBase, ledger: Ledger, newest: int, optim_steps
     """How old the frames of a batch of any shape are, if ``optim_steps`` steps are done now."""
     stamps = stamps_of(batch, newest).flatten()
     versions, place = stamps.unique(return_inverse=True)
-    ages = [ledger.optim_steps_since(version, optim_steps) for version in versions.tolist()]
-    steps = torch.tensor([UNKNOWN if age is None else age for age in ages], dtype=torch.int64)
-    age = torch.where(stamps == UNKNOWN, UNKNOWN, newest - stamps)
+    since = [ledger.optim_steps_since(version, optim_steps) for version in versions.tolist()]
+    steps = torch.tensor([UNKNOWN if age is None else age for age in since], dtype=torch.int64)
+    # One that was published in the background may be newer than what the ledger has recorded.
+    ages = torch.tensor(ledger.ages(versions.tolist()), dtype=torch.int64) + (newest - ledger.version)
+    age = torch.where(stamps == UNKNOWN, UNKNOWN, ages.to(stamps.device)[place])
     return Staleness(age, steps.to(stamps.device)[place])

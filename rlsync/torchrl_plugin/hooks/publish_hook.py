@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.ledger import Ledger
+from rlsync.core.path import Path, parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.torchrl_plugin.compat import trainers
@@ -77,6 +79,15 @@ class PublishHook(TrainerHookBase):
     def _pass_over(self) -> None:
         """Nothing is due at this call of the hook."""
 
+    def _destinations(self) -> Iterable[str]:
+        """Where on the collector it publishes to."""
+        raise NotImplementedError
+
+    def _reaches(self, destination: Path) -> bool:
+        """Whether it publishes to this destination, or to a part of it."""
+        ours = map(parse, self._destinations())
+        return any(path.startswith(destination) or destination.startswith(path) for path in ours)
+
     def _require_bound(self) -> None:
         """Raise if the hook would publish nothing, because it has no trainer."""
 
@@ -127,6 +138,7 @@ class PublishHook(TrainerHookBase):
         self._calls.published()
         if not receipt.coalesced and receipt.reason in ("trigger", "call"):
             self._last = now
+        receipt = replace(receipt, run_id=self.ledger.run_id)
         self.receipts.append(receipt)
         if self._receipts_file is not None:
             with self._receipts_file.open("a") as file:
@@ -210,6 +222,13 @@ class PublishHook(TrainerHookBase):
         """Remove TorchRL's hooks that send to where this one publishes, and no others."""
         found = trainers.stock_update_weights(trainer)
         replaced = [stock for stock in found if stock.feeds is self.feeds]
+        for stock in replaced:
+            if lost := [name for name in stock.destinations if not self._reaches(parse(name))]:
+                raise ConfigError(
+                    f"{', '.join(map(repr, lost))} would get no weights any more",
+                    f"{type(self).__name__}, which replaces {stock}",
+                    "add the destination to the map, or leave it out of the trainer's weight_update_map",
+                )
         trainers.remove_stock_update_weights(trainer, replaced)
         self.beside = tuple(f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
 
@@ -236,8 +255,8 @@ class PublishHook(TrainerHookBase):
         now = self.counters()
         last = {f"last_{name}": value for name, value in self._last.to_dict().items()}
         ledger = self.ledger.state_dict()
-        published = torch.tensor(ledger["published"], dtype=torch.int64).view(-1, 2)
-        return ledger | {"version": self.version, "published": published} | now.to_dict() | last
+        pairs = {k: torch.tensor(ledger[k], dtype=torch.int64).view(-1, 2) for k in ("published", "lost")}
+        return ledger | {"version": self.version} | pairs | now.to_dict() | last
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the same phase; the restored weights are published before the next frame.

@@ -130,7 +130,7 @@ class BoundStaleness(RegistersItself, Logs):
         unknown = stamps == UNKNOWN
         if self.action == "wait" and not bool(unknown.all()):
             self._in_hand = int(stamps[~unknown].min())
-        age = self.sync.version - stamps
+        age = self.sync.staleness(batch).versions.view_as(stamps)
         stale = (age > self.max_versions) & ~unknown
         if self.unknown == "raise" and bool(unknown.any()):
             raise self._exceeded(
@@ -164,7 +164,7 @@ class BoundStaleness(RegistersItself, Logs):
         oldest = [] if self._in_hand is None else [self._in_hand]
         if self.sync.in_flight:
             oldest += self.sync.acting_versions()
-        may = self.sync.version + 1 - min(oldest, default=self.sync.version + 1) <= self.max_versions
+        may = max(self.sync.ledger.ages(oldest), default=-1) + 1 <= self.max_versions
         self.put_off_publishes += not may
         self._put_off = not may
         return may

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 
@@ -53,6 +53,9 @@ class SyncWeights(PublishHook):
             and versions.
         history: how many receipts are kept.
         receipts_file: receipts are appended here, one JSON object a line.
+        versions_file: version numbers are reserved here, before they are used, so that a learner that is
+            killed and resumed with this file never uses one twice. Each receipt then has the ``run_id`` that
+            the file has.
         finite: refuse to publish weights that are not all finite; costs one more reading of them. The
             publish raises a PublishError that names the leaf, and nothing is published.
         background: a publish by the trigger copies what the optimizers write in a thread, during the next
@@ -88,6 +91,7 @@ class SyncWeights(PublishHook):
         collector: BaseCollector | None = None,
         history: int = 1000,
         receipts_file: str | FilePath | None = None,
+        versions_file: str | FilePath | None = None,
         finite: bool = False,
         background: bool = False,
         max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
@@ -99,6 +103,7 @@ class SyncWeights(PublishHook):
         )
         check_limit(max_unchanged_publishes)
         self.sync_map = sync_map
+        self.versions_file = versions_file
         self.collector = collector
         self.finite = finite
         self.background = background
@@ -169,6 +174,9 @@ class SyncWeights(PublishHook):
     def _register_ops(self, trainer: Trainer, endpoint: Endpoint) -> None:
         trainer.register_op("post_optim", self._count_optim_step)
         trainer.register_op("post_steps", self._count_batch_done)
+        if self.versions_file is not None:
+            self.ledger.reserve_in(self.versions_file)
+            trainer.register_op("shutdown", self.ledger.give_back)
         if self.background and not endpoint.in_flight:
             # Workers that wait for the learner act with what was published for their rollout.
             trainer.register_op("post_steps_log", self._join_before_rollout)
@@ -325,6 +333,9 @@ class SyncWeights(PublishHook):
             LayoutMismatch: the Evaluator's policy has other leaves than the collector's.
         """
         self._pinned.append(pin(evaluator, self._bound, self._settle, self.publish))
+
+    def _destinations(self) -> Iterable[str]:
+        return self.sync_map
 
     def _pass_over(self) -> None:
         self._bound.endpoint.publisher.pass_over()

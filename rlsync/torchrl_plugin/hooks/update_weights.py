@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -131,6 +131,9 @@ class UpdateWeights(PublishHook):
     def feeds(self) -> object:
         """The sender, or else the collector."""
         return self.collector if self.sender is None else self.sender
+
+    def _destinations(self) -> Iterable[str]:
+        return self.weight_update_map or (POLICY,)
 
     @property
     def ledger(self) -> Ledger:

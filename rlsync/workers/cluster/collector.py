@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -69,7 +70,8 @@ class ClusterCollector(RolloutCollector):
         slots: of the ring of each node; by default two more than it has workers.
         policy_device: where the players of a node act: one device, or one for each of its workers.
         steps, envs_per_worker, overlap, rollouts_per_batch, total_frames, store_params, store_value, dtype,
-            adopt, storing_device, seed, restarts, start_method, silent_timeout_s: see ``UnrollCollector``.
+            adopt, storing_device, seed, restarts, start_method, silent_timeout_s, versions_file: see
+            ``UnrollCollector``.
 
     Raises:
         ConfigError: a number is out of range, ``adopt`` is unknown, Ray is not initialised, or the agents of
@@ -105,6 +107,7 @@ class ClusterCollector(RolloutCollector):
         restarts: Restarts | None = None,
         start_method: str = "forkserver",
         silent_timeout_s: float = 300.0,
+        versions_file: str | Path | None = None,
     ) -> None:
         where = "ClusterCollector"
         settings = CollectSettings(
@@ -140,6 +143,7 @@ class ClusterCollector(RolloutCollector):
             rollouts_per_batch=rollouts_per_batch,
             total_frames=total_frames,
             ledger=ledger,
+            versions_file=versions_file,
         )
         self.publisher.expected = self._leaves_in_workers
         self.workers_per_node = workers_per_node

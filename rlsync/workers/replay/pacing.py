@@ -17,8 +17,9 @@ from rlsync.core.errors import ConfigError
 class Pace:
     """The replay ratio: optimizer steps (updates) for each collected frame, those of the prefill not counted.
 
-    This is the one definition. What throttles, what is logged and what is planned all ask it. A ConfigError
-    if a number cannot be.
+    This is the one definition. What throttles, what is logged and what is planned all ask it. If the updates
+    that are due are done after each batch, the ratio is held within one update between the ends of any two
+    batches; within a batch it is not. A ConfigError if a number cannot be.
 
     Example:
         >>> pace = Pace(0.5, prefill=1024)

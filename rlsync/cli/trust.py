@@ -1,0 +1,176 @@
+"""Which run folders are this user's own, and what is read of all others: nothing that can run code.
+
+A run leaves a random number in its folder. The user's state folder keeps that number with the folder's inode.
+So a folder that was moved is still known, and a copy of it is not.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import uuid
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rlsync.core.errors import ConfigError, RlsyncWarning, first_line, printable, warn
+from rlsync.core.whole_file import write_whole
+from rlsync.recipes.run_files import RUN_ID
+
+if TYPE_CHECKING:  # imports torch: rlsync plot needs none of it
+    from rlsync.recipes.settings import Config
+
+#: The flag that lets code run that a folder holds or names.
+FLAG = "--trust"
+
+HELP = (
+    "load a checkpoint that cannot be checked, and code that a folder of somebody else's run holds or names"
+)
+
+#: Keys that can name code, or where to send things, and those that ``rlsync eval`` uses.
+OF_ENV = ("env.id", "env.kwargs")
+CODE = (*OF_ENV, "cluster.address", "logger.kwargs")
+
+#: Files of a checkpoint that hold numbers and text alone.
+_DATA = (".json", ".memmap")
+_PICKLES = (".pickle", ".pkl")
+#: torch.load reads a file that begins otherwise by an older way, which runs code even with weights_only.
+_ZIP = b"PK\x03\x04"
+#: What a pickle raises that is damaged, or names a class.
+_DAMAGED = (pickle.UnpicklingError, EOFError, AttributeError, ImportError, LookupError, TypeError, ValueError)
+
+
+def _state_folder() -> Path:
+    home = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
+    return base / "rlsync" / "runs"
+
+
+def claim(run: Path, trusted: bool) -> None:
+    """Record that this user starts a run in a folder; not if somebody else's files may lie in it already."""
+    if is_mine(run):
+        return
+    if not trusted and any(path.is_dir() and path.name != ".hydra" for path in run.iterdir()):
+        return
+    number = uuid.uuid4().hex
+    try:
+        _state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+        (_state_folder() / number).write_text(f"{run.stat().st_ino} {run.resolve()}\n")
+        write_whole(run / RUN_ID, lambda beside: beside.write_text(number))
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        what = f"this run cannot be recorded as yours: {first_line(error)}"
+        cure = f"set XDG_STATE_HOME to a folder that you can write; else eval and resume may ask for {FLAG}"
+        warn(RlsyncWarning(what, str(run), cure))
+
+
+def is_mine(run: Path) -> bool:
+    """Whether this user started the run in a folder."""
+    try:
+        number, at = (run / RUN_ID).read_text(), run.stat()
+        if at.st_uid != os.getuid() or not re.fullmatch("[0-9a-f]{32}", number):
+            return False
+        return (_state_folder() / number).read_text().partition(" ")[0] == str(at.st_ino)
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def refuse(what: str, where: object) -> NoReturn:
+    """Refuse what could run code and comes from the folder of a run that this user did not start."""
+    raise ConfigError(
+        f"{what}, and you did not start the run that this comes from",
+        str(where),
+        f"look at it, and add {FLAG} if you trust who wrote it",
+    )
+
+
+def check_checkpoint(checkpoint: Path, trusted: bool) -> None:
+    """Refuse a foreign checkpoint with a file that could run code when TorchRL or tensordict load it."""
+    if trusted or is_mine(checkpoint.parent):
+        return
+    if not checkpoint.is_dir():
+        refuse("the checkpoint is an archive, whose files are not looked at", checkpoint)
+    for file in sorted(checkpoint.rglob("*")):
+        _check_file(file)
+
+
+def check_file(file: Path, run: Path, trusted: bool) -> None:
+    """The same of one file of a run."""
+    if file.exists() and not trusted and not is_mine(run):
+        _check_file(file)
+
+
+def _check_file(file: Path) -> None:
+    if file.is_symlink():
+        refuse("a link leads out of the files that are looked at", file)
+    if file.is_dir() or file.suffix in _DATA:
+        return
+    with file.open("rb") as opened:
+        if file.suffix == ".pt" and opened.read(len(_ZIP)) == _ZIP:  # read with weights_only
+            return
+        if file.suffix not in _PICKLES:
+            refuse("a file is of a kind that rlsync does not write", file)
+        try:
+            _PlainData(opened).load()
+        except _DAMAGED as error:
+            refuse(f"a pickle holds more than plain data: {first_line(error)}", file)
+
+
+class _PlainData(pickle.Unpickler):
+    """Loads numbers, text and their containers, which is what TorchRL's ``prefetch.pkl`` has; no class."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def check_code(config: Config, keys: Collection[str], file: Path, trusted: bool) -> None:
+    """Refuse a foreign config in which one of these keys names code."""
+    if trusted or is_mine(file.parent):
+        return
+    # A module's name has a dot or a colon.
+    plain = all(re.fullmatch(r"[\w-]*|-?[\d.e+-]+", str(value)) for value in config.env.kwargs.values())
+    values = (
+        config.env.id if ":" in config.env.id else None,
+        None if plain else config.env.kwargs,
+        config.cluster.address,
+        config.logger.kwargs or None,
+    )
+    for key, value in zip(CODE, values, strict=True):
+        if key in keys and value is not None:
+            refuse(f"{key} is {value}", file)
+
+
+def config_in(file: Path) -> DictConfig:
+    """The config that a run wrote: a mapping with printable values, of which none is an interpolation.
+
+    Whoever wrote it: rlsync writes values. ``${oc.env:TOKEN}`` would bring what is only in this process into
+    files and messages.
+    """
+    cure = "use the rlsync that wrote it"
+    try:
+        found = OmegaConf.load(file)
+    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+        what = f"cannot read the run's configuration: {first_line(error)}"
+        raise ConfigError(what, str(file), cure) from error
+    if not isinstance(found, DictConfig):
+        raise ConfigError("cannot read the run's configuration: it is no mapping", str(file), cure)
+    for text in _texts(OmegaConf.to_container(found, resolve=False)):
+        if "${" in text or text != printable(text):
+            what = f"a run's configuration has values alone, and this one has {text!r}"
+            raise ConfigError(what, str(file), "write the value there")
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, below in value.items():
+            yield from (*_texts(key), *_texts(below))
+    elif isinstance(value, list):
+        for below in value:
+            yield from _texts(below)

@@ -1,0 +1,229 @@
+"""Checkpoints: damage is refused and named, nothing is written by reading, and a stop leaves a whole one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn, optim
+from torchrl.checkpoint import Checkpoint
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from rlsync.cli.status import begin
+from rlsync.core import whole_file
+from rlsync.core.errors import ConfigError
+from rlsync.recipes import checkpoints
+from rlsync.recipes.checkpoints import WholeCheckpoint, require_whole, taken
+from rlsync.recipes.replay import row_segments
+from rlsync.recipes.replay.row_segments import RowSegments
+from rlsync.recipes.run_files import CHECKPOINT, DIGESTS
+from rlsync.recipes.trainer import RandomState
+from tests.tools.parts.power_cut import Disk, Image, put
+
+
+class Count:
+    """A component that says which save wrote a checkpoint."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "counts": torch.full((3,), self.count)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["counts"].tolist() == [state["count"]] * 3
+        self.count = state["count"]
+
+
+def make() -> WholeCheckpoint:
+    """Weights, an optimizer, random numbers and a replay buffer, as a run has them."""
+    policy = nn.Linear(3, 2)
+    optimizer = optim.Adam(policy.parameters())
+    policy(torch.ones(3)).sum().backward()
+    optimizer.step()
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), batch_size=2)
+    buffer.storage.checkpointer = RowSegments(buffer)
+    buffer.extend(TensorDict({"row": torch.arange(4.0)}, [4]))
+    return WholeCheckpoint(policy=policy, optimizer=optimizer, rng=RandomState(), replay_buffer=buffer)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return make().save(tmp_path / CHECKPOINT)
+
+
+def facts(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """What shows that nothing was written."""
+    return {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.rglob("*") if f.is_file()}
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "emptied": lambda file: file.write_bytes(b""),
+    "with one bit flipped": flip,
+    "removed": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_whatever_file_is_damaged_is_named_and_nothing_is_written(saved: Path, damage: str) -> None:
+    names = sorted(str(f.relative_to(saved)) for f in saved.rglob("*") if f.is_file() and f.name != DIGESTS)
+    for part in ("policy", "optimizer", "rng", "replay_buffer/storage", "manifest.json"):
+        assert any(part in name for name in names), part
+    for name in names:
+        file, whole = saved / name, (saved / name).read_bytes()
+        DAMAGE[damage](file)
+        before = facts(saved)
+        with pytest.raises(ConfigError, match="the checkpoint is damaged: it") as refused:
+            taken(saved.parent, trusted=True)
+        assert refused.value.where == str(file)
+        assert facts(saved) == before
+        file.write_bytes(whole)
+    assert taken(saved.parent, trusted=False) is not None, "it is whole again"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "with one bit flipped"])
+def test_a_damaged_manifest_is_refused_even_with_trust(saved: Path, damage: str) -> None:
+    DAMAGE[damage](saved / DIGESTS)
+    with pytest.raises(ConfigError, match="the checkpoint is damaged"):
+        require_whole(saved, trusted=True)
+
+
+def test_a_manifest_of_a_newer_rlsync_is_refused(saved: Path) -> None:
+    held = json.loads((saved / DIGESTS).read_text())
+    (saved / DIGESTS).write_text(json.dumps(held | {"format": 2}))
+    with pytest.raises(ConfigError, match="its format is 2, and this rlsync reads 1"):
+        require_whole(saved, trusted=True)
+
+
+def test_only_what_will_be_loaded_is_checked(saved: Path) -> None:
+    (weights,) = saved.glob("components/*-policy/state/tensor_00000000.memmap")
+    (moments,) = saved.glob("components/*-optimizer/state/tensor_00000001.memmap")
+    flip(moments)
+    assert require_whole(saved, trusted=False, components=["policy", "not there"])
+    flip(weights)
+    with pytest.raises(ConfigError) as refused:
+        require_whole(saved, trusted=False, components=["policy"])
+    assert refused.value.where == str(weights)
+
+
+def test_a_checkpoint_without_a_manifest_needs_trust_and_is_called_unchecked(saved: Path) -> None:
+    (saved / DIGESTS).unlink()
+    with pytest.raises(ConfigError, match=f"it has no {DIGESTS}") as refused:
+        taken(saved.parent, trusted=False)
+    assert "--trust" in refused.value.cure
+    assert str(taken(saved.parent, trusted=True)) == f"{saved}, unchecked: it has no {DIGESTS}"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "removed"])
+def test_a_short_tensor_is_refused_without_a_manifest_too_and_is_not_grown(saved: Path, damage: str) -> None:
+    (saved / DIGESTS).unlink()
+    (file,) = saved.glob("components/*-policy/state/tensor_00000000.memmap")
+    DAMAGE[damage](file)
+    before = facts(saved)
+    with pytest.raises(ConfigError, match="of 24 bytes") as refused:
+        require_whole(saved, trusted=True, components=["policy"])
+    assert refused.value.where == str(file)
+    assert facts(saved) == before
+
+
+def test_a_replay_segment_is_hashed_once_and_its_digest_is_carried_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+
+    def counted(file: Path) -> str:
+        hashed.append(file.name)
+        return whole_file.digest_of(file)
+
+    monkeypatch.setattr(row_segments, "digest_of", counted)
+    monkeypatch.setattr(checkpoints, "digest_of", counted)
+    checkpoint = make()
+    buffer = checkpoint.components["replay_buffer"]
+    for run in ("first", "first", "second"):
+        buffer.extend(TensorDict({"row": torch.arange(2.0)}, [2]))
+        at = checkpoint.save(tmp_path / run / CHECKPOINT)
+    segments = [name for name in hashed if name.endswith(".pt")]
+    assert len(segments) == len(set(segments)) == 3
+    assert require_whole(at, trusted=False)
+
+
+# --------------------------------------------------------------------------------- which of the two
+
+
+def test_resume_takes_the_one_before_where_the_newer_one_is_damaged_and_says_why(saved: Path) -> None:
+    before = shutil.copytree(saved, saved.with_name(f".{CHECKPOINT}.backup-1f"))
+    (file,) = saved.glob("components/*-policy/state/tensor_00000000.memmap")
+    flip(file)
+    begin(saved.parent)  # what a run that goes on in this folder does first
+    assert str(taken(saved.parent, trusted=False)) == (
+        f"{before}, the one before, because the checkpoint is damaged: its bytes are not those that were "
+        f"written ({file})"
+    )
+    make().save(saved)
+    assert [path.name for path in saved.parent.iterdir()] == [CHECKPOINT], "a new one replaces both"
+
+
+def test_resume_says_which_of_two_whole_ones_it_takes(saved: Path) -> None:
+    run = saved.parent
+    assert str(taken(run, trusted=False)) == str(saved)
+    left = run / f".{CHECKPOINT}.backup-1f"
+    shutil.copytree(saved, left)
+    assert "the newer one of two" in str(taken(run, trusted=False))
+    saved.rename(run / f".{CHECKPOINT}.backup-2e")
+    shutil.rmtree(left)
+    assert "the one before: the run was stopped while it put a newer one" in str(taken(run, trusted=False))
+    (run / f".{CHECKPOINT}.backup-2e").rename(saved)
+    (run / f".{CHECKPOINT}.stage-1f").mkdir()
+    assert "the newest whole one: the run was stopped while it wrote" in str(taken(run, trusted=False))
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    with closing(Disk()) as disk:
+        yield disk
+
+
+@pytest.mark.seconds
+def test_a_machine_that_stops_at_any_moment_leaves_the_checkpoint_before_or_the_new_one(
+    tmp_path: Path, disk: Disk
+) -> None:
+    run, count = tmp_path / "run", Count()
+    buffer = make().components["replay_buffer"]
+    checkpoint = WholeCheckpoint(count=count, replay_buffer=buffer)
+    run.mkdir()
+    left: dict[str, tuple[Image, int, int]] = {}
+
+    def note(oldest: int) -> None:
+        for image in disk.left(run):
+            left[repr((sorted(image.items()), oldest))] = (image, oldest, count.count)
+
+    for number in range(1, 4):
+        count.count = number
+        buffer.extend(TensorDict({"row": torch.arange(2.0)}, [2]))
+        with disk.watching(lambda number=number: note(number - 1)):
+            checkpoint.save(run / CHECKPOINT)
+        note(number)
+    assert len(left) > 50
+    newer = set()
+    for at, (image, oldest, newest) in enumerate(left.values()):
+        put(image, tmp_path / str(at))
+        choice, read = taken(tmp_path / str(at), trusted=False), Count()
+        if choice is not None:
+            Checkpoint(count=read, replay_buffer=make().components["replay_buffer"]).load(choice.checkpoint)
+        assert oldest <= read.count <= newest, sorted(image)
+        newer.add((oldest, read.count))
+    assert newer == {(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)}

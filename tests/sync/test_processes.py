@@ -1,0 +1,74 @@
+"""Worker processes as the learner sees them: when one is ready, lost, or silent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from rlsync.core.errors import AdoptionTimeout, WorkerLost
+from rlsync.sync import processes
+from rlsync.sync.processes import Silence, await_ready
+
+
+@dataclass
+class Process:
+    """As much of a process as is looked at."""
+
+    exitcode: int | None = None
+    pid: int = 4242
+
+
+def test_a_worker_that_said_ready_just_before_it_ended_is_ready() -> None:
+    answers = iter([False])
+    await_ready([Process(exitcode=0)], lambda worker, seconds: next(answers, True), timeout_s=60.0)
+
+
+def test_a_worker_that_ended_without_a_word_is_named() -> None:
+    with pytest.raises(WorkerLost, match=r"worker 1 \(pid 4242, killed by SIGKILL\) ended before it was"):
+        await_ready([Process(), Process(-9)], lambda worker, seconds: worker == 0, timeout_s=None)
+
+
+def test_workers_that_live_and_are_not_ready_are_waited_for_until_the_deadline() -> None:
+    with pytest.raises(AdoptionTimeout, match=r"worker 1 .* not ready are the workers 1, 2"):
+        await_ready([Process()] * 3, lambda worker, seconds: worker == 0, timeout_s=0.01)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """One number, the time in seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    return now
+
+
+def silent(silence: Silence, clock: list[float], after_s: float, ages_s: dict[int, float]) -> list[int]:
+    clock[0] += after_s
+    return silence.look(ages_s)
+
+
+def test_a_worker_is_silent_when_it_was_seen_so_for_the_timeout(clock: list[float]) -> None:
+    silence = Silence(timeout_s=10.0)
+    assert silence.look({0: 500.0, 1: 0.0}) == [], "it may have been silent before anybody waited for it"
+    for _ in range(5):
+        assert silent(silence, clock, 2.0, {0: 500.0, 1: 0.5}) == []
+    assert silent(silence, clock, 2.0, {0: 500.0, 1: 0.5}) == [0]
+    assert silent(silence, clock, 2.0, {0: 1.0, 1: 0.5}) == [], "it gave a sign of life"
+
+
+def test_a_learner_that_was_suspended_has_not_seen_its_workers_silent(clock: list[float]) -> None:
+    silence = Silence(timeout_s=10.0)
+    silence.look({0: 0.0})
+    for _ in range(4):
+        assert silent(silence, clock, 3600.0, {0: 3600.0}) == []
+    assert silent(silence, clock, 3600.0, {0: 3600.0}) == [0]
+
+
+def test_what_was_counted_is_forgotten_when_the_timers_start_again(clock: list[float]) -> None:
+    silence = Silence(timeout_s=10.0)
+    silence.look({0: 500.0})
+    for _ in range(5):
+        silent(silence, clock, 2.0, {0: 500.0})
+    silence.clear()
+    assert silent(silence, clock, 2.0, {0: 500.0}) == []
+    assert silent(silence, clock, 2.0, {0: 500.0}) == []
