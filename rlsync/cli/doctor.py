@@ -140,6 +140,7 @@ def _sources(found: Examination) -> Iterator[Finding]:
         if not source.endswith("_params"):
             cure += f"; TorchRL's losses keep it under {source}_params"
         yield Finding("warn", "source", f"no optimizer of the trainer holds a tensor of {source}", cure)
+    yield from (Finding("warn", "source", why.what, why.cure) for why in covered.stuck)
     if covered.frozen:
         cure = "give them to the optimizer, unless they are frozen on purpose"
         said = f"sent, and in no optimizer: {listed(covered.frozen, _NAMES)}"

@@ -19,7 +19,8 @@
     └── RlsyncWarning            probably a mistake; shown as a Python warning (also a UserWarning)
         ├── NoBoard                  worker processes get their weights without rlsync's promises
         ├── IdleLeaves               some of the weights that arrive do not act
-        ├── NothingPublished         a hook publishes nothing, because its trainer does not call it
+        ├── NothingLearns            what is sent cannot learn, or got no gradient
+        ├── NothingPublished         nobody publishes, or not to the collector whose frames are learned from
         └── NothingChanged           the same weights were published again and again
 
 Every error and every warning prints three lines: what is wrong, where, and the cure.
@@ -134,8 +135,12 @@ class IdleLeaves(RlsyncWarning):
     """Some of the weights that arrive do not act."""
 
 
+class NothingLearns(RlsyncWarning):
+    """What is sent cannot learn, or got no gradient in the first updates."""
+
+
 class NothingPublished(RlsyncWarning):
-    """A hook publishes nothing, because the trainer that it is bound to does not call it."""
+    """A collector gets no weights: there is no hook for it, or the trainer does not call it."""
 
 
 class NothingChanged(RlsyncWarning):

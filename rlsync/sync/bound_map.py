@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlsync.core.errors import PublishError
+from rlsync.core.errors import PublishError, warn
 from rlsync.core.plan import Receipt, SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.behaviour import judge
@@ -19,7 +19,8 @@ from rlsync.sync.publisher import Publish
 from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
 from rlsync.sync.sample import Judgement, Sample
 from rlsync.sync.sharded.ranks import require_shards
-from rlsync.sync.trained import UNCHANGED_PUBLISHES, Training, Unchanged
+from rlsync.sync.trained import UNCHANGED_PUBLISHES, Training, Unchanged, refuse_hidden
+from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.leaves import memory_key
 from rlsync.transport.rules import Key, keyed
@@ -66,6 +67,10 @@ class BoundMap:
         self._sharded = False  #: whether other ranks of the learner bring parts of the leaves
         self._plan: SyncPlan
         self._bind()
+        for route in self._routes:
+            refuse_hidden(route.leaves, self._training)
+            if (why := self._training.why_nothing_learns(route.route.source, route.tensors())) is not None:
+                warn(why)
 
     def _bind(self) -> None:
         self._routes = bind_routes(self._map, self._root, self.endpoint)
@@ -106,6 +111,12 @@ class BoundMap:
             live = self.endpoint.tensors(destination) or {}
             found |= {memory_key(tensor) for tensor in live.values()}
         return found
+
+    def acts_in(self, policy: nn.Module | None) -> bool:
+        """Whether a policy acts with the memory of the sources, or may do so in another process."""
+        sources = [tensor for route in self._routes for tensor in route.tensors()]
+        shared = any(tensor.is_shared() for tensor in sources if tensor.is_cpu)
+        return shared or (policy is not None and any(p in Covered(sources) for p in policy.parameters()))
 
     def publish(self, reason: str, now: Counters, *, in_background: bool = False) -> Receipt:
         """Publish the present weights as one version; ``reason`` and the counters go into the receipt.

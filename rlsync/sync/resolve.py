@@ -247,7 +247,8 @@ def check_trained(root: object, path: Path, where: str) -> None:
         if not isinstance(segment, Attr):
             continue
         parent = _walk_source(root, Path(path.segments[:depth]), where) if depth else root
-        trained = parent._modules.get(f"{segment.name}_params") if isinstance(parent, nn.Module) else None
+        children = dict(parent._modules.items()) if isinstance(parent, nn.Module) else {}
+        trained = children.get(f"{segment.name}_params")
         if not isinstance(trained, TensorDictParams):
             continue
         named = Path(path.segments[: depth + 1])

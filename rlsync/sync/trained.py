@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from rlsync.core.errors import ConfigError, NothingChanged, SourceNotFound, warn
+from rlsync.core.errors import (
+    ConfigError,
+    LayoutMismatch,
+    NothingChanged,
+    NothingLearns,
+    SourceNotFound,
+    warn,
+)
 from rlsync.core.path import Path, walk
-from rlsync.core.plan import Route
+from rlsync.core.plan import Route, listed
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes
-from rlsync.tensors.leaves import Leaf
+from rlsync.tensors.leaves import Leaf, Leaves
 from rlsync.tensors.wrappers import uncompiled
 
 
@@ -28,6 +38,29 @@ class Training:
 
     def parameters(self) -> list[Tensor]:
         return [p for o in self.optimizers() for group in o.param_groups for p in group["params"]]
+
+    def of(self, sent: Iterable[Tensor]) -> list[tuple[Tensor, Mapping[str, Any]]]:
+        """The optimizers' parameters in the memory of some tensors, each with its group."""
+        covered = Covered(sent)
+        groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
+        return [(p, group) for group in groups for p in group["params"] if p in covered]
+
+    def why_nothing_learns(self, source: str, sent: Iterable[Tensor]) -> NothingLearns | None:
+        """Why the optimizers that hold what a source sends cannot change it; ``None`` if they can."""
+        mine = self.of(sent)
+        where = f"source {source}, {len(mine)} parameters in the optimizers"
+        if mine and not any(p.requires_grad for p, _ in mine):
+            return NothingLearns(
+                f"an optimizer holds {source}, and none of its parameters requires a gradient",
+                where,
+                "call requires_grad_(True) on the module, or leave it out of the optimizer",
+            )
+        # A scheduler, which may begin at 0, writes initial_lr.
+        if mine and all(float(group["lr"]) == 0 and "initial_lr" not in group for _, group in mine):
+            return NothingLearns(
+                f"the learning rate of {source} is 0", where, "give the optimizer another one"
+            )
+        return None
 
     def named(self) -> dict[str, Tensor]:
         """The parameters of the losses, by name."""
@@ -62,6 +95,23 @@ def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Cove
     return tuple(names.values())
 
 
+def refuse_hidden(leaves: Leaves, training: Training) -> None:
+    """Refuse a source with a trained tensor that is no parameter of its module, so that nobody sends it."""
+    if not isinstance(leaves.root, nn.Module):
+        return
+    known, held = Covered(leaves.tensors()), Covered(training.parameters())
+    for path, module in leaves.root.named_modules():
+        for name, value in vars(module).items():
+            if not isinstance(value, Tensor) or value in known:
+                continue
+            if value in held or (value.is_leaf and value.requires_grad):
+                raise LayoutMismatch(
+                    f"{path + '.' * bool(path)}{name} is trained, and is no parameter: nobody sends it",
+                    f"source {leaves.where}, {type(module).__name__}",
+                    "make it an nn.Parameter; a tensor that needs no gradient may be a buffer",
+                )
+
+
 #: After so many publishes in a row that sent the same weights there is a warning.
 UNCHANGED_PUBLISHES = 10
 _LEAST = 2
@@ -86,6 +136,61 @@ class Values:
     held: list[int]  #: one of each parameter of the optimizers
 
 
+#: After so many steps of an optimizer there is a warning of sent parameters that got no gradient.
+_FIRST_STEPS = 10
+
+
+class Gradients:
+    """Notices sent parameters that got no gradient in an optimizer's first steps, while others got some.
+
+    An optimizer of which no sent parameter gets a gradient is no alarm: its policy may wait for the critic.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._hooks: list[RemovableHandle] = []
+        self._graded: set[int] = set()
+        self._without: Counter[int] = Counter()  # steps without a gradient
+        self._writes: dict[int, int] = {}  # of those without, at their first step
+        self.steps = 0
+        self._told = False
+
+    def look(self, routes: Sequence[Route], leaves: Sequence[Leaf]) -> None:
+        """Warn, once, if it is time; asked before each publish."""
+        if not self._hooks and not self._told:
+            self._hooks = [o.register_step_pre_hook(self._before_step) for o in self._training.optimizers()]
+        if self._told or self.steps < _FIRST_STEPS:
+            return
+        self._told = True
+        for hook in self._hooks:
+            hook.remove()
+        mine = [p for p, _ in self._training.of(leaf.read() for leaf in leaves)]
+        idle = Covered(p for p in mine if self._never(p))
+        names = [leaf.name for leaf in leaves if leaf.read() in idle]
+        if names and any(id(p) in self._graded for p in mine):
+            warn(
+                NothingLearns(
+                    f"{len(names)} of {len(leaves)} sent parameters got no gradient in {_FIRST_STEPS} steps",
+                    f"sync map {', '.join(map(str, routes))}; {listed(names, 3)}",
+                    "let the loss depend on them, or freeze them with requires_grad_(False)",
+                )
+            )
+
+    def _never(self, parameter: Tensor) -> bool:
+        key = id(parameter)
+        still = self._without[key] >= _FIRST_STEPS and writes(parameter) == self._writes[key]
+        return still and key not in self._graded and parameter.requires_grad
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self.steps += 1
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter.grad is not None:
+                self._graded.add(id(parameter))
+                continue
+            self._without[id(parameter)] += 1
+            self._writes.setdefault(id(parameter), writes(parameter))
+
+
 class Unchanged:
     """Watches the sources of a map, and warns if they stand still while the optimizers make steps.
 
@@ -104,6 +209,7 @@ class Unchanged:
     def __init__(self, after: int | None, training: Training) -> None:
         self._after = after
         self._training = training
+        self._gradients = Gradients(training)
         self._leaves: list[Leaf] = []
         self.restart([])
 
@@ -126,6 +232,7 @@ class Unchanged:
         if self._after is None or optim_steps == self._steps or not self._leaves:
             return
         self._steps = optim_steps
+        self._gradients.look(routes, self._leaves)
         if self._has_moved():
             self._moved()
         elif self._marks and not self._warned:
@@ -178,6 +285,8 @@ class Unchanged:
         if moving and not lost and any(tensor in held for tensor in self._watched().values()):
             return None
         who_moves = f"the optimizers move {_listed(moving, names)}"
+        if not self._gradients.steps:
+            who_moves += ", and made no step"
         if lost:
             who_moves += f"; no optimizer holds {_listed(lost, names)}, which gets gradients"
         return NothingChanged(

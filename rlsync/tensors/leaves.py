@@ -77,8 +77,9 @@ class Leaves:
     def _seen_through(self, module: nn.Module) -> nn.Module:
         inner = unwrap(module, self.where)
         while module is not inner:
-            key, wrapped = next(iter(module._modules.items()))
-            self._watch.append((module._modules, key, wrapped))
+            children = _as_dict(module._modules)
+            key, wrapped = next(iter(children.items()))
+            self._watch.append((children, key, wrapped))
             module = cast("nn.Module", wrapped)
         return inner
 
@@ -106,17 +107,19 @@ class Leaves:
             ("buffer", module._buffers),
         )
         for kind, store in stores:
-            self._lengths.append((store, len(store)))
-            for key, tensor in store.items():
+            held = _as_dict(store)
+            self._lengths.append((held, len(held)))
+            for key, tensor in held.items():
                 if tensor is None:
-                    self._watch.append((store, key, None))
+                    self._watch.append((held, key, None))
                 else:
-                    self._present.append((store, key))
+                    self._present.append((held, key))
                     yield Leaf(prefix + key, kind, partial(store.__getitem__, key))
         yield from self._walk_extra_state(module, prefix)
-        self._lengths.append((module._modules, len(module._modules)))
-        for key, child in module._modules.items():
-            self._watch.append((module._modules, key, child))
+        children = _as_dict(module._modules)
+        self._lengths.append((children, len(children)))
+        for key, child in children.items():
+            self._watch.append((children, key, child))
             if child is not None:
                 yield from self._walk_module(self._seen_through(child), f"{prefix}{key}.")
 
@@ -178,6 +181,11 @@ class Leaves:
                 )
             )
         return specs
+
+
+def _as_dict(store: Mapping[str, Any]) -> dict[str, Any]:
+    """What a module holds, by name. A traced module has no dict of it, and its tree is fixed."""
+    return store if isinstance(store, dict) else dict(store.items())
 
 
 def _constant(tensor: Tensor) -> Callable[[], Tensor]:

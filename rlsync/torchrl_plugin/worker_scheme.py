@@ -137,6 +137,7 @@ class WorkerScheme(WeightSyncScheme):
             self._prepare()
             schemes.around_updates(context, publisher.one_publish)
             publisher.announce = partial(announce, weakref.ref(context))
+            notice_silence(context, publisher)
         policy = served.policy() if model_id == POLICY else None
         if policy is not None:
             publisher.publish_modules({POLICY: policy}, "the collector")
@@ -229,6 +230,13 @@ def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
         where = type(scheme).__name__
         raise PublishError("a worker does not publish", where, "publish from the learner")
     return held
+
+
+def notice_silence(collector: Any, publisher: WorkersPublisher) -> None:
+    from rlsync.torchrl_plugin.hooks import misuse  # here, because workers need no trainers
+
+    what = "nothing publishes to the workers of this collector, which act with their first weights"
+    misuse.notice_silence(collector, what, lambda: publisher.version)
 
 
 def announce(collector: weakref.ref[Any], version: int) -> None:

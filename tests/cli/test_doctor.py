@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import Trainer, UpdateWeights
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
@@ -218,6 +219,27 @@ def test_a_source_that_no_optimizer_trains_is_pointed_out() -> None:
 
     assert found.coverage.untrained == ("loss_module.qvalue_network",)
     assert any("qvalue_network_params" in finding.cure for finding in findings_of(found))
+
+
+def follow_with(trainer: Trainer, average: AveragedModel) -> None:
+    trainer.register_op("post_optim", lambda: average.update_parameters(trainer.loss_module.actor_network))
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_an_average_that_follows_the_trained_weights_is_no_untrained_source(follows: bool) -> None:
+    trainer = trainer_on(make_collector(make_policy()))
+    trainer.ema = AveragedModel(trainer.loss_module.actor_network, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    if follows:
+        follow_with(trainer, trainer.ema)
+    SyncWeights({"policy": "ema.module"}).register(trainer)
+    before = [
+        tensor.clone() for tensor in (*trainer.ema.state_dict().values(), *trainer.loss_module.parameters())
+    ]
+    found = examine(trainer, TIMEOUT_S)
+
+    assert found.coverage.untrained == (() if follows else ("ema.module",))
+    after = (*trainer.ema.state_dict().values(), *trainer.loss_module.parameters())
+    assert all(map(torch.equal, after, before))
 
 
 def test_a_path_to_parameters_is_not_given_as_its_own_cure_once_more() -> None:

@@ -31,6 +31,7 @@ PUBLIC = [
     "NodeBoardScheme",
     "NotFinite",
     "NothingChanged",
+    "NothingLearns",
     "NothingPublished",
     "NothingToSync",
     "PathSyntaxError",

@@ -189,8 +189,10 @@ def by_assigned_tensors(trainer: Trainer) -> str:
 
 
 def by_a_learning_rate_of_zero(trainer: Trainer) -> str:
-    """A step that changes no number is a step."""
-    step_with(trainer, torch.optim.SGD(trainer.loss_module.parameters(), lr=0.0))
+    """A step that changes no number is a step, as in the beginning of a warm-up."""
+    optimizer = torch.optim.SGD(trainer.loss_module.parameters(), lr=1.0)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
+    step_with(trainer, optimizer)
     return ACTOR
 
 

@@ -27,6 +27,17 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
+def test_a_traced_module_has_the_leaves_that_its_code_computes_with() -> None:
+    traced = torch.jit.trace(nn.Sequential(nn.Linear(2, 1)), torch.zeros(1, 2))
+    leaves = Leaves(traced, "the policy")
+    assert leaves.names == ["0.weight", "0.bias"]
+    assert leaves.unchanged()
+    with torch.no_grad():
+        for tensor in leaves.tensors():
+            tensor.fill_(1.0)
+    assert traced(torch.ones(1, 2)).item() == 3.0
+
+
 class Statistics(nn.Module):
     """Extra state as normalisers keep it: tensors, numbers, nested."""
 

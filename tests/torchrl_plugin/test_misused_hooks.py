@@ -7,15 +7,21 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.modules import EGreedyModule
+from torchrl.objectives.value import GAE
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync import (
+    BoardScheme,
     BoundStaleness,
     ConfigError,
     Every,
     LogPolicyLag,
     LogReceipts,
+    NothingLearns,
     NothingPublished,
     RlsyncWarning,
     StepsAhead,
@@ -24,10 +30,23 @@ from rlsync import (
     VerifySync,
     WatchWorkers,
 )
+from rlsync.cli.doctor import findings_of
 from rlsync.core.trigger import Trigger
 from rlsync.recipes.hooks import EpisodeReturns, EpsilonDecay, StalenessHistogram, StopIfNotFinite
-from tests.tools.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer
+from rlsync.torchrl_plugin.examine.examine import examine
+from tests.laws.zoo.parts import actor_of
+from tests.tools.parts import (
+    ACTIONS,
+    FRAMES_PER_BATCH,
+    make_collector,
+    make_mlp,
+    make_policy,
+    make_ppo_loss,
+    make_ppo_trainer,
+    make_workers,
+)
 from tests.tools.parts.envs import make_counting_env
+from tests.tools.running import running
 
 MAP = {"policy": "loss_module.actor_network"}
 
@@ -188,3 +207,135 @@ def test_a_hook_that_another_trainer_calls_is_told_of_once(when: Trigger) -> Non
         assert isinstance(warning, NothingPublished)
         assert warning.what == "this SyncWeights is called, but not by the trainer to which it is bound"
         assert "hook.publish()" in warning.cure
+
+
+# --------------------------------------------------------- what cannot learn, and who is not published to
+
+
+def silent_trainer(collector: Collector | MultiSyncCollector) -> Trainer:
+    """A trainer without any hook that publishes."""
+    loss = make_ppo_loss()
+    trainer = Trainer(
+        collector=collector,
+        total_frames=3 * FRAMES_PER_BATCH,
+        frame_skip=1,
+        optim_steps_per_batch=1,
+        loss_module=loss,
+        optimizer=torch.optim.Adam(loss.parameters()),
+        progress_bar=False,
+    )
+    trainer.register_op("batch_process", GAE(gamma=0.9, lmbda=0.9, value_network=loss.critic_network))
+    return trainer
+
+
+def test_a_policy_that_was_frozen_before_the_optimizer_took_it_is_told_of_at_registration() -> None:
+    for frozen in (True, False):
+        actor = make_policy().requires_grad_(not frozen)
+        trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor)
+        told = about_us(lambda trainer=trainer: SyncWeights(MAP).register(trainer))
+        assert [type(warning) for warning in told] == [NothingLearns] * frozen
+        assert all("none of its parameters requires a gradient" in warning.what for warning in told)
+        told = findings_of(examine(trainer, 30.0))
+        assert any("requires a gradient" in finding.found for finding in told) == frozen
+        trainer.collector.shutdown()
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_a_learning_rate_of_0_is_told_of_unless_a_scheduler_will_raise_it(scheduled: bool) -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    (group,) = trainer.optimizer.param_groups
+    if scheduled:
+        torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 0.1 * step)
+    group["lr"] = 0.0
+    told = about_us(lambda: SyncWeights(MAP).register(trainer))
+    assert [warning.what for warning in told] == ["the learning rate of loss_module.actor_network is 0"] * (
+        not scheduled
+    )
+    trainer.collector.shutdown()
+
+
+NEVER = [Every(4), Every(3 * FRAMES_PER_BATCH + 1, "frames"), Every(10, "optim_steps"), StepsAhead(9)]
+DUE = [
+    Every(3),
+    Every(3 * FRAMES_PER_BATCH, "frames"),
+    Every(3, "optim_steps"),
+    StepsAhead(2),
+    Every(9, "seconds"),
+]
+
+
+@pytest.mark.parametrize("when", [*NEVER, *DUE, Every(4) | Every(1, "optim_steps")], ids=str)
+def test_a_trigger_that_is_never_due_is_told_of_before_the_first_frame(when: Trigger) -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    SyncWeights(MAP, when).register(trainer)
+    (warning,) = about_us(trainer.train) or [None]
+    assert (warning is not None) == (when in NEVER)
+    if warning is not None:
+        assert warning.what == f"this SyncWeights is never due in the planned run: {when}"
+        assert warning.where.startswith("3 batches, ")
+
+
+@pytest.mark.parametrize("uses_both", [True, False])
+def test_a_sent_layer_without_gradients_is_told_of_after_ten_steps(uses_both: bool) -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.trunk, self.head = make_mlp(8), nn.Linear(8, ACTIONS)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.trunk(x)
+            return self.head(features if uses_both else features.detach())
+
+    actor = actor_of(Detached())
+    trainer = make_ppo_trainer(
+        make_collector(copy.deepcopy(actor)), actor, total_frames=12 * FRAMES_PER_BATCH
+    )
+    SyncWeights(MAP).register(trainer)
+    told = about_us(trainer.train)
+    assert [type(warning) for warning in told] == [NothingLearns] * (not uses_both)
+    assert all(w.what == "4 of 6 sent parameters got no gradient in 10 steps" for w in told)
+    assert all("module.0.module.trunk.0.weight" in w.where for w in told)
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+@pytest.mark.parametrize("registered", [True, False])
+def test_a_board_without_a_hook_is_told_of_after_the_first_batch(registered: bool) -> None:
+    collector = make_workers(MultiSyncCollector, make_policy(), schemes={"policy": BoardScheme()}, workers=1)
+    with running(collector):
+        trainer = silent_trainer(collector)
+        if registered:
+            SyncWeights(MAP, Every(3)).register(trainer)
+        told = about_us(trainer.train)
+    assert [type(warning) for warning in told] == [NothingPublished] * (not registered)
+    assert all("nothing publishes to the workers of this collector" in warning.what for warning in told)
+
+
+@pytest.mark.parametrize("how", ["forgotten", "registered", "called by hand"])
+def test_an_update_weights_that_was_never_registered_is_told_of_after_the_first_batch(how: str) -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    hook = UpdateWeights(
+        trainer.collector, 4, policy_weights_getter=lambda: trainer.loss_module.actor_network
+    )
+    if how != "forgotten":
+        trainer.register_op("post_steps", hook if how == "registered" else lambda: hook())
+    told = about_us(trainer.train)
+    assert [warning.what for warning in told] == [
+        "this UpdateWeights is registered with no trainer, so it sends nothing"
+    ] * (how == "forgotten")
+
+
+@pytest.mark.parametrize("own", ["nothing", "a hook", "the learner's memory"])
+def test_a_hook_for_another_collector_is_told_of_if_the_trainers_own_gets_nothing(own: str) -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    other = make_collector(make_policy())
+    if own == "a hook":
+        SyncWeights(MAP).register(trainer)
+    elif own == "the learner's memory":
+        trainer.collector.shutdown()
+        trainer.collector = make_collector(trainer.loss_module.actor_network)
+    told = about_us(lambda: SyncWeights(MAP, collector=other).register(trainer))
+    assert [type(warning) for warning in told] == [NothingPublished] * (own == "nothing")
+    assert all("publishes to another collector" in warning.what for warning in told)
+    for collector in (trainer.collector, other):
+        collector.shutdown()

@@ -111,16 +111,31 @@ def around_policy_calls(
 
 def around_iterations(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
     """Run each iteration over the batches of ``collector`` inside ``enter()``."""
+    inner = vars(collector).get("iterator")
 
     @in_place_of(collector, "iterator")
     def iterator(self: BaseCollector) -> Any:
         with enter():
-            yield from type(self).iterator(self)
+            yield from type(self).iterator(self) if inner is None else inner()
 
 
-def policy_of(collector: Collector) -> nn.Module | None:
-    """The module that the collector calls in each step, not compiled; None if it is none."""
-    policy = collector._wrapped_policy_uncompiled
+def around_first_batch(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
+    """Run what is done with the first batch of each iteration over ``collector`` inside ``enter()``."""
+    inner = vars(collector).get("iterator")
+
+    @in_place_of(collector, "iterator")
+    def iterator(self: BaseCollector) -> Any:
+        batches = type(self).iterator(self) if inner is None else inner()
+        for batch in batches:
+            with enter():
+                yield batch
+            break
+        yield from batches
+
+
+def policy_of(collector: object) -> nn.Module | None:
+    """The module that a collector of this process calls in each step, not compiled; None if there is none."""
+    policy = collector._wrapped_policy_uncompiled if isinstance(collector, Collector) else None
     return policy if isinstance(policy, nn.Module) else None
 
 

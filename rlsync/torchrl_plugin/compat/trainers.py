@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 from torchrl.checkpoint import Checkpoint
-from torchrl.collectors import AsyncBatchedCollector
+from torchrl.collectors import AsyncBatchedCollector, Collector
+from torchrl.collectors._multi_base import MultiCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
+from rlsync.core.trigger import Counters
 from rlsync.torchrl_plugin.compat import in_place_of, present
 from rlsync.torchrl_plugin.compat.distributed import Remote
 
@@ -120,6 +124,48 @@ def _put_back(trainer: Trainer, components: dict[str, Any]) -> None:
 
 def _unwrapped(op: Any) -> object:
     return getattr(op, "__wrapped__", op)
+
+
+def planned(trainer: Trainer) -> Counters:
+    """The counters at the end of the planned run, or more; what nobody can foresee is very large."""
+    many, collector = 10**15, trainer.collector
+    batches = many
+    counted = isinstance(collector, (Collector, MultiCollector)) and not trainer.async_collection
+    if counted and not collector.split_trajs and collector.trajs_per_batch is None:
+        batches = -(trainer.total_frames // -(collector.requested_frames_per_batch * trainer.frame_skip))
+    steps = many
+    if trainer.optim_steps_per_batch:  # None: until the batch is used up; 0: a hook paces the trainer
+        steps_per_batch = trainer.optim_steps_per_batch * trainer.num_epochs
+        steps = (
+            batches * steps_per_batch * max(1, len(optimizers(trainer)))
+        )  # a stepper counts each optimizer's
+    return Counters(batches, trainer.total_frames, steps, many)
+
+
+def training_now() -> Trainer | None:
+    """The trainer whose ``train()`` runs the caller. Until a collector is told who iterates over it."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        trainer = frame.f_locals.get("self") if frame.f_code.co_name == "train" else None
+        if isinstance(trainer, Trainer):
+            return trainer
+    return None
+
+
+def operations(trainer: Trainer) -> list[object]:
+    """What the trainer calls, at whatever stage."""
+    return [_unwrapped(op) for ops in _operations(trainer).values() for op, _ in ops]
+
+
+def call_after_a_step(trainer: Trainer) -> None:
+    """Call what a user registered for after an optimizer's step, without the hooks that publish or watch."""
+    for op, kwargs in [*trainer._post_optim_ops, *trainer._post_steps_ops]:
+        called = _unwrapped(op)
+        owner = called.__self__ if isinstance(called, MethodType) else called
+        ours = type(owner).__module__.partition(".")[0] == "rlsync"
+        if not ours and not isinstance(owner, StockUpdateWeights):
+            op(**kwargs)
 
 
 def optimizer_steps(trainer: Trainer, counted: int) -> int:

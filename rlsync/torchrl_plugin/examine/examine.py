@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import parse, walk
 from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.torchrl_plugin.collectors.choose import training_of
+from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.examine.sync import Coverage, FoundSource, FoundSync, coverage_of, sync_of
 from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers, Held, NoAnswer
 
@@ -85,6 +88,12 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
             _within(timeout_s, "the rollout after the publish", workers.roll_out),
         )
         after = workers.ask(timeout_s)
+    coverage = coverage_of(trainer, sync)
+    untrained = (s for s in sync.sources if s.description in coverage.untrained)
+    coverage = replace(
+        coverage,
+        untrained=tuple(s.description for s in untrained if not _follows(trainer, s, timeout_s)),
+    )
     arrivals = [
         Arrival(name, destination, *_outcome(trainer.collector, destination, leaves, *held))
         for name, *held in zip(workers.names, before, after, strict=True)
@@ -97,7 +106,7 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
         sync=sync.description,
         by_rlsync=sync.by_rlsync,
         routes=tuple((source.destination, source.description) for source in sync.sources),
-        coverage=coverage_of(trainer, sync),
+        coverage=coverage,
         crossings=moved,
         problems=tuple(filter(None, problems)),
         arrivals=tuple(arrivals),
@@ -134,6 +143,29 @@ def _weights(trainer: Trainer, sync: FoundSync) -> Iterator[Tensor]:
         yield from trainer.loss_module.parameters()
     for source in sync.sources:
         yield from (leaf.read() for leaf in source.leaves().leaves if leaf.kind == "parameter")
+
+
+def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
+    """Whether a source that no optimizer holds follows the trained weights, as an average of them does.
+
+    What the trainer calls after an optimizer's step is called once, with changed weights.
+    """
+    training, held = training_of(trainer), [leaf.read() for leaf in source.leaves().leaves]
+    modules = [*training.losses().values()]
+    if source.has_path and (network := training.network_of(trainer, parse(source.description))) is not None:
+        modules.append(network[1])
+    for module in modules:
+        held += [*module.parameters(), *module.buffers()]
+    kept, before = [tensor.detach().clone() for tensor in held], source.read()
+    try:
+        with marked(training.parameters()):
+            _within(
+                timeout_s, "what follows an optimizer's step", partial(trainers.call_after_a_step, trainer)
+            )
+            return bool(_changed(before, source.read()))
+    finally:
+        for tensor, old in zip(held, kept, strict=True):
+            tensor.data.copy_(old)
 
 
 def _changed(before: Named, now: Named) -> Named:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import SourceNotFound
+from rlsync.core.errors import NothingLearns, SourceNotFound
 from rlsync.core.path import parse, walk
 from rlsync.core.plan import SyncPlan
-from rlsync.sync.trained import frozen, unsent
+from rlsync.sync.trained import Training, frozen, unsent
 from rlsync.tensors.compare import excluded
 from rlsync.tensors.device import Covered
 from rlsync.tensors.leaves import Leaf, Leaves
@@ -156,6 +156,7 @@ class Coverage:
 
     untrained: tuple[str, ...]  #: sources with parameters, none of which an optimizer holds
     frozen: tuple[str, ...]  #: single parameters, of the other sources, that no optimizer holds
+    stuck: tuple[NothingLearns, ...]  #: why sources cannot learn although an optimizer holds them
     unsent: tuple[str, ...]  #: parameters of the sources' networks that an optimizer holds and nobody sends
 
 
@@ -173,5 +174,10 @@ def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     return Coverage(
         untrained=tuple(source.description for source in untrained),
         frozen=tuple(name for source, names in found.items() if source not in untrained for name in names),
+        stuck=tuple(filter(None, (_why_stuck(source, training) for source in sync.sources))),
         unsent=unsent(networks, sent, held),
     )
+
+
+def _why_stuck(source: FoundSource, training: Training) -> NothingLearns | None:
+    return training.why_nothing_learns(source.description, [tensor for _, tensor in source.parameters()])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
 
+from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.plan import SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
-from rlsync.torchrl_plugin.compat import trainers
+from rlsync.torchrl_plugin.compat import collectors, trainers
 
 #: So many batches without a call, or calls without progress, raise a warning.
 _PATIENCE = 10
@@ -76,6 +78,49 @@ def refuse_shards_in_background(plan: SyncPlan) -> None:
             "SyncWeights(background=True)",
             "leave background out",
         )
+
+
+@runtime_checkable
+class _Feeds(Protocol):
+    """A hook that publishes to a collector, or calls a sender that does."""
+
+    @property
+    def feeds(self) -> object: ...
+
+
+def is_fed(trainer: Trainer, collector: object) -> bool:
+    """Whether a hook of the trainer publishes to a collector, as far as anybody can tell."""
+    hooks = [*trainers.registered_modules(trainer), *trainers.operations(trainer)]
+    feeds = [
+        hook.feeds for hook in (*hooks, *trainers.stock_update_weights(trainer)) if isinstance(hook, _Feeds)
+    ]
+    return any(fed is collector or not isinstance(fed, BaseCollector) for fed in feeds)
+
+
+def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], object]) -> None:
+    """Warn if a trainer has used the first batch of a collector, and nothing publishes to it.
+
+    ``what`` says what is wrong then. ``publishes()`` is something else after each publish.
+    """
+    told: list[bool] = []
+
+    @contextmanager
+    def first_batch() -> Iterator[None]:
+        before = publishes()
+        yield
+        trainer = trainers.training_now()
+        if trainer is None or told or publishes() != before or is_fed(trainer, collector):
+            return
+        told.append(True)
+        warn(
+            NothingPublished(
+                what,
+                f"{type(trainer).__name__}, after the first batch of its {type(collector).__name__}",
+                "rlsync.SyncWeights({'policy': 'loss_module.actor_network'}).register(trainer)",
+            )
+        )
+
+    collectors.around_first_batch(collector, first_batch)
 
 
 class RegistersItself(TrainerHookBase):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.ledger import Ledger
 from rlsync.core.path import Path, parse
 from rlsync.core.plan import Receipt
@@ -158,6 +158,18 @@ class PublishHook(TrainerHookBase):
         if self.trainer is not None and self.trainer.async_collection:
             self._settle()
 
+    def _warn_if_never_due(self) -> None:
+        assert self.trainer is not None, "bound, since its trainer calls it"
+        planned = trainers.planned(self.trainer)
+        if not self.when.due(Counters(), planned):
+            warn(
+                NothingPublished(
+                    f"this {type(self).__name__} is never due in the planned run: {self.when}",
+                    f"{planned.batches} batches, {planned.frames} frames; the first weights act all the time",
+                    "choose a shorter interval",
+                )
+            )
+
     def _count_batch(self) -> None:
         self._batches += 1
 
@@ -186,6 +198,7 @@ class PublishHook(TrainerHookBase):
                 trainer.register_module(trainers.free_name(trainer, name), self)
                 trainers.let_it_be_absent(trainer, self)
                 trainer.register_op("setup", self._settle)
+                trainer.register_op("setup", self._warn_if_never_due)
                 yield
             except BaseException:
                 self.trainer, self.beside, self._owed = None, (), None

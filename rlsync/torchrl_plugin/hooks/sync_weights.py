@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.collectors import BaseCollector, Evaluator
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, warn
+from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
@@ -22,9 +22,15 @@ from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
+from rlsync.torchrl_plugin.compat.collectors import policy_of
 from rlsync.torchrl_plugin.compat.evaluators import pin
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
-from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_background, refuse_shards_in_background
+from rlsync.torchrl_plugin.hooks.misuse import (
+    is_fed,
+    no_trainer,
+    refuse_background,
+    refuse_shards_in_background,
+)
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.transport.contract import ReaderStatus
 
@@ -143,6 +149,7 @@ class SyncWeights(PublishHook):
             with self._enrolled(trainer, name):
                 self._register_ops(trainer, endpoint)
                 warn_without_board(endpoint, "SyncWeights.register")
+                self._warn_of_another_collector(trainer)
                 if (idle := self._bound_map.plan.warning()) is not None:
                     warn(idle)
                 self._owe("start")
@@ -150,6 +157,19 @@ class SyncWeights(PublishHook):
             self.collector, self._bound_map = given, None
             raise
         endpoint.connect(self.publish)  # last, because it changes the collector
+
+    def _warn_of_another_collector(self, trainer: Trainer) -> None:
+        """Warn if the frames that are learned from come from a collector that gets no weights."""
+        own = trainer.collector
+        if self.collector is own or is_fed(trainer, own) or self._bound.acts_in(policy_of(own)):
+            return
+        warn(
+            NothingPublished(
+                "this SyncWeights publishes to another collector than the trainer's",
+                f"SyncWeights(collector={type(self.collector).__name__}); the trainer's own has no hook",
+                "leave collector out; or register the hook of the trainer's own collector first",
+            )
+        )
 
     def _register_ops(self, trainer: Trainer, endpoint: Endpoint) -> None:
         trainer.register_op("post_optim", self._count_optim_step)

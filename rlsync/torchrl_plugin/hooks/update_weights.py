@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
@@ -18,8 +19,9 @@ from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
 from rlsync.tensors.compare import Fit
+from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
-from rlsync.torchrl_plugin.hooks.misuse import check_choice
+from rlsync.torchrl_plugin.hooks.misuse import check_choice, notice_silence
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 
 
@@ -88,6 +90,9 @@ class UpdateWeights(PublishHook):
             warn_without_board(self._endpoint, "UpdateWeights")
         if trainer is not None:
             self._bind(trainer, "update_weights")
+        elif isinstance(collector, BaseCollector) and not isinstance(self._endpoint, BoardEndpoint):
+            what = "this UpdateWeights is registered with no trainer, so it sends nothing"
+            notice_silence(collector, what, lambda: (self.version, self._batches))
         if self._endpoint is not None and (self._bound_map or policy_weights_getter):
             self._endpoint.connect(self.publish)
 

@@ -1,0 +1,249 @@
+"""Weights that are trained, sent and received, with which the policy does not compute."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from tensordict import from_module
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torchrl.collectors import BaseCollector, MultiSyncCollector
+from torchrl.trainers import Trainer
+
+from rlsync import BoardScheme, Every, Source, SyncWeights, VerifySync
+from tests.laws.zoo.parts import ACTOR, Row, actor_of, make_trainer, register, sends, verify
+from tests.tools.parts import ACTIONS, OBSERVATIONS, make_collector, make_mlp, make_ppo_loss, make_workers
+from tests.tools.running import running
+
+X = torch.ones(1, OBSERVATIONS)
+
+
+class Functional(nn.Module):
+    """Computes with a dict of parameters that was made at the start."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.net, self.live = make_mlp(ACTIONS), live
+        self.held = {name: tensor.detach().clone() for name, tensor in self.net.named_parameters()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.live else functional_call(self.net, self.held, (x,))
+
+
+class Twin(nn.Module):
+    """Computes with a detached twin, as LeanRL's scripts do."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.net, twin = make_mlp(ACTIONS), make_mlp(ACTIONS)
+        from_module(self.net).data.clone().to_module(twin)
+        self.twin = [self.net if live else twin]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.twin[0](x)
+
+
+class Traced(nn.Module):
+    """Computes with a trace of a copy."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.net = make_mlp(ACTIONS)
+        traced = torch.jit.trace(copy.deepcopy(self.net).requires_grad_(False), X)
+        self.twin = [self.net if live else traced]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.twin[0](x)
+
+
+class Quantised(nn.Module):
+    """Computes with eight bits a weight, taken from the weights of the start."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.net, self.live = nn.Linear(OBSERVATIONS, ACTIONS), live
+        self.scale = self.net.weight.detach().abs().max().item() / 127
+        self.bits = (self.net.weight.detach() / self.scale).round().to(torch.int8)
+        self.first_bias = self.net.bias.detach().clone()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.live else x @ (self.bits * self.scale).t() + self.first_bias
+
+
+class Ensemble(nn.Module):
+    """Averages members whose weights were stacked once, for vmap."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.members, self.live = nn.ModuleList(make_mlp(ACTIONS) for _ in range(2)), live
+        stacked, buffers = stack_module_state(list(self.members))
+        self.held = {name: tensor.detach() for name, tensor in stacked.items()}, buffers
+        self.base = [copy.deepcopy(self.members[0])]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.live:
+            return torch.stack([member(x) for member in self.members]).mean(0)
+        call = vmap(lambda held, buffers: functional_call(self.base[0], (held, buffers), (x,)))
+        return call(*self.held).mean(0)
+
+
+class Merged(nn.Module):
+    """A frozen layer with an adapter of low rank, which was merged into it at the start."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.base = nn.Linear(OBSERVATIONS, ACTIONS).requires_grad_(False)
+        self.down, self.up = nn.Linear(OBSERVATIONS, 1, bias=False), nn.Linear(1, ACTIONS, bias=False)
+        self.live, self.merged = (
+            live,
+            copy.deepcopy(self.base).weight + (self.up.weight @ self.down.weight).detach(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.live:
+            return self.base(x) + self.up(self.down(x))
+        return x @ self.merged.t() + self.base.bias
+
+
+class Headed(nn.Module):
+    """Has a second head that the policy may ask or not."""
+
+    def __init__(self, *, live: bool) -> None:
+        super().__init__()
+        self.net, self.more, self.live = make_mlp(ACTIONS), nn.Linear(OBSERVATIONS, ACTIONS), live
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + self.more(x) if self.live else self.net(x)
+
+
+def still(policy: nn.Module) -> Tensor:
+    """What a policy answers."""
+    with torch.no_grad():
+        return policy.module[0].module(X).clone()
+
+
+def answers_stand_still(make: Callable[[bool], nn.Module]) -> bool:
+    """Train with weights that a user sends. Whether what acts has received them, and answers as before."""
+    trainer = make_trainer(make_collector(actor_of(make(False))), make_ppo_loss(actor_of(make(True))))
+    acting, learner = trainer.collector.policy, trainer.loss_module.actor_network
+    first = still(acting)
+    sends(trainer, lambda: acting.load_state_dict(learner.state_dict()))
+    trainer.train()
+    sent = zip(acting.parameters(), learner.parameters(), strict=True)
+    return all(torch.equal(mine, theirs) for mine, theirs in sent) and torch.equal(still(acting), first)
+
+
+def named(fault: Row, kind: type[nn.Module]) -> None:
+    def make(live: bool) -> nn.Module:
+        return kind(live=live)
+
+    assert answers_stand_still(make)
+    for live in (False, True):
+        trainer = make_trainer(make_collector(actor_of(make(live))), make_ppo_loss(actor_of(make(True))))
+        said = register(trainer)
+        assert said.lines == () if live else fault.is_named(said) is None
+
+
+def test_a_policy_calls_itself_with_the_parameters_of_the_start(row: Row) -> None:
+    named(row, Functional)
+
+
+def test_a_policy_computes_with_a_twin(row: Row) -> None:
+    named(row, Twin)
+
+
+def test_a_policy_computes_with_a_trace_of_a_copy(row: Row) -> None:
+    named(row, Traced)
+
+
+def test_a_policy_computes_with_quantised_weights_of_the_start(row: Row) -> None:
+    named(row, Quantised)
+
+
+def test_an_ensemble_stacked_its_members_once(row: Row) -> None:
+    named(row, Ensemble)
+
+
+def test_adapters_were_merged_once(row: Row) -> None:
+    for live in (False, True):
+        acting, learner = actor_of(Merged(live=live)), make_ppo_loss(actor_of(Merged(live=True)))
+        said = register(make_trainer(make_collector(acting), learner))
+        assert said.lines == () if live else row.is_named(said) is None
+
+
+def test_the_policy_of_the_workers_does_not_ask_a_head_of_the_learner(row: Row) -> None:
+    for live in (False, True):
+        acting, learner = actor_of(Headed(live=live)), make_ppo_loss(actor_of(Headed(live=True)))
+        said = register(make_trainer(make_collector(acting), learner))
+        assert said.lines == () if live else row.is_named(said) is None
+
+
+class Packed(nn.Module):
+    """Transposes its weight at the first call, and never again."""
+
+    def __init__(self, *, packs: bool) -> None:
+        super().__init__()
+        self.net, self.packs = nn.Linear(OBSERVATIONS, ACTIONS), packs
+        self.packed: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packs and not self.packed:
+            self.packed.append(self.net.weight.detach().t().clone())
+        return x @ self.packed[0] + self.net.bias if self.packs else self.net(x)
+
+
+class Scaled(nn.Module):
+    """Has a number, and dropout, that are no leaves."""
+
+    def __init__(self, by: float = 1.0, mean: float = 0.0) -> None:
+        super().__init__()
+        self.net, self.by, self.mean = make_mlp(ACTIONS), by, torch.full((OBSERVATIONS,), mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.by * self.net(x - self.mean)
+
+
+def compared(acting: nn.Module, learner: nn.Module) -> Trainer:
+    """A trainer whose VerifySync compares what acts with what the learner's module computes."""
+    return verifies(make_collector(actor_of(acting)), learner)
+
+
+def verifies(collector: BaseCollector, learner: nn.Module) -> Trainer:
+    trainer = make_trainer(collector, make_ppo_loss(actor_of(learner)), batches=4)
+    idle = Source(ACTOR["policy"], idle=("*",))
+    sync = SyncWeights({"policy": idle})
+    sync.register(trainer)
+    VerifySync(sync, when=Every(1), behaviour=Every(1)).register(trainer)
+    return trainer
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+def test_a_worker_packs_a_weight_once(row: Row) -> None:
+    for packs in (True, False):
+        board = {"policy": BoardScheme()}
+        acting = actor_of(Packed(packs=packs))
+        with running(make_workers(MultiSyncCollector, acting, schemes=board, workers=1)) as collector:
+            said = verify(verifies(collector, Packed(packs=False)))
+        assert said.lines == () if not packs else row.is_named(said) is None
+
+
+def test_a_number_in_the_module_differs(row: Row) -> None:
+    trainer = make_trainer(make_collector(actor_of(Scaled(2.0))), make_ppo_loss(actor_of(Scaled())))
+    policy, learner = trainer.collector.policy, trainer.loss_module.actor_network
+    sends(trainer, lambda: policy.load_state_dict(learner.state_dict())).train()
+    assert torch.allclose(still(policy), 2 * still(learner))
+    row.is_named(verify(compared(Scaled(2.0), Scaled())))
+    assert verify(compared(Scaled(), Scaled())).lines == ()
+
+
+def test_a_plain_tensor_of_statistics_differs(row: Row) -> None:
+    trainer = make_trainer(make_collector(actor_of(Scaled(mean=1.0))), make_ppo_loss(actor_of(Scaled())))
+    policy, learner = trainer.collector.policy, trainer.loss_module.actor_network
+    sends(trainer, lambda: policy.load_state_dict(learner.state_dict())).train()
+    assert not torch.allclose(still(policy), still(learner))
+    row.is_named(verify(compared(Scaled(mean=1.0), Scaled())))
+    assert verify(compared(Scaled(mean=1.0), Scaled(mean=1.0))).lines == ()
