@@ -17,6 +17,7 @@ from rlsync import ConfigError, Every, NothingChanged, SyncWeights, UpdateWeight
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.impala import recipe as impala_recipe
 from rlsync.recipes.settings import WhenConfig
+from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from tests.recipes.test_impala_recipe import LASER
 from tests.recipes.test_impala_recipe import small as small_impala
@@ -209,6 +210,8 @@ def not_at_all_because_only_the_critic_learns(trainer: Trainer) -> str:
 
 def not_at_all_because_constant(trainer: Trainer) -> str:
     """Buffers, such as the statistics that normalise observations."""
+    # TorchRL's hook feeds the policy: one that feeds something else may not replace it.
+    trainers.remove_stock_update_weights(trainer, trainers.stock_update_weights(trainer))
     trainer.slow = nn.BatchNorm1d(4, affine=False)
     trainer.collector.norm = nn.BatchNorm1d(4, affine=False)
     return "slow"

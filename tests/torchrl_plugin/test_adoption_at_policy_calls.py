@@ -274,7 +274,7 @@ def test_a_rollout_of_random_frames_alone_answers_for_the_version_that_would_hav
     with running(make_collector(policy)) as collector:
         collector.init_random_frames = 1_000_000
         worker = WorkerSync(board.handle, 0)
-        worker.declare("policy", "copy", "policy_call")
+        worker.declare("policy", "copy", "policy_call", prove=False)
         worker.attach(collector)
         board.ask(lowest=1)
         batch = next(iter(collector))
