@@ -18,7 +18,7 @@ from rlsync.cli.compose.composing import OF_ONE_RUN
 from rlsync.cli.trust import check_checkpoint
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.bounds import Restored
-from rlsync.recipes.checkpoints import Taken, taken
+from rlsync.recipes.checkpoints import Taken, places, taken
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.run_files import CHECKPOINT, RESOLVED
 from rlsync.recipes.settings import Config
@@ -47,9 +47,10 @@ def checkpoint_in(path: str, trusted: bool) -> Taken:
     one that cannot be checked, or could run code, has to be ``trusted``.
     """
     folder = Path(path)
+    for checkpoint in places(folder):
+        check_checkpoint(checkpoint, trusted)
     found = taken(folder, trusted=trusted)
     if found is not None:
-        check_checkpoint(found.checkpoint, trusted)
         return found
     said = "holds no checkpoint" if folder.is_dir() else "does not exist"
     raise ConfigError(

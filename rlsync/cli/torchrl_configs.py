@@ -15,7 +15,7 @@ TorchRL builds trainers from YAML with Hydra (``torchrl.trainers.algorithms.conf
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
 
@@ -28,13 +28,16 @@ PROVIDER = "rlsync"
 
 
 @dataclass
-class SyncWeightsConfig(SyncConfig):
+class SyncWeightsConfig:
     """``hook: sync_weights``, a :class:`rlsync.SyncWeights`; the keys are its arguments.
 
     ``map`` is a list of {destination, source}, as in rlsync's own configs: a path such as
     ``policy.module[0]`` may stand there, and the command line can override it.
     """
 
+    map: list[RouteConfig] = field(default_factory=lambda: SyncConfig().map)
+    when: WhenConfig = field(default_factory=WhenConfig)
+    history: int = SyncConfig.history
     receipts_file: str | None = None
     versions_file: str | None = None
     finite: bool = False

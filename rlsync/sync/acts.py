@@ -133,6 +133,8 @@ def examined(
         with undisturbed(policy), torch.no_grad():
             speaking = _speaking(call, policy)
             names, why = idle_leaves(module, destination, speaking, alias=destination in alias)
+            if speaking is not call and 0 < len(names) < sum(1 for _ in module.parameters()):
+                names, why = (), "the policy returns a choice alone, which few weights change"
             if why:
                 unknown[destination] = why
             if names:
@@ -321,6 +323,9 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
         _set_random_states(numbers)
 
 
+_GENERATOR = type(torch.default_generator)
+
+
 def _kept(value: Any) -> Callable[[], object]:
     """What gives an attribute back the content that it has now."""
     match value:
@@ -328,7 +333,7 @@ def _kept(value: Any) -> Callable[[], object]:
             return partial(_refill, value, dict(value))
         case list():
             return partial(value.__setitem__, slice(None), list(value))
-        case torch.Generator():
+        case _ if isinstance(value, _GENERATOR):
             return partial(value.set_state, value.get_state())
         case Tensor() if not isinstance(value, nn.Parameter):
             return partial(_put_back, value, value.detach().clone())

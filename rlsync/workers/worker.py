@@ -54,9 +54,7 @@ class CollectSettings:
     restarts: Restarts  # of one worker
     start_method: str  # of multiprocessing
     silent_timeout_s: float  # without a sign of life
-    prove: bool = (
-        True  # whether each worker finds out, before its first frame, if the player's parameters act
-    )
+    prove: bool = True  # whether each worker finds out, before its first frame, if its parameters act
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +140,13 @@ def adopting(
     }
     adopter = Adopter(board, reader)
     adopter.end_with_the_learner()
-    adopter.place(places)
     if prove:
+        # Weights that are there, in memory of this process: what is aliased cannot be written to.
+        adopter.place({name: replace(place, adopt="copy") for name, place in places.items()})
         adopter.adopt()
         alias = player.modules if adopt == "alias" else ()
         adopter.note_acting(examined(player.modules, player_call(player, device), alias=alias))
+    adopter.place(places)
     adopter.tell()
     adopter.adopt()
     return adopter

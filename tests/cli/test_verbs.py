@@ -11,22 +11,22 @@ from rlsync.cli.main import VERBS, main, usage
 #: verb -> its arguments and options, as --help lists them. Scripts lean on these: add, do not change.
 ARGUMENTS = {
     "train": set(),  # Hydra's: overrides, and the flags of --hydra-help
-    "explain": {"target", "--config-dir", "--json", "--timeout-s"},
+    "explain": {"target", "--config-dir", "--json", "--timeout-s", "--trust"},
     "check": {"--json"},  # and what train takes
     "plan": {"--json", "--plot"},  # and what train takes
     "doctor": {"--trainer", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
     "status": {"run", "--json", "--schema"},
     "eval": {
         *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
-        *("--device", "--video", "--no-video", "--json"),
+        *("--device", "--video", "--no-video", "--json", "--trust"),
     },
     "plot": {"run", "--out"},
     "ls": {"group", "--keys", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
     "bench": {"--models", "--workers", "--trials", "--json"},
 }
-#: What verbs that take overrides hand on to Hydra.
-HYDRAS = {"--cfg", "--config-dir", "--hydra-help"}
+#: What verbs that take overrides hand on to Hydra; and --trust.
+HYDRAS = {"--cfg", "--config-dir", "--hydra-help", "--trust"}
 VERB = pytest.mark.parametrize("verb", VERBS)
 
 

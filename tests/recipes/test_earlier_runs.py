@@ -38,8 +38,8 @@ def test_an_earlier_run_evaluates_resumes_and_plots(run: Path) -> None:
     goal = int(config.recipe.total_frames) + 4 * int(config.collector.frames_per_batch)
     told, resumed, _ = rlsync(
         run.parent,
-        ("eval", name, "--episodes=1", "--no-video", "--json"),
-        ("train", f"resume={name}", "run_dir=again", f"recipe.total_frames={goal}"),
+        ("eval", name, "--episodes=1", "--no-video", "--json", "--trust"),
+        ("train", "--trust", f"resume={name}", "run_dir=again", f"recipe.total_frames={goal}"),
         ("plot", name, "again", "--out", "both.png"),
     )
     scored = json.loads(told)

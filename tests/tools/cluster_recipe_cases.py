@@ -157,7 +157,6 @@ def test_dqn_fills_its_buffer_from_a_node_and_each_frame_was_made_by_the_version
         pace=PaceConfig(ratio=0.25, prefill=2 * FRAMES),
         epsilon_start=0.0,
         epsilon_end=0.0,
-        ladder_alpha=3.0,
         normalize=NormalizeConfig(observations=True),
     )
     sync = SyncConfig(map=VALUE_GREEDY, when=WhenConfig(every=4, unit="optim_steps"))

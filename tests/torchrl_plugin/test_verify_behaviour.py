@@ -82,10 +82,10 @@ def verified(
     lr: float = 1e-2,
 ) -> tuple[Trainer, VerifySync]:
     trainer = make_trainer(collector, make_ppo_loss(actor_of(net)), batches=batches)
-    for group in trainer.optimizer.param_groups:
-        group["lr"] = lr
     sync = SyncWeights(sync_map or ACTOR)
     sync.register(trainer)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = lr
     hook = VerifySync(sync, when=EACH, behaviour=EACH)
     hook.register(trainer)
     return trainer, hook

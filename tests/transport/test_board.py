@@ -610,7 +610,7 @@ def test_a_reader_that_takes_a_line_over_has_adopted_and_said_nothing_yet(board:
     second, _ = attach(board, "alias", 0)
     (status,) = board.status()
     assert (status.reader, status.adopted_version, status.lag_versions) == (0, 0, 1)
-    assert [board.note(0, kind) for kind in Note] == [None, None]
+    assert {board.note(0, kind) for kind in Note} == {None}
     with pytest.raises(AdoptionTimeout, match="version 1 was not adopted"):
         board.wait(1, timeout_s=0.05)
     second.close()
