@@ -129,23 +129,31 @@ def examined(
         if parts is not None and module not in parts:
             unknown[destination] = "the policy does not contain it"
             continue
-        policy = module if within is None else within
-        with undisturbed(policy), torch.no_grad():
-            speaking = _speaking(call, policy)
-            names, why = idle_leaves(module, destination, speaking, alias=destination in alias)
-            if speaking is not call and 0 < len(names) < sum(1 for _ in module.parameters()):
-                names, why = (), "the policy returns a choice alone, which few weights change"
-            if why:
-                unknown[destination] = why
-            if names:
-                idle[destination] = names
-                still = (
-                    idle_leaves(module, destination, speaking, alias=False)[0]
-                    if destination in alias
-                    else names
+        try:
+            with undisturbed(module if within is None else within), torch.no_grad():
+                names, copied, why = _examined(
+                    module, destination, call, alias=destination in alias, within=within
                 )
-                by_copy = by_copy and not set(still) & set(names)
+        except Exception as error:  # noqa: BLE001 - the rollout will raise it, with more to say
+            names, copied, why = (), False, f"a call of it raises {type(error).__name__}"
+        if why:
+            unknown[destination] = why
+        if names:
+            idle[destination], by_copy = names, by_copy and copied
     return Acting(idle, unknown, (), bool(idle) and by_copy)
+
+
+def _examined(
+    module: nn.Module, destination: str, call: Call, *, alias: bool, within: nn.Module | None
+) -> tuple[tuple[str, ...], bool, str]:
+    """The idle leaves of a destination, whether they would act by copy, and why nobody can tell."""
+    speaking = _speaking(call, module if within is None else within)
+    names, why = idle_leaves(module, destination, speaking, alias=alias)
+    if speaking is not call and 0 < len(names) < sum(1 for _ in module.parameters()):
+        return (), False, "the policy returns a choice alone, which few weights change"
+    if not (names and alias):
+        return names, False, why
+    return names, not set(idle_leaves(module, destination, speaking, alias=False)[0]) & set(names), why
 
 
 def idle_leaves(module: nn.Module, where: str, call: Call, *, alias: bool) -> tuple[tuple[str, ...], str]:

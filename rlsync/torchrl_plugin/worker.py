@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, NoReturn
 
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.modules.inference_server import InferenceServer
@@ -178,8 +178,15 @@ def acting_in(
         return Acting(unknown=dict.fromkeys(modules, why))
 
     def outputs(plain: bool) -> Sequence[Tensor]:
-        answered = call((lambda given: given) if plain else in_mid_episode)
-        return [value for value in answered.values(True, True) if isinstance(value, Tensor)]
+        given: dict[NestedKey, object] = {}
+
+        def change(tensordict: TensorDictBase) -> TensorDictBase:
+            changed = tensordict if plain else in_mid_episode(tensordict)
+            given.update(changed.items(True, True))
+            return changed
+
+        written = call(change).items(True, True)
+        return [value for key, value in written if isinstance(value, Tensor) and value is not given.get(key)]
 
     return examined(modules, outputs, alias=alias, within=policy)
 

@@ -13,6 +13,7 @@ from rlsync.core.errors import ConfigError, PublishError
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.sample import Judgement
 from rlsync.sync.verification import Deviation, Found, Verification
+from rlsync.torchrl_plugin.compat.trainers import let_it_be_absent
 from rlsync.torchrl_plugin.hooks.logs import Logs
 from rlsync.torchrl_plugin.hooks.misuse import check_choice, no_trainer, refuse_arguments
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
@@ -134,6 +135,7 @@ class VerifySync(Logs):
         self._require(trainer)
         self._verification = self.sync.verification()
         self._enrol(trainer, name)
+        let_it_be_absent(trainer, self)
         trainer.register_op("post_steps", self)
 
     def __call__(self, *given: object) -> None:
@@ -204,8 +206,11 @@ class VerifySync(Logs):
         """Continue the count and the trigger's phase of a checkpoint.
 
         Args:
-            state_dict: what :meth:`state_dict` returned.
+            state_dict: what :meth:`state_dict` returned; empty if the checkpoint was written without this
+                hook.
         """
+        if not state_dict:
+            return
         self.checks = int(state_dict["checks"])
         self._last = Counters.from_dict({k.removeprefix("last_"): v for k, v in state_dict.items()})
         self._last_compared = self._last
