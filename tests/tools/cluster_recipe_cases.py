@@ -155,8 +155,10 @@ def test_dqn_fills_its_buffer_from_a_node_and_each_frame_was_made_by_the_version
         lr=1e-2,
         hidden=[16],
         pace=PaceConfig(ratio=0.25, prefill=2 * FRAMES),
-        epsilon_start=0.0,
-        epsilon_end=0.0,
+        epsilon_start=1e-9,
+        epsilon_end=1e-9,
+        ladder_alpha=3.0,
+        ladder_base=1e-9,
         normalize=NormalizeConfig(observations=True),
     )
     sync = SyncConfig(map=VALUE_GREEDY, when=WhenConfig(every=4, unit="optim_steps"))
