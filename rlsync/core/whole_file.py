@@ -33,16 +33,16 @@ def write_whole(file: Path, write: Callable[[Path], object], *, durable: bool = 
     try:
         write(beside)
         if durable:
-            _flush(beside)
+            flush(beside)
         beside.replace(file)
         if durable:
-            _flush(file.parent)
+            flush(file.parent)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Have the disk keep a file, or a folder's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

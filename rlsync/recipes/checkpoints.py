@@ -8,7 +8,6 @@ writing, so a file that is too short is grown with zeros.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +20,7 @@ import torch
 from torchrl.checkpoint import Checkpoint, CheckpointFormat, CheckpointOptions
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
-from rlsync.core.whole_file import digest_of
+from rlsync.core.whole_file import digest_of, flush
 from rlsync.recipes.replay.row_segments import INDEX, digests_in
 from rlsync.recipes.run_files import CHECKPOINT, DIGESTS
 
@@ -84,11 +83,11 @@ def _write_manifest(checkpoint: Path) -> None:
             digest = carried.get(file) or digest_of(file)
             files[file.relative_to(checkpoint).as_posix()] = {"bytes": file.stat().st_size, "blake2b": digest}
     with ThreadPoolExecutor(_SYNCS) as pool:
-        for _ in pool.map(_sync, (path for path in inside if path not in carried)):
+        for _ in pool.map(flush, (path for path in inside if path not in carried)):
             pass  # it raises what a call has raised
     (checkpoint / DIGESTS).write_text(json.dumps({"format": _FORMAT, "files": files}, indent=1))
-    _sync(checkpoint / DIGESTS)
-    _sync(checkpoint)
+    flush(checkpoint / DIGESTS)
+    flush(checkpoint)
 
 
 def _replace(at: Path, new: Path) -> None:
@@ -103,18 +102,9 @@ def _replace(at: Path, new: Path) -> None:
             raise
     else:
         new.rename(at)
-    _sync(at.parent)
+    flush(at.parent)
     for replaced in at.parent.glob(f".{at.name}.backup-*"):
         shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def places(folder: Path) -> list[Path]:

@@ -38,6 +38,7 @@ class InProcessEndpoint:
         self.collector = collector
         self._found: dict[str, tuple[Path, Leaves]] = {}
         self._call = collectors.policy_call(collector)
+        self._acts: Acting | None = None
         self._fresh = False
         self._answered = 0
         self._unnumbered = False  # whether TorchRL has written what acts since the newest version
@@ -89,6 +90,14 @@ class InProcessEndpoint:
         return dict(zip(leaves.names, leaves.tensors(), strict=True))
 
     def acting(self) -> Acting:
+        """Looked at once, before anything runs: it writes to what acts, which a rollout may use later."""
+        if self.in_flight:
+            return Acting(unknown=dict.fromkeys(self._found, "it acts already, in another thread"))
+        if self._acts is None:
+            self._acts = self._examined()
+        return self._acts
+
+    def _examined(self) -> Acting:
         places = {name: leaves.root for name, (_, leaves) in self._found.items()}
         return acting_in(self.collector, self._call, places, ())
 
