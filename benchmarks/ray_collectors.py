@@ -1,11 +1,18 @@
-"""TorchRL's RayCollector on three Ray nodes of this machine: torn and misnamed steps.
+"""TorchRL's RayCollector on Ray nodes of this machine: torn and misnamed steps, and speed beside node agents.
 
     python benchmarks/ray_collectors.py [--steps 100000] [--inner none sync async] [--adopt alias]
+    python benchmarks/ray_collectors.py --recipes ppo sac [--seconds 20] [--rounds 2]
 
 Every weight of the policy holds the number of the version, and the learner publishes without a pause, through
 a RayBoardScheme. Each step reports the smallest and the largest weight that it was made with, and its stamp.
 Different weights are a torn read, another stamp is a misnamed one. One actor is on each node. **inner** says
 who acts: the actor itself, or two worker processes of a MultiSyncCollector or MultiAsyncCollector in it.
+
+**--recipes** compares two ways in which a TorchRL policy can act on two nodes of two workers: the node
+agents, which recipes use, and a RayCollector with a NodeBoardScheme in each actor. Both make the batches of
+the recipe (``ppo`` waits for the newest version, ``sac`` does not), and the learner does nothing but publish
+after each batch. Age is that of the frames, in versions, when a batch arrives. In the end one worker process
+is killed: ``after_kill`` says what happened.
 
 The exit status is 1 if a count under ``bad`` is not zero. Ray opens ports:
 ``unshare -n sh -c 'ip link set lo up; exec python benchmarks/ray_collectors.py'`` keeps them to itself.
@@ -15,19 +22,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-from ray_parts import cluster_of, objects_left
+from ray_parts import Leftovers, cluster_of, objects_left
 from servers import Canary, Publishing, StillEnv
+from torchrl.collectors import BaseCollector
 from torchrl.collectors.distributed import RayCollector
 
 from rlsync import NodeBoardScheme, RayBoardScheme
+from rlsync.core.errors import first_line
+from rlsync.recipes.place import make_env
+from rlsync.recipes.registry import recipe_named
+from rlsync.recipes.run import Run
+from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
 
 NODES, WORKERS, ENVS, FRAMES = 3, 2, 16, 640
 STORE_MB = 100
@@ -101,20 +119,151 @@ def _nodes_of_actors() -> set[str]:
     }
 
 
+# ------------------------------------------------------------------ node agents beside RayCollector
+
+#: The recipes with TorchRL's policies: environment, kind of collector, frames of a batch.
+COMPARED = {"ppo": ("CartPole-v1", "sync", 2048), "sac": ("Pendulum-v1", "async", 64)}
+PAIR = 2  # nodes, and workers on each
+GOES_ON_WITHIN_S = 20.0
+
+
+@contextmanager
+def recipes_collector(way: str, recipe: str, address: str) -> Iterator[tuple[BaseCollector, torch.nn.Module]]:
+    """The collector of a recipe's policy on two nodes, and the policy that the learner has."""
+    env, kind, frames = COMPARED[recipe]
+    entry = recipe_named(recipe)
+    config = Config(
+        env=EnvConfig(env, num_envs=4),
+        collector=CollectorConfig(kind, PAIR, frames),
+        cluster=ClusterConfig("ray", address, PAIR, min_nodes=PAIR),
+        recipe=entry.settings(),
+    )
+    run = Run(config, entry.probe(config.env))
+    policy = entry.acting(run)
+    if way == "nodes":
+        collector = run.place.transitions(policy, random_frames=0, ladder=None, maker=make_env)
+    else:
+        scheme = {"policy": NodeBoardScheme()}
+        collector = RayCollector(
+            [partial(make_env, config.env)] * PAIR,
+            policy,
+            frames_per_batch=frames,
+            total_frames=1 << 40,
+            sync=kind == "sync",
+            collector_class=kind,
+            num_workers_per_collector=PAIR,
+            collector_kwargs={"track_policy_version": True, "weight_sync_schemes": scheme},
+            remote_configs={"num_cpus": 2, "memory": 1},
+            weight_sync_schemes={"policy": RayBoardScheme()},
+        )
+    try:
+        yield collector, policy
+    finally:
+        collector.shutdown(**({} if way == "nodes" else {"shutdown_ray": False}))
+
+
+def compare(way: str, recipe: str, seconds: float, address: str, ours: Leftovers) -> dict[str, Any]:
+    """One row: how fast frames arrive, how old they are, and what a killed worker does to the run."""
+    with recipes_collector(way, recipe, address) as (collector, policy):
+        batches = iter(collector)
+        for _ in range(3):  # which do not count
+            next(batches)
+            collector.update_policy_weights_(policy)
+        frames, ages, began, used = 0, [], time.monotonic(), _processor_s(ours)
+        while time.monotonic() - began < seconds:
+            batch = next(batches)
+            ages.append((_newest(collector) - batch["policy_version"]).float().mean())
+            frames += batch.numel()
+            collector.update_policy_weights_(policy)
+        took, used = time.monotonic() - began, _processor_s(ours) - used
+        return {
+            "way": way,
+            "recipe": recipe,
+            "frames_per_s": round(frames / took, 1),
+            "frames_per_processor_s": round(frames / used, 1),
+            "age_mean_versions": round(float(torch.stack(ages).mean()), 2),
+            "after_kill": _after_kill(collector, batches, policy, _a_worker(ours)),
+        }
+
+
+def _newest(collector: BaseCollector) -> int:
+    if isinstance(collector, RayCollector):
+        return int(collector._weight_sync_schemes["policy"].publisher.version)
+    return int(collector.policy_version)  # type: ignore[attr-defined]
+
+
+def _after_kill(collector: BaseCollector, batches: Iterator[Any], policy: torch.nn.Module, pid: int) -> str:
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        while time.monotonic() - began < GOES_ON_WITHIN_S:
+            with deadline(2 * GOES_ON_WITHIN_S):
+                next(batches)
+            collector.update_policy_weights_(policy)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the run would end with
+        return f"{type(error).__name__} after {time.monotonic() - began:.1f} s: {first_line(error)}"[:160]
+    return "goes on"
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    def too_late(*_: Any) -> None:
+        raise TimeoutError("no batch came")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _a_worker(ours: Leftovers) -> int:
+    """The worker process that has worked most."""
+    times = {pid: _ticks(pid) for pid, command in ours.processes().items() if "multiprocessing" in command}
+    return max(times, key=times.__getitem__)
+
+
+def _processor_s(ours: Leftovers) -> float:
+    """Processor time of this process and all that it started, Ray's included, seconds."""
+    return sum(map(_ticks, [os.getpid(), *ours.processes()])) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int) -> int:
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    return 0  # it has ended
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100_000, help="of environments, for each row")
     parser.add_argument("--inner", nargs="+", default=["none", "sync", "async"])
     parser.add_argument("--adopt", default="alias", choices=["alias", "copy"])
+    parser.add_argument(
+        "--recipes", nargs="+", choices=COMPARED, default=[], help="compare, in place of counting"
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each turn of a comparison")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each way and recipe")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    found = []
-    with cluster_of(NODES, STORE_MB):
-        for inner in given.inner:
-            found.append(canary(given.steps, inner, given.adopt))
-            print(json.dumps(found[-1]), flush=True)
+    found: list[dict[str, Any]] = []
+    if given.recipes:
+        ours = Leftovers()
+        with cluster_of(PAIR, STORE_MB) as cluster:
+            for _ in range(given.rounds):
+                for recipe, way in product(given.recipes, ("nodes", "RayCollector")):
+                    found.append(compare(way, recipe, given.seconds, cluster.address, ours) | {"bad": {}})
+                    print(json.dumps(found[-1]), flush=True)
+    else:
+        with cluster_of(NODES, STORE_MB):
+            for inner in given.inner:
+                found.append(canary(given.steps, inner, given.adopt))
+                print(json.dumps(found[-1]), flush=True)
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n")
     return int(any(any(row["bad"].values()) for row in found))
