@@ -19,6 +19,7 @@
     └── RlsyncWarning            probably a mistake; shown as a Python warning (also a UserWarning)
         ├── NoBoard                  worker processes get their weights without rlsync's promises
         ├── IdleLeaves               some of the weights that arrive do not act
+        ├── DropoutDiffers           workers drop other shares than the learner, or one of them none
         ├── NothingLearns            what is sent cannot learn, or got no gradient
         ├── NothingPublished         nobody publishes, or not to the collector whose frames are learned from
         └── NothingChanged           the same weights were published again and again
@@ -133,6 +134,10 @@ class NoBoard(RlsyncWarning):
 
 class IdleLeaves(RlsyncWarning):
     """Some of the weights that arrive do not act."""
+
+
+class DropoutDiffers(RlsyncWarning):
+    """Workers drop another share of what a dropout gets than the learner, or one of them drops none."""
 
 
 class NothingLearns(RlsyncWarning):

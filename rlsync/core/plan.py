@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from rlsync.core.crossing import Crossing, crossings
 from rlsync.core.errors import (
     DestinationNotFound,
     DoesNotAct,
+    DropoutDiffers,
     IdleLeaves,
     LayoutMismatch,
     NothingToSync,
+    RlsyncWarning,
     SyncMapError,
 )
 from rlsync.core.path import did_you_mean
@@ -37,6 +39,9 @@ class Verdict(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+
+#: How the name of a setting ends that is the share which a dropout drops in its present mode.
+DROPS = ".drops"
 
 #: A publish moves the bytes of leaves with these verdicts.
 MOVED = frozenset({Verdict.COPIED, Verdict.CAST, Verdict.SHARDED})
@@ -134,6 +139,8 @@ class SyncPlan:
             trainer has no optimizer.
         unsent: parameters that an optimizer holds, of the networks that are sources or contain one, that
             reach no destination.
+        differs: how numbers, modes and plain tensors of the workers' modules differ from the learner's, by
+            name.
         through_host: whether every version passes through host memory, as on a board.
 
     Example:
@@ -151,6 +158,7 @@ class SyncPlan:
     notes: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     unsent: tuple[str, ...] = ()
+    differs: Mapping[str, str] = field(default_factory=dict)
     through_host: bool = False
 
     @property
@@ -208,11 +216,18 @@ class SyncPlan:
                 raise DoesNotAct(*_idle(sent, f"{route}, {len(sent)} of {len(sent)} parameters"))
         return self
 
-    def warning(self) -> IdleLeaves | None:
-        """The warning about parameters that arrive and do not act; ``None`` if all act."""
+    def warnings(self) -> Iterator[RlsyncWarning]:
+        """Of parameters that arrive and do not act, and of dropout that differs."""
         idle = [row for row in self.rows if row.idle]
         where = "; ".join(map(str, self.routes))
-        return IdleLeaves(*_idle(idle, f"{where}, {len(idle)} parameters")) if idle else None
+        if idle:
+            yield IdleLeaves(*_idle(idle, f"{where}, {len(idle)} parameters"))
+        if drops := [f"{name} {how}" for name, how in self.differs.items() if name.endswith(DROPS)]:
+            yield DropoutDiffers(
+                listed(drops, _NAMES_IN_SUMMARY),
+                where,
+                "call train() or eval() on both modules, and give both the same p",
+            )
 
     def _layout_error(self, bad: tuple[Row, ...]) -> SyncMapError:
         first = bad[0]
@@ -273,6 +288,7 @@ class SyncPlan:
             lines.append(f"idle       sent, and does not act: {listed(idle, at_most)}")
         if self.unsent:
             lines.append(f"unsent     trained, and not sent: {listed(self.unsent, at_most)}")
+        lines.extend(f"differs    {name} {how}" for name, how in self.differs.items())
         lines.extend(f"note       {note}" for note in self.notes)
         return "\n".join(lines)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from rlsync.core.plan import listed
+from rlsync.sync.held import tensors_of
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import Target
-from rlsync.tensors.wrappers import is_tensordict
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -52,6 +51,8 @@ class Acting:
     owned: Sequence[str] = ()
     #: Whether the idle parameters would act if they were copied into the module's own memory.
     by_copy: bool = False
+    #: By destination: what it computes with besides its leaves, see :func:`rlsync.sync.held.settings_of`.
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def is_idle(self, destination: str, leaf: str) -> bool:
         return leaf in self.idle.get(destination, ())
@@ -76,6 +77,7 @@ class Acting:
         idle: dict[str, dict[str, None]] = {}
         unknown: dict[str, str] = {}
         owned: dict[str, None] = {}
+        settings: dict[str, dict[str, str]] = {}
         by_copy = True
         for worker in workers:
             for destination, names in worker.idle.items():
@@ -83,9 +85,13 @@ class Acting:
             unknown |= worker.unknown
             owned |= dict.fromkeys(worker.owned)
             by_copy = by_copy and (worker.by_copy or not worker.idle)
-        return cls(
-            {d: tuple(names) for d, names in idle.items()}, unknown, tuple(owned), bool(idle) and by_copy
-        )
+            for destination, texts in worker.settings.items():
+                known = settings.setdefault(destination, dict(texts))
+                known |= {
+                    p: f"{known[p]} or {t}" for p, t in texts.items() if t not in known[p].split(" or ")
+                }
+        one = {d: tuple(names) for d, names in idle.items()}
+        return cls(one, unknown, tuple(owned), bool(idle) and by_copy, settings)
 
 
 def _speaking(call: Call, policy: nn.Module) -> Call:
@@ -370,70 +376,3 @@ def _set_random_states(states: tuple[Any, ...]) -> None:
         torch.cuda.set_rng_state_all(states[1])
     np.random.set_state(states[2])
     random.setstate(states[3])
-
-
-# ------------------------------------------------------------------------- memory besides the leaves
-
-
-@torch.no_grad()
-def own_shared_memory(acts: object, name: str) -> list[str]:
-    """Give what ``acts`` holds besides its leaves memory of this process, where the learner has it, too.
-
-    Tensors that travel to another process share their memory with the process that sent them. Returns the
-    names of those that were copied.
-    """
-    leaves = set()
-    if isinstance(acts, nn.Module):
-        leaves = {id(tensor) for tensor in (*acts.parameters(), *acts.buffers())}
-    memory: dict[int, Tensor] = {}
-    copied = []
-    for path, tensor in tensors_of(acts, name):
-        if id(tensor) in leaves or not tensor.is_cpu or not tensor.numel() or not tensor.is_shared():
-            continue
-        storage = tensor.untyped_storage()
-        whole = memory.setdefault(storage.data_ptr(), torch.empty(0))
-        if not whole.numel():
-            whole = memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage.clone())
-        own = torch.empty(0, dtype=tensor.dtype).set_(
-            whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
-        tensor.data = own
-        copied.append(path)
-    return copied
-
-
-def tensors_of(acts: object, name: str) -> Iterator[tuple[str, Tensor]]:
-    """All tensors that an object holds in modules, containers, functions and their closures, by path."""
-    seen: set[int] = set()
-    stack: list[tuple[str, object]] = [(name, acts)]
-    while stack:
-        path, value = stack.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        match value:
-            case Tensor():
-                yield path, value
-            case dict():
-                stack += [(f"{path}[{key!r}]", item) for key, item in value.items()]
-            case list() | tuple() | set() | frozenset():
-                stack += [(f"{path}[{number}]", item) for number, item in enumerate(value)]
-            case partial():
-                stack += [(path, value.func), (path, value.args), (path, value.keywords)]
-            case MethodType():
-                stack += [(path, value.__func__), (path, value.__self__)]
-            case FunctionType():
-                cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-                stack += [(f"{path}.{variable}", cell) for variable, cell in cells]
-                stack += [(path, value.__defaults__), (path, value.__kwdefaults__)]
-            case CellType():
-                if value != CellType():
-                    stack.append((path, value.cell_contents))
-            case nn.Module():
-                held = {**vars(value), **value._parameters, **value._buffers, **value._modules}
-                stack += [(f"{path}.{key}", item) for key, item in held.items() if key not in _STORES]
-            case _ if is_tensordict(value):
-                stack += [(f"{path}[{key!r}]", item) for key, item in value.items(True, True)]
-
-
-_STORES = ("_parameters", "_buffers", "_modules")

@@ -8,12 +8,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor, nn
 
 from rlsync.sync.acts import Acting
+from rlsync.sync.held import settings_of
 from rlsync.sync.sample import Shadow, sampling
 from rlsync.sync.verification import answering, digests_of
 from rlsync.tensors.device import return_freed_memory
@@ -93,7 +94,8 @@ class Adopter:
 
     def note_acting(self, acting: Acting) -> None:
         """Tell the learner which leaves act here; before :meth:`tell`, after which it is asked for."""
-        self._reader.leave_note(acting.to_json(), Note.ACTING)
+        settings = {name: settings_of(each.find(), name) for name, each in self._destinations.items()}
+        self._reader.leave_note(replace(acting, settings=settings).to_json(), Note.ACTING)
 
     def tell(self) -> None:
         """Tell the learner which leaves each destination has here, so that it can check its map."""

@@ -1,14 +1,14 @@
 """Proof of behaviour: what acts computes what the learner's module computes with the published weights.
 
 The learner calls the source's parts on the inputs of a worker's :class:`rlsync.sync.sample.Sample`, with the
-image of the version that acted and with the weights of now. If both give what the worker's part gave, the
-comparison has no power.
+image of the version that acted and with that of the version before. If both give what the worker's part gave,
+the comparison has no power. Where no transport keeps the version before, the weights of now take its place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,29 +17,28 @@ from torch.func import functional_call
 
 from rlsync.sync.acts import undisturbed
 from rlsync.sync.resolve import BoundRoute
-from rlsync.sync.sample import Judgement, PartCall, Sample, selected
+from rlsync.sync.sample import Image, Judgement, PartCall, Sample, selected
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.sharded import is_sharded
 from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
-from rlsync.transport.rules import Key
 
 #: By dtype: how far outputs may be apart, relative to the largest one, where both sides compute alike.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-def judge(sample: Sample, routes: Sequence[BoundRoute], image: Mapping[Key, Tensor]) -> Judgement:
-    """Compare a worker's outputs with the sources': with its version's image, and with the weights now."""
+def judge(sample: Sample, routes: Sequence[BoundRoute], images: Sequence[Image]) -> Judgement:
+    """Compare a worker's outputs with the sources': with the images of its version and of the one before."""
     wrong: list[str] = []
     powerless: list[str] = []
     uncompared: list[str] = []
     held = 0
     for route in routes:
         name = route.route.destination
-        calls, why = _comparable(sample, route, image)
+        calls, why = _comparable(sample, route, images[0])
         if why:
             uncompared.append(f"{name}: {why}")
             continue
-        verdicts = [_judged(sample, call, route, image) for call in calls]
+        verdicts = list(_verdicts(sample, calls, route, images))
         wrong += [f"{name}: {verdict.wrong}" for verdict in verdicts if verdict.wrong]
         uncompared += [f"{name}: {verdict.why}" for verdict in verdicts if verdict.why]
         compared = [verdict for verdict in verdicts if not verdict.why]
@@ -50,8 +49,8 @@ def judge(sample: Sample, routes: Sequence[BoundRoute], image: Mapping[Key, Tens
     return Judgement(tuple(wrong), held, tuple(powerless), tuple(uncompared))
 
 
-def _comparable(sample: Sample, route: BoundRoute, image: Mapping[Key, Tensor]) -> tuple[list[PartCall], str]:
-    """The outermost recorded calls of what a route feeds; or why they cannot be compared."""
+def _comparable(sample: Sample, route: BoundRoute, image: Image) -> tuple[list[PartCall], str]:
+    """The recorded calls of what a route feeds; or why they cannot be compared."""
     if sample.why_not:
         return [], sample.why_not
     root = route.leaves.root
@@ -64,12 +63,21 @@ def _comparable(sample: Sample, route: BoundRoute, image: Mapping[Key, Tensor]) 
     inside = [
         call
         for call in sample.calls
-        if call.destination == route.destination and _below(call, route.prefix) is not None
+        if call.destination == route.destination and _part(route, call) is not None
     ]
-    names = {call.module for call in inside}
-    outer = [call for call in inside if not any(_is_within(call.module, name) for name in names)]
-    outer = [call for call in outer if _part(route, call) is not None]
-    return outer, "" if outer else "no part of it was called exactly once with tensors"
+    return inside, "" if inside else "no part of it was called exactly once with tensors"
+
+
+def _verdicts(
+    sample: Sample, calls: Sequence[PartCall], route: BoundRoute, images: Sequence[Image]
+) -> Iterator[_Verdict]:
+    """On the outermost calls, and in place of one that draws random numbers, on those inside it."""
+    for call in calls:
+        if any(_is_within(call.module, other.module) for other in calls):
+            continue
+        verdict = _judged(sample, call, route, images)
+        inside = [other for other in calls if _is_within(other.module, call.module)]
+        yield from _verdicts(sample, inside, route, images) if verdict.random and inside else (verdict,)
 
 
 def _below(call: PartCall, prefix: str) -> str | None:
@@ -96,29 +104,25 @@ class _Verdict:
     wrong: str = ""
     moves: bool = False  #: whether other weights give other outputs
     why: str = ""
+    random: bool = False
 
 
-def _judged(sample: Sample, call: PartCall, route: BoundRoute, image: Mapping[Key, Tensor]) -> _Verdict:
+def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[Image]) -> _Verdict:
     part = _part(route, call)
     assert part is not None
     below = str(_below(call, route.prefix))
-    published, now = _weights(sample, route, image, below)
+    published, other = (_weights(sample, route, leaves, below) for leaves in images)
     device = next((tensor.device for tensor in route.tensors()), torch.device("cpu"))
     acted = _flat(sample.get(call.outs, device))
     name = f"{type(part).__name__} {below}".strip()
     try:
-        again = [
-            _outputs(sample, call, part, weights, device, seed)
-            for weights, seed in ((published, 1), (published, 2), (now, 1))
-        ]
+        with_published, random = _outputs(sample, call, part, published, device)
+        with_other, _ = _outputs(sample, call, part, other, device)
     except Exception as error:  # noqa: BLE001 - the learner's module need not be callable on its own
         return _Verdict(why=f"{name} raises {type(error).__name__} in the learner's process")
-    with_published, repeated, with_now = again
-    fixed = [
-        key for key in with_published if _apart(with_published[key], repeated[key]) == 0 and key in acted
-    ]
-    if not fixed:
-        return _Verdict(why=f"the outputs of {name} are random")
+    fixed = [key for key in with_published if key in acted]
+    if random or not fixed:
+        return _Verdict(why=f"the outputs of {name} are random", random=True)
     allowed = max(
         TOLERANCE.get(t.dtype, TOLERANCE[torch.float32]) for t in (*published.values(), *route.tensors())
     )
@@ -126,7 +130,7 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, image: Mapping[Ke
         allowed = max(allowed, TOLERANCE[dtype_named(route.route.dtype)])
     apart = {key: _apart(acted[key], with_published[key]) for key in fixed}
     worst = max(apart, key=lambda key: apart[key])
-    moves = any(_apart(acted[key], with_now[key]) > allowed for key in fixed)
+    moves = any(_apart(acted[key], with_other[key]) > allowed for key in fixed)
     if apart[worst] <= allowed:
         return _Verdict(moves=moves)
     return _Verdict(
@@ -136,18 +140,15 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, image: Mapping[Ke
     )
 
 
-def _weights(
-    sample: Sample, route: BoundRoute, image: Mapping[Key, Tensor], below: str
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The leaves of a part of the source: as they were published, and as they are now.
+def _weights(sample: Sample, route: BoundRoute, image: Image, below: str) -> dict[str, Tensor]:
+    """The leaves of a part of the source as they are in an image, or where that lacks them, as they are now.
 
-    Both with the worker's own buffers and excluded leaves, where it has them.
+    With the worker's own buffers and excluded leaves, where it has them.
     """
     stem = f"{route.prefix}." if route.prefix else ""
     sent = {one.leaf.name: one.key for one in route.sent}
     kept = sample.held.get(route.destination, {})
-    published: dict[str, Tensor] = {}
-    now: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     dotted = f"{below}." if below else ""
     for leaf in route.leaves.leaves:
         if leaf.kind == "extra_state" or not leaf.name.startswith(dotted):
@@ -155,11 +156,10 @@ def _weights(
         live, name = leaf.read().detach(), leaf.name.removeprefix(dotted)
         there = sent[leaf.name][1] if leaf.name in sent else stem + leaf.name
         if there in kept:
-            published[name] = now[name] = sample.tensors[kept[there]].to(live)
+            weights[name] = sample.tensors[kept[there]].to(live)
         else:
-            now[name] = live
-            published[name] = image[sent[leaf.name]].to(live) if leaf.name in sent else live
-    return published, now
+            weights[name] = image[sent[leaf.name]].to(live) if sent.get(leaf.name) in image else live
+    return weights
 
 
 def _outputs(
@@ -168,18 +168,22 @@ def _outputs(
     part: nn.Module,
     weights: Mapping[str, Tensor],
     device: torch.device,
-    seed: int,
-) -> dict[str, Tensor]:
+) -> tuple[dict[str, Tensor], bool]:
+    """The outputs of a part with some weights, and whether it drew random numbers for them."""
     floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     # Workers that compute in half precision pass it on from part to part; the learner computes as it trains.
     cast = dict.fromkeys((torch.bfloat16, torch.float16), floats[0]) if floats else {}
     args = tuple(sample.get(arg, device, cast) for arg in call.args)
     # Copies: forward() may write to buffers.
     own = {name: tensor.clone() for name, tensor in weights.items()}
+    held = [value for module in part.modules() for value in vars(module).values()]
+    generators = [torch.default_generator, *torch.cuda.default_generators]
+    generators += [value for value in held if isinstance(value, torch.Generator)]
     with undisturbed(part), torch.no_grad():
-        torch.manual_seed(seed)
+        before = [generator.get_state() for generator in generators]
         outs = functional_call(part, own, args, strict=False)
-        return _flat(selected(part, outs, "out_keys"))
+        after = [generator.get_state() for generator in generators]
+        return _flat(selected(part, outs, "out_keys")), not all(map(torch.equal, before, after))
 
 
 def _flat(value: object) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -17,7 +17,7 @@ from rlsync.sync.behaviour import judge
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publish
 from rlsync.sync.resolve import BoundRoute, SyncMap, bind_routes, plan_of, with_training
-from rlsync.sync.sample import Judgement, Sample
+from rlsync.sync.sample import Image, Judgement, Sample
 from rlsync.sync.sharded.ranks import require_shards
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, Training, Unchanged, refuse_hidden
 from rlsync.tensors.device import Covered
@@ -88,9 +88,9 @@ class BoundMap:
         """The resolved map, with what is known of training now."""
         return with_training(self._plan, self._routes, self._root, self._training)
 
-    def judge(self, sample: Sample, image: Mapping[Key, Tensor]) -> Judgement:
+    def judge(self, sample: Sample, images: Sequence[Image]) -> Judgement:
         """Whether a worker's policy computed what the sources compute with the image of its version."""
-        return judge(sample, self._routes, image)
+        return judge(sample, self._routes, images)
 
     def brought(self) -> set[Key]:
         """The leaves that a publish brings, aliased ones included."""

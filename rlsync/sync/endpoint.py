@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from torch import Tensor
@@ -61,8 +61,8 @@ class Endpoint(Protocol):
     def tensors(self, destination: str) -> dict[str, Tensor] | None:
         """The live tensors of a destination, by name, where this process holds them."""
 
-    def acting(self) -> Acting:
-        """What is known of which leaves act."""
+    def acting(self, sent: Collection[str]) -> Acting:
+        """What is known of which leaves act, at those destinations at least to which weights are ``sent``."""
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all workers act with the newest version; WorkerLost, AdoptionTimeout."""

@@ -19,6 +19,7 @@ from rlsync.core.path import Attr, Path, parse, walk
 from rlsync.core.plan import BY_COPY, IDLE, MOVED, Route, Row, Source, SyncPlan, Verdict
 from rlsync.sync.acts import Acting
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.held import unlike
 from rlsync.sync.sharded.ranks import require_board
 from rlsync.sync.trained import Training, frozen, unsent
 from rlsync.tensors.compare import Comparison, compare, excluded, named_like
@@ -274,12 +275,24 @@ def _same_memory(module: object, trained: TensorDictParams) -> bool:
 
 def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:
     """The plan of bound routes, without what is known of training."""
-    acting = endpoint.acting()
+    acting = endpoint.acting({b.destination for b in bound if any(c.verdict in MOVED for c in b.comparisons)})
+    differs = {
+        f"{b.route.destination}.{path}": text
+        for b in bound
+        for path, text in unlike(acting.settings.get(b.destination, {}), b.prefix, b.leaves.root, str(b.path))
+    }
     rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
     routes = tuple(b.route for b in bound)
     through_host = endpoint.publisher.transport.through_host
     notes = (*endpoint.notes, *acting.remarks())
-    return SyncPlan(routes, tuple(rows), endpoint.description, notes=notes, through_host=through_host)
+    return SyncPlan(
+        routes,
+        tuple(rows),
+        endpoint.description,
+        notes=notes,
+        differs=differs,
+        through_host=through_host,
+    )
 
 
 def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training) -> SyncPlan:

@@ -21,6 +21,10 @@ from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
+from rlsync.transport.rules import Key
+
+#: The leaves of a version.
+Image = Mapping[Key, Tensor]
 
 #: A sample must fit into a note; see ``NOTE_BYTES`` of the board.
 _SAMPLE_BYTES = 900_000
@@ -36,14 +40,16 @@ class Shadow:
 
     policy: nn.Module  #: all that the call may change
     modules: Mapping[str, nn.Module]  #: by destination
-    call: Callable[[], object]  #: on a copy of the present input, without exploration
+    #: On a copy of the present input, without exploration. Returns input and output, if it has one of each.
+    call: Callable[[], tuple[object, object] | None]
     #: Calls its argument before each call of the policy in the block.
     before_calls: Callable[[Callable[[], None]], AbstractContextManager[None]]
-    why_not: str = ""  #: why it cannot be called, or cannot be looked into
+    why_not: str = ""  #: why it cannot be called
+    compiled: bool = False  #: whether its parts cannot be looked into
 
     @classmethod
     def missing(cls, why: str) -> Shadow:
-        return cls(nn.Module(), {}, dict, lambda _: nullcontext(), why)
+        return cls(nn.Module(), {}, lambda: None, lambda _: nullcontext(), why)
 
 
 @dataclass(slots=True)
@@ -182,11 +188,18 @@ def sample_of(shadow: Shadow, asked: int, version: int, arrive: Callable[[str], 
             sample.held[destination] = {leaf.name: sample.put(leaf.read()) for leaf in kept}
         recorder = _Recorder(sample)
         try:
-            recorder.watch(shadow.modules)
-            shadow.call()
+            recorder.watch({} if shadow.compiled else shadow.modules)
+            acted = shadow.call()
         finally:
             recorder.stop()
-    sample.calls = recorder.once()
+        sample.calls = recorder.once()
+        policy = unwrap(shadow.policy, "policy")
+        for destination, module in shadow.modules.items():
+            seen = any(call.destination == destination for call in sample.calls)
+            if acted is not None and not seen and unwrap(module, destination) is policy:
+                # Compiled code calls no hooks: the policy is compared as a whole.
+                args, outs = selected(policy, acted[0], "in_keys"), selected(policy, acted[1], "out_keys")
+                sample.calls.append(PartCall(destination, "", [sample.put(args)], sample.put(outs)))
     return sample
 
 

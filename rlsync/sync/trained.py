@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlsync.core.errors import (
 )
 from rlsync.core.path import Path, walk
 from rlsync.core.plan import Route, listed
+from rlsync.sync.held import OF_EVERY_MODULE, tensors_of
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes
 from rlsync.tensors.leaves import Leaf, Leaves
@@ -89,9 +90,10 @@ def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Cove
     covered = Covered(sent)
     names: dict[int, str] = {}  # networks may share parameters: the first one's name stands
     for path, network in networks.items():
-        for name, parameter in network.named_parameters():
+        registered = ((f"{path}.{name}", parameter) for name, parameter in network.named_parameters())
+        for name, parameter in (*registered, *tensors_of(network, path)):  # a list hides what is in it
             if parameter in held and parameter not in covered:
-                names.setdefault(id(parameter), uncompiled(f"{path}.{name}"))
+                names.setdefault(id(parameter), uncompiled(name))
     return tuple(names.values())
 
 
@@ -101,15 +103,25 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
         return
     known, held = Covered(leaves.tensors()), Covered(training.parameters())
     for path, module in leaves.root.named_modules():
-        for name, value in vars(module).items():
-            if not isinstance(value, Tensor) or value in known:
-                continue
-            if value in held or (value.is_leaf and value.requires_grad):
+        plain = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
+        for name, tensor in _plain_tensors(plain, path):
+            if tensor not in known and (tensor in held or (tensor.is_leaf and tensor.requires_grad)):
                 raise LayoutMismatch(
-                    f"{path + '.' * bool(path)}{name} is trained, and is no parameter: nobody sends it",
+                    f"{name} is trained, and is no parameter: nobody sends it",
                     f"source {leaves.where}, {type(module).__name__}",
-                    "make it an nn.Parameter; a tensor that needs no gradient may be a buffer",
+                    "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
+                    "nn.ParameterList; a tensor that needs no gradient may be a buffer",
                 )
+
+
+def _plain_tensors(value: object, path: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in dicts, lists and tuples, with their paths; modules in them are passed over."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, dict | list | tuple):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _plain_tensors(item, f"{path}.{key}".lstrip("."))
 
 
 #: After so many publishes in a row that sent the same weights there is a warning.

@@ -16,21 +16,21 @@ from torch import Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.sync.publisher import Publisher
-from rlsync.sync.sample import Judgement, Sample
+from rlsync.sync.sample import Image, Judgement, Sample
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Kind, Layout
 from rlsync.tensors.leaves import Leaf
 from rlsync.transport.contract import Note, Subscriber
-from rlsync.transport.rules import Key
 
-#: ``judge(sample, image)``: see :func:`rlsync.sync.behaviour.judge`.
-Judge = Callable[[Sample, Mapping[Key, Tensor]], Judgement]
+#: ``judge(sample, images)``: see :func:`rlsync.sync.behaviour.judge`.
+Judge = Callable[[Sample, Sequence[Image]], Judgement]
 
 #: ``sampling(asked, version)``: leaves a sample of the rollout in the block.
 Sampling = Callable[[int, int], AbstractContextManager[None]]
 
-#: A worker that begins a rollout right after the question has this version or the next one.
-_IMAGES = 2
+#: The version before the question, and those of a worker that begins a rollout right after it: the newest
+#: one and the next.
+_IMAGES = 3
 
 #: ``digests(parameters)``: of what acts now, by destination: of the parameters, or of all other leaves.
 Digests = Callable[[bool], dict[str, int]]
@@ -136,7 +136,7 @@ class Verification:
         self._open = False
         self._published: dict[int, dict[str, Prints]] = {}
         self._judge: Judge | None = None
-        self._images: dict[int, dict[Key, Tensor]] = {}
+        self._images: dict[int, Image] = {}  #: by version, in order; 0 is the one before the question
         self._judged: dict[int, Judgement] = {}
 
     def ask(self, judge: Judge | None = None) -> None:
@@ -149,7 +149,9 @@ class Verification:
         publisher.join()
         self._published, self._open = {}, True
         self._judge, self._images, self._judged = judge, {}, {}
-        newest = publisher.transport.newest_leaves()
+        newest, before = publisher.transport.newest_leaves(), publisher.transport.leaves_before()
+        if judge is not None:
+            self._images[0] = {} if before is None else _copied(*before)
         if newest is not None:
             self._remember(publisher.transport.newest_stamp.version, *newest)
         # A transport that keeps no copy can be asked about the next version only.
@@ -180,13 +182,15 @@ class Verification:
         return Found(not waiting, answered, whole, tuple(waiting), tuple(wrong), behaviour)
 
     def _judgement(self, worker: int) -> Judgement:
-        """Compare a worker's sample once: the learner's weights go on."""
+        """Compare a worker's sample once."""
         if self._judge is not None and worker not in self._judged:
             note = self._publisher.transport.note(worker, Note.SAMPLE)
             sample = None if note is None else Sample.from_bytes(note)
             if sample is None or sample.asked != self._question or sample.version not in self._images:
                 return Judgement(uncompared=("no sample of a version whose image was kept",))
-            self._judged[worker] = self._judge(sample, self._images[sample.version])
+            before = max(version for version in self._images if version < sample.version)
+            images = self._images[sample.version], self._images[before]
+            self._judged[worker] = self._judge(sample, images)
         return self._judged.get(worker, Judgement())
 
     def _answer(self, worker: int) -> WorkerAnswer | None:
@@ -214,10 +218,12 @@ class Verification:
                 found.setdefault(destination, []).append((kind, tensor.to(leaf.dtype)))
         self._published[version] = {d: Prints.of(of_d) for d, of_d in found.items()}
         if self._judge is not None and len(self._images) < _IMAGES:
-            held = ((e, tensors[e.owner]) for e in layout.entries)
-            self._images[version] = {
-                (e.destination, e.leaf.name): t.clone() for e, t in held if t is not None
-            }
+            self._images[version] = _copied(layout, tensors)
+
+
+def _copied(layout: Layout, tensors: Sequence[Tensor | None]) -> Image:
+    held = ((entry, tensors[entry.owner]) for entry in layout.entries)
+    return {(e.destination, e.leaf.name): tensor.clone() for e, tensor in held if tensor is not None}
 
 
 @contextmanager

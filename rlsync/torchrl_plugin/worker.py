@@ -9,15 +9,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, NoReturn
 
-from tensordict import NestedKey, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.modules.inference_server import InferenceServer
 
 from rlsync.core.errors import DestinationNotFound, PublishError
 from rlsync.core.path import Path, parse, walk
-from rlsync.sync.acts import Acting, examined, in_mid_episode, own_shared_memory
+from rlsync.sync.acts import Acting, examined, in_mid_episode
 from rlsync.sync.adopter import Adopt, Adopter, Destination
+from rlsync.sync.held import own_shared_memory
 from rlsync.sync.sample import Shadow
 from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin.compat import collectors, schemes, servers, stamps
@@ -178,15 +179,9 @@ def acting_in(
         return Acting(unknown=dict.fromkeys(modules, why))
 
     def outputs(plain: bool) -> Sequence[Tensor]:
-        given: dict[NestedKey, object] = {}
-
-        def change(tensordict: TensorDictBase) -> TensorDictBase:
-            changed = tensordict if plain else in_mid_episode(tensordict)
-            given.update(changed.items(True, True))
-            return changed
-
-        written = call(change).items(True, True)
-        return [value for key, value in written if isinstance(value, Tensor) and value is not given.get(key)]
+        given, output = call((lambda first: first) if plain else in_mid_episode)
+        before, after = dict(given.items(True, True)), output.items(True, True)
+        return [value for key, value in after if isinstance(value, Tensor) and value is not before.get(key)]
 
     return examined(modules, outputs, alias=alias, within=policy)
 
@@ -198,12 +193,12 @@ def shadow_of(
     policy = collectors.policy_of(collector)
     if isinstance(call, str) or policy is None:
         return Shadow.missing(call if isinstance(call, str) else "the policy is no module")
-    if collectors.runs_compiled(collector):
-        return Shadow.missing("the policy runs compiled: its parts cannot be looked into")
+
     parts = set(policy.modules())
     modules = {n: m for n, m in places.items() if isinstance(m, nn.Module) and m in parts}
     before = partial(collectors.before_policy_calls, collector)
-    return Shadow(policy, modules, lambda: call(lambda given: given), before)
+    compiled = collectors.runs_compiled(collector)
+    return Shadow(policy, modules, lambda: call(lambda given: given), before, compiled=compiled)
 
 
 class ServerSync:

@@ -135,6 +135,10 @@ class Transport(Protocol):
             transport needs not be complete: it changes the leaves that it brings.
         """
 
+    def leaves_before(self) -> tuple[Layout, Sequence[Tensor]] | None:
+        """The version before the newest one, likewise; ``None`` if it is not kept or had another layout."""
+        return None
+
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that attached and did not leave by itself."""
 

@@ -21,6 +21,7 @@ PUBLIC = [
     "DestinationNotFound",
     "DoesNotAct",
     "DreamerPlayer",
+    "DropoutDiffers",
     "Every",
     "Forkserver",
     "IdleLeaves",

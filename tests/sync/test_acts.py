@@ -8,65 +8,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from tensordict import from_module
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from rlsync.sync.acts import Acting, Call, examined, mid_episode, own_shared_memory, undisturbed
+from rlsync.sync.acts import Acting, Call, examined, mid_episode, undisturbed
+from tests.tools.parts.acting import Functional, Packed, Spare, Twin
 
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-
-
-class Functional(nn.Module):
-    """Computes with a dict of detached parameters that it made at the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = mlp()
-        self.held = {name: tensor.detach() for name, tensor in self.net.named_parameters()}
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional_call(self.net, self.held, (x,))
-
-
-class Twin(nn.Module):
-    """Computes with a detached twin, as LeanRL's scripts do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, twin = mlp(), mlp()
-        from_module(self.net).data.to_module(twin)
-        self.twin = [twin]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.twin[0](x)
-
-
-class Packed(nn.Module):
-    """Transposes its weight at the first call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(2, 4))
-        self.packed: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.packed is None:
-            self.packed = self.weight.detach().t().contiguous()
-        return x @ self.packed
-
-
-class Spare(nn.Module):
-    """Has a head that nobody asks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.spare = mlp(), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
 
 
 class Choice(nn.Module):
@@ -141,7 +90,8 @@ def test_a_policy_that_computes_with_its_leaves_raises_no_alarm(
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.zero_()  # as a head that begins with zeros
-    assert of(module, alias=alias) == Acting()
+    found = of(module, alias=alias)
+    assert (found.idle, found.unknown) == ({}, {})
 
 
 @pytest.mark.parametrize("make", [Functional, Twin])
@@ -157,12 +107,12 @@ def test_a_policy_that_computes_with_detached_tensors_is_reached_by_copy_alone(
 @pytest.mark.parametrize("alias", [True, False])
 def test_a_weight_that_is_packed_at_the_first_call_does_not_act(alias: bool) -> None:
     module = Packed()
-    weight = module.weight.detach().clone()
+    weight = module.net.weight.detach().clone()
     found = of(module, alias=alias)
-    assert found.idle == {"policy": ("weight",)}
+    assert found.idle == {"policy": ("net.weight",)}
     assert not found.by_copy
     assert module.packed is None  # the next call packs the weights that are there then
-    assert torch.equal(module.weight, weight)
+    assert torch.equal(module.net.weight, weight)
 
 
 def test_the_one_leaf_that_does_not_act_is_named_among_many_that_do() -> None:
@@ -207,25 +157,12 @@ def test_outputs_that_differ_by_themselves_are_not_judged() -> None:
     assert "different outputs" in found.unknown["policy"]
 
 
-def test_memory_of_another_process_becomes_the_workers_own_and_views_stay_views() -> None:
-    net = mlp()
-    whole = torch.arange(6.0).share_memory_()
-    held = {"row": whole[:3], "same": whole}
-    net.register_buffer("mean", torch.zeros(2).share_memory_())  # a leaf: it travels
-    net.extra = [held]
-    net.act = lambda x: x + whole
-    assert own_shared_memory(net, "policy") == ["policy.act.whole", "policy.extra[0]['row']"]
-    assert not held["row"].is_shared()
-    held["same"].fill_(7)
-    assert held["row"].tolist() == [7, 7, 7]
-    assert net.mean.is_shared()
-
-
 def test_what_workers_found_out_is_put_together() -> None:
-    one = Acting({"policy": ("a",)}, {}, ("policy.twin",), True)
-    other = Acting({"policy": ("a", "b")}, {"env": "why"}, (), True)
+    one = Acting({"policy": ("a",)}, {}, ("policy.twin",), True, {"policy": {"by": "1", "of": "1"}})
+    other = Acting({"policy": ("a", "b")}, {"env": "why"}, (), True, {"policy": {"by": "2", "of": "1"}})
     found = Acting.of_all([one, Acting.from_json(other.to_json())])
-    assert found == Acting({"policy": ("a", "b")}, {"env": "why"}, ("policy.twin",), True)
+    settings = {"policy": {"by": "1 or 2", "of": "1"}}
+    assert found == Acting({"policy": ("a", "b")}, {"env": "why"}, ("policy.twin",), True, settings)
     assert found.is_idle("policy", "b")
     assert not found.is_idle("other", "b")
     assert not Acting.of_all([one, Acting({"policy": ["b"]})]).by_copy

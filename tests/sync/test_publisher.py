@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -84,7 +84,7 @@ class Workers:
     def tensors(self, destination: str) -> None:
         return None
 
-    def acting(self) -> Acting:
+    def acting(self, sent: Collection[str]) -> Acting:
         return Acting()
 
     def wait(self, timeout_s: float) -> None:

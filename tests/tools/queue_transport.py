@@ -85,6 +85,9 @@ class QueueTransport:
     def newest_leaves(self) -> tuple[Layout, list[Tensor]] | None:
         return None if self._newest is None else (self._newest.layout, self._newest.tensors)
 
+    def leaves_before(self) -> None:
+        return None
+
     def status(self) -> list[ReaderStatus]:
         return [reader.status() for reader in self.readers.values()]
 

@@ -6,51 +6,14 @@ import warnings
 
 import pytest
 import torch
-from tensordict import from_module
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from torchrl.collectors import Collector, MultiSyncCollector
 
-from rlsync import BoardScheme, DoesNotAct, IdleLeaves, Source, SyncWeights
+from rlsync import BoardScheme, DoesNotAct, DropoutDiffers, IdleLeaves, Source, SyncWeights
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer, ours
-from tests.tools.parts import ACTIONS, make_collector, make_mlp, make_policy, make_ppo_loss, make_workers
+from tests.tools.parts import make_collector, make_policy, make_ppo_loss, make_workers
+from tests.tools.parts.acting import Functional, Scaled, Spare, Twin
 from tests.tools.running import in_three_lines, running
-
-
-class Functional(nn.Module):
-    """Computes with a dict of detached parameters that it made at the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = make_mlp(ACTIONS)
-        self.held = {name: tensor.detach() for name, tensor in self.net.named_parameters()}
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional_call(self.net, self.held, (x,))
-
-
-class Twin(nn.Module):
-    """Computes with a detached twin, as LeanRL's scripts do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, twin = make_mlp(ACTIONS), make_mlp(ACTIONS)
-        from_module(self.net).data.to_module(twin)
-        self.twin = [twin]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.twin[0](x)
-
-
-class Spare(nn.Module):
-    """Has a head that nobody asks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net, self.spare = make_mlp(ACTIONS), nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
 
 
 def workers(net: nn.Module, scheme: BoardScheme | None = None) -> MultiSyncCollector:
@@ -111,12 +74,33 @@ def test_single_leaves_that_do_not_act_are_a_warning_unless_they_are_declared() 
         assert in_three_lines(next(w.message for w in warned if w.category is IdleLeaves))
         assert "idle       sent, and does not act: policy.module.0.module.spare.weight" in hook.plan.summary()
         declared = {"policy": Source("loss_module.actor_network", idle=("*.spare.*",))}
+        plan = SyncWeights(declared, trainer=make_trainer(collector, trained(Spare(live=True)))).plan
+        told = "policy.module.0.module.live is False in the workers and True in the learner"
+        assert f"differs    {told}" in plan.summary()
         with warnings.catch_warnings():
             warnings.simplefilter("error", IdleLeaves)
             plan = SyncWeights(declared, trainer=make_trainer(collector, trained(Spare()))).plan
         assert [row.note for row in plan.rows if "spare" in row.destination] == [
             "arrives, and does not act, as declared"
         ] * 2
+
+
+def test_a_policy_to_which_nothing_is_sent_is_not_called() -> None:
+    actor, calls = make_policy(), []
+    loss = make_ppo_loss(actor)
+    actor.module[0].register_forward_hook(lambda *_: calls.append(None))
+    with running(make_collector(actor)) as collector:
+        trainer, before = make_trainer(collector, loss), len(calls)
+        plan = SyncWeights(ACTOR, trainer=trainer).plan
+    assert (len(calls), plan.payload_bytes) == (before, 0)
+
+
+def test_a_dropout_that_differs_is_warned_of_in_three_lines() -> None:
+    with running(make_collector(actor_of(Scaled(drops=0.2)))) as collector:
+        trainer = make_trainer(collector, trained(Scaled(drops=0.5)))
+        with pytest.warns(DropoutDiffers, match=r"drop\.drops is 0\.2 in the workers and 0\.5 in") as warned:
+            ours(trainer)
+    assert in_three_lines(next(w.message for w in warned if w.category is DropoutDiffers))
 
 
 @pytest.mark.processes

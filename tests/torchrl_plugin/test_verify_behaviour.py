@@ -24,36 +24,10 @@ from tests.tools.parts import (
     make_ppo_loss,
     make_workers,
 )
+from tests.tools.parts.acting import Packed, Scaled
 from tests.tools.running import in_three_lines, running
 
 EACH = Every(1, "batches")
-
-
-class Packed(nn.Module):
-    """Transposes its weight at the first call, and never again."""
-
-    def __init__(self, *, packs: bool) -> None:
-        super().__init__()
-        self.net, self.packs = nn.Linear(4, ACTIONS), packs
-        self.packed: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.packs:
-            return self.net(x)
-        if self.packed is None:
-            self.packed = self.net.weight.detach().t().contiguous()
-        return x @ self.packed + self.net.bias
-
-
-class Scaled(nn.Module):
-    """Has a number that is no leaf."""
-
-    def __init__(self, by: float = 1.0) -> None:
-        super().__init__()
-        self.net, self.by = make_mlp(ACTIONS), by
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.by * self.net(x)
 
 
 class Normed(nn.Module):
@@ -71,6 +45,30 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.update(x)
         return self.net(x - self.mean)
+
+
+class Restless(Normed):
+    """Draws random numbers, and counts its calls, besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.calls = nn.Dropout(0.5), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.drop(super().forward(x)) + self.calls
+
+
+class Noisy(nn.Module):
+    """Adds noise of its own generator."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.net, self.generator = make_mlp(ACTIONS), generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.net(x)
+        return y + torch.rand(y.shape, generator=self.generator)
 
 
 def verified(
@@ -118,8 +116,8 @@ def test_a_right_policy_holds_in_every_worker(
 @pytest.mark.seconds
 def test_a_worker_that_acts_with_a_packed_weight_is_named() -> None:
     declared = {"policy": Source("loss_module.actor_network", idle=("*",))}
-    with running(workers(Packed(packs=True))) as collector:
-        trainer, _ = verified(collector, Packed(packs=False), sync_map=declared, batches=8)
+    with running(workers(Packed())) as collector:
+        trainer, _ = verified(collector, Packed(live=True), sync_map=declared, batches=8)
         with pytest.raises(PublishError, match="apart from what the learner's module computes") as raised:
             trainer.train()
     assert in_three_lines(raised.value)
@@ -147,6 +145,26 @@ def test_a_collector_in_this_process_is_compared() -> None:
             trainer.train()
 
 
+@pytest.mark.parametrize("generator", [None, torch.Generator()])
+def test_what_draws_random_numbers_is_no_alarm_and_the_parts_inside_it_are_compared(
+    generator: torch.Generator | None,
+) -> None:
+    def make() -> nn.Module:
+        return Noisy(generator) if generator is not None else Scaled(drops=0.3)
+
+    with running(make_collector(actor_of(make()))) as collector:
+        trainer, hook = verified(collector, make(), batches=20)
+        trainer.train()
+    assert hook.deviations == []
+    assert hook.behaviour_held is not None
+    drop = ("policy: the outputs of Dropout module.0.module.drop are random",)
+    assert hook.uncompared == (drop if generator is None else ())
+    with running(make_collector(actor_of(nn.Sequential(make(), Scaled(2.0, inputs=ACTIONS))))) as collector:
+        trainer, _ = verified(collector, nn.Sequential(make(), Scaled(1.0, inputs=ACTIONS)))
+        with pytest.raises(PublishError, match=r"Scaled module\.0\.module\.1 gives an output that is"):
+            trainer.train()
+
+
 def test_weights_that_stand_still_are_no_proof() -> None:
     with running(make_collector(actor_of(make_mlp(ACTIONS)))) as collector:
         trainer, hook = verified(collector, make_mlp(ACTIONS), lr=0.0)
@@ -154,6 +172,92 @@ def test_weights_that_stand_still_are_no_proof() -> None:
     assert hook.deviations == []
     assert hook.behaviour_held is None
     assert hook._report()["verify_sync/outputs_without_power"] == 1
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+def test_power_is_shown_by_the_version_before_even_if_the_learner_stands_still() -> None:
+    scheme = {"policy": BoardScheme()}
+    net = actor_of(make_mlp(ACTIONS))
+    with running(make_workers(MultiSyncCollector, net, schemes=scheme, workers=1)) as collector:
+        trainer = make_trainer(collector, make_ppo_loss(actor_of(make_mlp(ACTIONS))))
+        sync = SyncWeights(ACTOR, trainer=trainer)
+        verification, batches = sync.verification(), iter(collector)
+        sync.publish()
+        for moves in (True, False):
+            with torch.no_grad():
+                for parameter in trainer.loss_module.actor_network.parameters():
+                    parameter.add_(0.5 * moves)
+            sync.publish()
+            verification.ask(sync.judge)
+            next(batches)
+            (judged,) = verification.hear().behaviour
+            assert (judged.held, judged.powerless, judged.wrong) == (moves, ("policy",) * (not moves), ())
+
+
+@pytest.mark.parametrize(
+    "by",
+    [
+        "nobody",  # its parts are not looked into all the same
+        pytest.param("the collector", marks=[pytest.mark.slow, pytest.mark.thorough]),
+        pytest.param("the user", marks=[pytest.mark.slow, pytest.mark.thorough]),
+    ],
+)
+def test_a_compiled_policy_is_compared_as_a_whole(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for acts, learns in ((1.0, 1.0), (2.0, 1.0)):
+        actor = actor_of(Scaled(acts))
+        if by == "the user":
+            collector = make_collector(torch.compile(actor, backend="eager"))
+        elif by == "the collector":
+            collector = make_collector(actor, compile_policy={"backend": "eager"})
+        else:
+            monkeypatch.setattr("rlsync.torchrl_plugin.compat.collectors.runs_compiled", lambda _: True)
+            collector = make_collector(actor)
+        with running(collector):
+            trainer, hook = verified(collector, Scaled(learns))
+            if acts == learns:
+                trainer.train()
+                assert (hook.deviations, hook.uncompared) == ([], ())
+                assert hook.behaviour_held is not None
+            else:
+                with pytest.raises(PublishError, match="'logits' that is"):
+                    trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_policy_that_workers_compile_is_compared_as_a_whole() -> None:
+    acting, scheme = actor_of(make_mlp(ACTIONS)), {"policy": BoardScheme()}
+    compiled = {"backend": "eager"}
+    made = make_workers(MultiSyncCollector, acting, schemes=scheme, workers=1, compile_policy=compiled)
+    with running(made) as collector:
+        trainer, hook = verified(collector, make_mlp(ACTIONS))
+        trainer.train()
+    assert (hook.deviations, hook.uncompared) == ([], ())
+    assert hook.behaviour_held is not None
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+def test_a_run_of_workers_is_the_same_with_and_without_the_checks() -> None:
+    runs = []
+    for prove, behaviour in ((True, EACH), (False, None)):
+        torch.manual_seed(0)
+        with running(workers(Restless(), prove=prove)) as collector:
+            collector.set_seed(0)
+            trainer = make_trainer(collector, make_ppo_loss(actor_of(Restless())))
+            sync, frames = SyncWeights(ACTOR), []
+            sync.register(trainer)
+            hook = VerifySync(sync, when=EACH, behaviour=behaviour)
+            hook.register(trainer)
+            trainer.register_op("batch_process", lambda batch, frames=frames: frames.append(batch.clone()))
+            trainer.train()
+            runs.append([item for frame in frames for item in frame.exclude("collector").items(True, True)])
+            runs[-1] += trainer.loss_module.named_parameters()
+        assert bool(hook.uncompared) is (behaviour is not None)  # its outputs are random
+    for (name, one), (_, other) in zip(*runs, strict=True):
+        assert torch.equal(one, other), name
 
 
 def test_a_part_of_the_policy_is_compared_by_itself_and_exploration_is_off() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, did_you_mean, nearest_name, parse
@@ -94,7 +94,7 @@ class BoardEndpoint:
     def tensors(self, destination: str) -> None:
         return None
 
-    def acting(self) -> Acting:
+    def acting(self, sent: Collection[str]) -> Acting:
         return self.publisher.acting()
 
     def wait(self, timeout_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
@@ -125,7 +125,7 @@ class ForeignEndpoint:
     def tensors(self, destination: str) -> None:
         return None
 
-    def acting(self) -> Acting:
+    def acting(self, sent: Collection[str]) -> Acting:
         return Acting()
 
     def wait(self, timeout_s: float) -> None:
@@ -235,6 +235,8 @@ class CallTransport:
 
     def newest_leaves(self) -> None:
         """``None``: TorchRL keeps the copies."""
+
+    leaves_before = newest_leaves
 
     def status(self) -> list[ReaderStatus]:
         """Empty: TorchRL's workers cannot be seen."""

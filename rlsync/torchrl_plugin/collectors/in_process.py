@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torchrl.collectors import Collector
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, walk
 from rlsync.sync.acts import Acting
+from rlsync.sync.held import settings_of
 from rlsync.sync.publisher import Publisher
 from rlsync.sync.sample import sampling
 from rlsync.sync.verification import Verification, answering, digests_of
@@ -89,17 +91,16 @@ class InProcessEndpoint:
         leaves = self._leaves(destination)
         return dict(zip(leaves.names, leaves.tensors(), strict=True))
 
-    def acting(self) -> Acting:
+    def acting(self, sent: Collection[str]) -> Acting:
         """Looked at once, before anything runs: it writes to what acts, which a rollout may use later."""
         if self.in_flight:
             return Acting(unknown=dict.fromkeys(self._found, "it acts already, in another thread"))
         if self._acts is None:
-            self._acts = self._examined()
+            places = {name: leaves.root for name, (_, leaves) in self._found.items()}
+            fed = {name: place for name, place in places.items() if name in sent}
+            settings = {name: settings_of(place, name) for name, place in places.items()}
+            self._acts = replace(acting_in(self.collector, self._call, fed, ()), settings=settings)
         return self._acts
-
-    def _examined(self) -> Acting:
-        places = {name: leaves.root for name, (_, leaves) in self._found.items()}
-        return acting_in(self.collector, self._call, places, ())
 
     def wait(self, timeout_s: float) -> None:
         self.publisher.transport.wait(self.publisher.version, timeout_s, [0])

@@ -119,8 +119,8 @@ def around_iterations(collector: BaseCollector, enter: Callable[[], AbstractCont
             yield from type(self).iterator(self) if inner is None else inner()
 
 
-def around_first_batch(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
-    """Run what is done with the first batch of each iteration over ``collector`` inside ``enter()``."""
+def around_batches(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
+    """Run what is done with each batch of ``collector`` inside ``enter()``."""
     inner = vars(collector).get("iterator")
 
     @in_place_of(collector, "iterator")
@@ -129,8 +129,6 @@ def around_first_batch(collector: BaseCollector, enter: Callable[[], AbstractCon
         for batch in batches:
             with enter():
                 yield batch
-            break
-        yield from batches
 
 
 def policy_of(collector: object) -> nn.Module | None:
@@ -139,8 +137,8 @@ def policy_of(collector: object) -> nn.Module | None:
     return policy if isinstance(policy, nn.Module) else None
 
 
-#: Calls a policy on its next input, as its argument changes it.
-PolicyCall = Callable[[Callable[[TensorDictBase], TensorDictBase]], TensorDictBase]
+#: Calls a policy on its next input, as its argument changes it. Returns the input and the output.
+PolicyCall = Callable[[Callable[[TensorDictBase], TensorDictBase]], tuple[TensorDictBase, TensorDictBase]]
 
 
 def policy_call(collector: Collector) -> PolicyCall | str:
@@ -155,12 +153,14 @@ def policy_call(collector: Collector) -> PolicyCall | str:
         return "the policy is recorded as a CUDA graph"
     policy = collector._wrapped_policy
 
-    def call(change: Callable[[TensorDictBase], TensorDictBase]) -> TensorDictBase:
+    def call(
+        change: Callable[[TensorDictBase], TensorDictBase],
+    ) -> tuple[TensorDictBase, TensorDictBase]:
         given = change(collector._carrier.clone())
         if collector._cast_to_policy_device and collector.policy_device is not None:
             given = given.to(collector.policy_device)
         with set_exploration_type(ExplorationType.DETERMINISTIC):
-            return policy(given)
+            return given, policy(given.copy())
 
     return call
 

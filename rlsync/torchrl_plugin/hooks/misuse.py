@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 
@@ -98,29 +99,38 @@ def is_fed(trainer: Trainer, collector: object) -> bool:
 
 
 def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], object]) -> None:
-    """Warn if a trainer has used the first batch of a collector, and nothing publishes to it.
+    """Warn if the first batch of a collector was used by a trainer, of which nothing publishes to it.
 
-    ``what`` says what is wrong then. ``publishes()`` is something else after each publish.
+    A loop of the user's own is warned when it has learned from several batches, for it may publish now and
+    then. ``what`` says what is wrong then. ``publishes()`` is something else after each publish.
     """
-    told: list[bool] = []
+    first: list[object] = []  # what publishes() was before each batch
+    batches, done = 0, False
 
     @contextmanager
-    def first_batch() -> Iterator[None]:
-        before = publishes()
-        yield
-        trainer = trainers.training_now()
-        if trainer is None or told or publishes() != before or is_fed(trainer, collector):
+    def batch() -> Iterator[None]:
+        nonlocal batches, done
+        if done:
+            yield
             return
-        told.append(True)
-        warn(
-            NothingPublished(
-                what,
-                f"{type(trainer).__name__}, after the first batch of its {type(collector).__name__}",
-                "rlsync.SyncWeights({'policy': 'loss_module.actor_network'}).register(trainer)",
-            )
-        )
+        first.append(publishes())
+        steps: list[object] = []
+        watch = register_optimizer_step_post_hook(lambda *_: steps.append(None))
+        try:
+            yield
+        finally:
+            watch.remove()
+        trainer = trainers.training_now()
+        batches += bool(steps)
+        fed = publishes() != first[0] or (trainer is not None and is_fed(trainer, collector))
+        done = fed or trainer is not None or batches == _PATIENCE
+        if done and not fed:
+            loop = "a loop without a Trainer" if trainer is None else type(trainer).__name__
+            where = f"{loop}, after the first batches of its {type(collector).__name__}"
+            cure = "rlsync.SyncWeights({'policy': 'loss_module.actor_network'}).register(trainer)"
+            warn(NothingPublished(what, where, f"{cure}, or collector.update_policy_weights_(...) in a loop"))
 
-    collectors.around_first_batch(collector, first_batch)
+    collectors.around_batches(collector, batch)
 
 
 class RegistersItself(TrainerHookBase):

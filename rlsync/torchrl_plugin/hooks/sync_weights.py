@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 
 from tensordict import TensorDictBase
-from torch import Tensor
 from torchrl.collectors import BaseCollector, Evaluator
 from torchrl.trainers import Trainer
 
@@ -17,7 +16,7 @@ from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.sample import Judgement, Sample
+from rlsync.sync.sample import Image, Judgement, Sample
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
@@ -150,8 +149,8 @@ class SyncWeights(PublishHook):
                 self._register_ops(trainer, endpoint)
                 warn_without_board(endpoint, "SyncWeights.register")
                 self._warn_of_another_collector(trainer)
-                if (idle := self._bound_map.plan.warning()) is not None:
-                    warn(idle)
+                for warning in self._bound_map.plan.warnings():
+                    warn(warning)
                 self._owe("start")
         except BaseException:
             self.collector, self._bound_map = given, None
@@ -273,14 +272,14 @@ class SyncWeights(PublishHook):
         """
         return self._bound.endpoint.verification()
 
-    def judge(self, sample: Sample, image: Mapping[tuple[str, str], Tensor]) -> Judgement:
+    def judge(self, sample: Sample, images: Sequence[Image]) -> Judgement:
         """Compare what a worker's policy computed with what the sources compute; for :class:`VerifySync`.
 
         Args:
             sample: what the worker sent.
-            image: the published leaves of its version.
+            images: the published leaves of its version, and of the one before; empty where nobody kept it.
         """
-        return self._bound.judge(sample, image)
+        return self._bound.judge(sample, images)
 
     def staleness(self, batch: TensorDictBase) -> Staleness:
         """How old the frames of a batch are, now.

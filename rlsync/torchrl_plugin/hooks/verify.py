@@ -67,10 +67,10 @@ class VerifySync(Logs):
         timeout_s: how many seconds a worker may take to answer; longer than its longest rollout.
         prefix: the beginning of the logged names.
         behaviour: when a check also compares what the policies compute; None never does. A worker makes one
-            more call of its policy, without exploration, on the input that its rollout begins with. The
-            learner calls the parts of the source on the same input, with the weights of that version, and
-            with those of now. Outputs that differ from the first are a deviation. Where the others agree as
-            well, the comparison had no power. ``outputs_held`` and ``outputs_without_power`` are logged, and
+            more call of its policy, without exploration, on an input of its rollout. The learner calls the
+            source on the same input, with the weights of that version, and with those of the version before.
+            Outputs that differ from the first are a deviation. Where the others agree as well, the comparison
+            had no power. ``outputs_held`` and ``outputs_without_power`` are logged, and
             :attr:`behaviour_held` has the newest version for which it held.
 
     Raises:

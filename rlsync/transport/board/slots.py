@@ -47,6 +47,7 @@ class BoardSlots:
         self._retiring: list[LaidOut] = []
         self._free_lines: list[int] = []
         self.others_write = False  #: whether other processes write into slots, too
+        self.before = -1  #: the slot of the version before the newest one, until the next publish
 
     @property
     def layout(self) -> Layout | None:
@@ -98,6 +99,7 @@ class BoardSlots:
     def take(self) -> int | None:
         """Lock a slot for writing: not the newest, and leased by nobody. ``None`` when there is none."""
         assert self._now is not None  # the board asks after lay_out only
+        self.before = -1  # it may be taken
         newest = self.newest
         for slot in self._now.views:
             if slot != newest and self._lock(slot):

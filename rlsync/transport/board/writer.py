@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from torch import Tensor
@@ -186,6 +187,12 @@ class BoardWriter(Transport):
         self._check_open()
         return None if self._slots.newest < 0 else self._slots.leaves(self._slots.newest)
 
+    def leaves_before(self) -> tuple[Layout, list[Tensor]] | None:
+        self._check_open()
+        with suppress(PublishError):  # it was of a layout that is not in use any more
+            return self._slots.leaves(self._slots.before)
+        return None
+
     def status(self) -> list[ReaderStatus]:
         return self._watch.status()
 
@@ -270,5 +277,6 @@ class BoardWriter(Transport):
         finally:
             self._file.unlock(fmt.SLOT_LOCK + slot)
         words[fmt.GENERATION] = stamp.generation
+        self._slots.before = self._slots.newest
         words[fmt.HEAD] = fmt.pack_head(stamp.version, slot)
         self._slots.retire()

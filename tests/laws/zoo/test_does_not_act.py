@@ -4,46 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
-from tensordict import from_module
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torchrl.collectors import BaseCollector, MultiSyncCollector
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Every, Source, SyncWeights, VerifySync
-from tests.laws.zoo.parts import ACTOR, Row, actor_of, make_trainer, register, sends, verify
+from tests.laws.zoo.parts import ACTOR, Row, actor_of, make_trainer, register, same, sends, verify
 from tests.tools.parts import ACTIONS, OBSERVATIONS, make_collector, make_mlp, make_ppo_loss, make_workers
+from tests.tools.parts.acting import Functional, Packed, Scaled, Spare, Twin
 from tests.tools.running import running
 
 X = torch.ones(1, OBSERVATIONS)
-
-
-class Functional(nn.Module):
-    """Computes with a dict of parameters that was made at the start."""
-
-    def __init__(self, *, live: bool) -> None:
-        super().__init__()
-        self.net, self.live = make_mlp(ACTIONS), live
-        self.held = {name: tensor.detach().clone() for name, tensor in self.net.named_parameters()}
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) if self.live else functional_call(self.net, self.held, (x,))
-
-
-class Twin(nn.Module):
-    """Computes with a detached twin, as LeanRL's scripts do."""
-
-    def __init__(self, *, live: bool) -> None:
-        super().__init__()
-        self.net, twin = make_mlp(ACTIONS), make_mlp(ACTIONS)
-        from_module(self.net).data.clone().to_module(twin)
-        self.twin = [self.net if live else twin]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.twin[0](x)
 
 
 class Traced(nn.Module):
@@ -108,17 +84,6 @@ class Merged(nn.Module):
         return x @ self.merged.t() + self.base.bias
 
 
-class Headed(nn.Module):
-    """Has a second head that the policy may ask or not."""
-
-    def __init__(self, *, live: bool) -> None:
-        super().__init__()
-        self.net, self.more, self.live = make_mlp(ACTIONS), nn.Linear(OBSERVATIONS, ACTIONS), live
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x) + self.more(x) if self.live else self.net(x)
-
-
 def still(policy: nn.Module) -> Tensor:
     """What a policy answers."""
     with torch.no_grad():
@@ -136,7 +101,7 @@ def answers_stand_still(make: Callable[[bool], nn.Module]) -> bool:
     return all(torch.equal(mine, theirs) for mine, theirs in sent) and torch.equal(still(acting), first)
 
 
-def named(fault: Row, kind: type[nn.Module]) -> None:
+def named(fault: Row, kind: Callable[..., nn.Module]) -> None:
     def make(live: bool) -> nn.Module:
         return kind(live=live)
 
@@ -148,11 +113,11 @@ def named(fault: Row, kind: type[nn.Module]) -> None:
 
 
 def test_a_policy_calls_itself_with_the_parameters_of_the_start(row: Row) -> None:
-    named(row, Functional)
+    named(row, partial(Functional, copies=True))
 
 
 def test_a_policy_computes_with_a_twin(row: Row) -> None:
-    named(row, Twin)
+    named(row, partial(Twin, copies=True))
 
 
 def test_a_policy_computes_with_a_trace_of_a_copy(row: Row) -> None:
@@ -176,34 +141,9 @@ def test_adapters_were_merged_once(row: Row) -> None:
 
 def test_the_policy_of_the_workers_does_not_ask_a_head_of_the_learner(row: Row) -> None:
     for live in (False, True):
-        acting, learner = actor_of(Headed(live=live)), make_ppo_loss(actor_of(Headed(live=True)))
+        acting, learner = actor_of(Spare(live=live)), make_ppo_loss(actor_of(Spare(live=True)))
         said = register(make_trainer(make_collector(acting), learner))
         assert said.lines == () if live else row.is_named(said) is None
-
-
-class Packed(nn.Module):
-    """Transposes its weight at the first call, and never again."""
-
-    def __init__(self, *, packs: bool) -> None:
-        super().__init__()
-        self.net, self.packs = nn.Linear(OBSERVATIONS, ACTIONS), packs
-        self.packed: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.packs and not self.packed:
-            self.packed.append(self.net.weight.detach().t().clone())
-        return x @ self.packed[0] + self.net.bias if self.packs else self.net(x)
-
-
-class Scaled(nn.Module):
-    """Has a number, and dropout, that are no leaves."""
-
-    def __init__(self, by: float = 1.0, mean: float = 0.0) -> None:
-        super().__init__()
-        self.net, self.by, self.mean = make_mlp(ACTIONS), by, torch.full((OBSERVATIONS,), mean)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.by * self.net(x - self.mean)
 
 
 def compared(acting: nn.Module, learner: nn.Module) -> Trainer:
@@ -220,14 +160,57 @@ def verifies(collector: BaseCollector, learner: nn.Module) -> Trainer:
     return trainer
 
 
+def test_a_dropout_drops_in_the_workers_and_not_in_the_learner(row: Row) -> None:
+    def build(drops: float) -> Trainer:
+        learner = make_ppo_loss(actor_of(Scaled(drops=0.5)))
+        return make_trainer(make_collector(actor_of(Scaled(drops=drops))), learner)
+
+    trainer = build(0.0)
+    acting, learner = trainer.collector.policy, trainer.loss_module.actor_network
+    sends(trainer, lambda: acting.load_state_dict(learner.state_dict())).train()
+    assert same(acting, learner)
+    torch.manual_seed(0)
+    assert not torch.allclose(still(acting), still(learner))
+    row.is_named(register(build(0.0)))
+    assert register(build(0.5)).lines == ()
+
+
+def test_adapters_are_kept_in_a_plain_dict(row: Row) -> None:
+    def build(*, plain: bool) -> Trainer:
+        acting, learner = Adapted(plain=plain), Adapted(plain=plain)
+        loss = make_ppo_loss(actor_of(learner))
+        trained = {id(t): t for t in (*loss.parameters(), *learner.adapters.values())}
+        return make_trainer(make_collector(actor_of(acting)), loss, trained.values())
+
+    trainer = build(plain=True)
+    acting, learner = trainer.collector.policy, trainer.loss_module.actor_network
+    sends(trainer, lambda: acting.load_state_dict(learner.state_dict())).train()
+    assert same(acting, learner)
+    assert not torch.allclose(still(acting), still(learner))
+    row.is_named(register(build(plain=True)))
+    assert register(build(plain=False)).lines == ()
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter, which is a parameter of the module or of nobody."""
+
+    def __init__(self, *, plain: bool) -> None:
+        super().__init__()
+        self.base, adapter = nn.Linear(OBSERVATIONS, ACTIONS), torch.zeros(ACTIONS, OBSERVATIONS)
+        self.adapters = {"a": nn.Parameter(adapter)} if plain else nn.ParameterDict({"a": adapter})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + x @ self.adapters["a"].t()
+
+
 @pytest.mark.processes
 @pytest.mark.seconds
 def test_a_worker_packs_a_weight_once(row: Row) -> None:
     for packs in (True, False):
         board = {"policy": BoardScheme()}
-        acting = actor_of(Packed(packs=packs))
+        acting = actor_of(Packed(live=not packs))
         with running(make_workers(MultiSyncCollector, acting, schemes=board, workers=1)) as collector:
-            said = verify(verifies(collector, Packed(packs=False)))
+            said = verify(verifies(collector, Packed(live=True)))
         assert said.lines == () if not packs else row.is_named(said) is None
 
 

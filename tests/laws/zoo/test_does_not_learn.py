@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torchrl.collectors import MultiSyncCollector
+from torchrl.collectors import BaseCollector, MultiSyncCollector
 from torchrl.trainers import OptimizationStepper, Trainer
 
 import rlsync
@@ -183,6 +185,32 @@ def test_a_board_has_no_hook(row: Row) -> None:
             trainer = make_trainer(collector)
             said = warned(ours(trainer) if registered else trainer)
         assert said.lines == () if registered else row.is_named(said) is None
+
+
+@pytest.mark.processes
+@pytest.mark.seconds
+def test_a_loop_of_the_users_own_never_publishes(row: Row) -> None:
+    for publishes in (False, True):
+        board, actor = {"policy": BoardScheme()}, make_policy()
+        with running(make_workers(MultiSyncCollector, actor, schemes=board, workers=1)) as collector:
+            said = said_in_a_loop(collector, actor, collector.update_policy_weights_ if publishes else tuple)
+        assert said.lines == () if publishes else row.is_named(said) is None
+
+
+def said_in_a_loop(collector: BaseCollector, actor: nn.Module, publish: Callable[[], object]) -> Said:
+    """What rlsync warns of in a loop without a Trainer."""
+    optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
+    versions = set()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", rlsync.RlsyncWarning)
+        for _, batch in zip(range(11), collector, strict=False):
+            versions |= set(batch["policy_version"].flatten().tolist())
+            actor.get_dist(batch.exclude("action")).log_prob(batch["action"]).mean().backward()
+            optimizer.step()
+            publish()
+    assert (len(versions) > 1) is (publish is not tuple)
+    own = [warning.message for warning in caught if issubclass(warning.category, rlsync.RlsyncWarning)]
+    return Said("warning", tuple(str(message).splitlines()[0] for message in own))
 
 
 def test_a_hook_is_made_and_not_registered(row: Row) -> None:

@@ -19,6 +19,7 @@ def make_collector(
     env: Callable[[], EnvBase] = make_counting_env,
     frames_per_batch: int = FRAMES_PER_BATCH,
     postproc: nn.Module | None = None,
+    compile_policy: dict[str, str] | None = None,
 ) -> Collector:
     """A stock in-process collector that stamps `policy_version`."""
     return Collector(
@@ -28,6 +29,7 @@ def make_collector(
         total_frames=-1,
         track_policy_version=True,
         postproc=postproc,
+        compile_policy=compile_policy,
     )
 
 
@@ -41,6 +43,7 @@ def make_workers(
     env: Callable[[], EnvBase] = make_counting_env,
     frames_per_batch: int = FRAMES_PER_BATCH,
     postproc: nn.Module | None = None,
+    compile_policy: dict[str, str] | None = None,
 ) -> BaseCollector:
     """A stock MultiSyncCollector or MultiAsyncCollector that stamps `policy_version`."""
     return kind(
@@ -52,4 +55,5 @@ def make_workers(
         track_policy_version=True,
         weight_sync_schemes=schemes,
         postproc=postproc,
+        compile_policy=compile_policy,
     )

@@ -1,0 +1,127 @@
+"""What a policy holds besides its leaves: tensors, numbers and modes, and memory of the learner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import CellType, FunctionType, MethodType
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from rlsync.core.plan import DROPS
+from rlsync.tensors.device import Covered
+from rlsync.tensors.digest import digest
+from rlsync.tensors.sharded import is_sharded
+from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
+
+#: What every module has, besides ``training``: stores, hooks and marks of torch's own.
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
+@torch.no_grad()
+def own_shared_memory(acts: object, name: str) -> list[str]:
+    """Give what ``acts`` holds besides its leaves memory of this process, where the learner has it, too.
+
+    Tensors that travel to another process share their memory with the process that sent them. Returns the
+    names of those that were copied.
+    """
+    leaves = set()
+    if isinstance(acts, nn.Module):
+        leaves = {id(tensor) for tensor in (*acts.parameters(), *acts.buffers())}
+    memory: dict[int, Tensor] = {}
+    copied = []
+    for path, tensor in tensors_of(acts, name):
+        if id(tensor) in leaves or not tensor.is_cpu or not tensor.numel() or not tensor.is_shared():
+            continue
+        storage = tensor.untyped_storage()
+        whole = memory.setdefault(storage.data_ptr(), torch.empty(0))
+        if not whole.numel():
+            whole = memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage.clone())
+        own = torch.empty(0, dtype=tensor.dtype).set_(
+            whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+        tensor.data = own
+        copied.append(path)
+    return copied
+
+
+def tensors_of(acts: object, name: str) -> Iterator[tuple[str, Tensor]]:
+    """All tensors that an object holds in modules, containers, functions and their closures, by path."""
+    return ((path, value) for path, value in _held_by(acts, name) if isinstance(value, Tensor))
+
+
+def settings_of(module: object, where: str) -> dict[str, str]:
+    """What a module computes with besides its leaves: numbers, modes and digests of tensors, by path."""
+    if not isinstance(module, nn.Module) or is_tensordict_params(module):
+        return {}
+    root = unwrap(module, where)
+    leaves = Covered((*root.parameters(), *root.buffers()))
+    settings: dict[str, str] = {}
+    for path, value in _held_by(root, ""):
+        if OF_EVERY_MODULE.isdisjoint(re.split(r"[.\[]", path)):
+            if not isinstance(value, Tensor):
+                settings[path[1:]] = repr(value)
+            elif value.numel() and value not in leaves and not is_sharded(value):
+                settings[path[1:]] = f"{value.dtype} {digest([value]):x}"
+    for path, part in root.named_modules():
+        if isinstance(part, _DropoutNd):
+            settings[f"{path}{DROPS}"[not path :]] = str(part.p if part.training else 0)
+    return settings
+
+
+def unlike(theirs: Mapping[str, str], prefix: str, source: object, where: str) -> Iterator[tuple[str, str]]:
+    """Each setting below a prefix that differs from the source's, with what differs in words.
+
+    Of a mode, only the outermost module is named.
+    """
+    dotted, mine = f"{prefix}." if prefix else "", settings_of(source, where) if theirs else {}
+    differing = {path for path, text in mine.items() if theirs.get(dotted + path, text) != text}
+    for path in sorted(differing):
+        module, _, name = path.rpartition(".")
+        outer = f"{module.rpartition('.')[0]}.training".lstrip(".")
+        if name != "training" or path == outer or outer not in differing:
+            text = f"is {theirs[dotted + path]} in the workers and {mine[path]} in the learner"
+            yield path, "has other numbers in the workers" if mine[path].startswith("torch.") else text
+
+
+def _held_by(acts: object, name: str) -> Iterator[tuple[str, Tensor | bool | float]]:
+    """All tensors and numbers of an object, by path."""
+    seen: set[int] = set()
+    stack: list[tuple[str, object]] = [(name, acts)]
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, bool | int | float):  # equal ones are one object
+            yield path, value
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        match value:
+            case Tensor():
+                yield path, value
+            case dict():
+                stack += [(f"{path}[{key!r}]", item) for key, item in value.items()]
+            case list() | tuple() | set() | frozenset():
+                stack += [(f"{path}[{number}]", item) for number, item in enumerate(value)]
+            case partial():
+                stack += [(path, value.func), (path, value.args), (path, value.keywords)]
+            case MethodType():
+                stack += [(path, value.__func__), (path, value.__self__)]
+            case FunctionType():
+                cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+                stack += [(f"{path}.{variable}", cell) for variable, cell in cells]
+                stack += [(path, value.__defaults__), (path, value.__kwdefaults__)]
+            case CellType():
+                if value != CellType():
+                    stack.append((path, value.cell_contents))
+            case nn.Module():
+                held = {**vars(value), **value._parameters, **value._buffers, **value._modules}
+                stack += [(f"{path}.{key}", item) for key, item in held.items() if key not in _STORES]
+            case _ if is_tensordict(value):
+                stack += [(f"{path}[{key!r}]", item) for key, item in value.items(True, True)]
+
+
+_STORES = ("_parameters", "_buffers", "_modules")
