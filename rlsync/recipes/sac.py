@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from tensordict.nn import NormalParamExtractor, TensorDictModule
+from tensordict.nn import NormalParamExtractor
 from torch import nn, optim
-from torchrl.modules import ProbabilisticActor, TanhNormal
+from torchrl.modules import TanhNormal
 from torchrl.objectives import SACLoss, SoftUpdate
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts
 from rlsync.recipes.bounds import above_zero, in_buffer
+from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
 from rlsync.workers.devices import CPU
@@ -54,12 +55,14 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
     net = nn.Sequential(
         relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01), NormalParamExtractor()
     )
-    actor = ProbabilisticActor(
-        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
-        in_keys=["loc", "scale"],
-        out_keys=["action"],
-        distribution_class=TanhNormal,
-        distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
+    actor = PlainActor(
+        PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
+        PlainDraw(
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=TanhNormal,
+            distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
+        ),
     )
     loss = SACLoss(
         actor.to(device),
