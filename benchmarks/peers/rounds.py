@@ -19,6 +19,9 @@ from peers.watch import Sample, watch
 
 Measured = TypeVar("Measured")
 
+#: Stands in a command for the number of the round, from 0.
+SEED = "{round}"
+
 
 def run(
     commands: Mapping[str, Sequence[str]],
@@ -43,7 +46,8 @@ def run(
             print(f"{time.strftime('%H:%M:%S')} load {os.getloadavg()[0]:.1f}: {name}, log {log}", flush=True)
             try:
                 with log.open("w") as file:
-                    measured[name].append(measure(watch(command, seconds, file)))
+                    words = [word.replace(SEED, str(number)) for word in command]
+                    measured[name].append(measure(watch(words, seconds, file)))
             except RuntimeError as error:  # go on: the other contenders' figures are still useful
                 print(f"    failed: {error}", flush=True)
                 continue

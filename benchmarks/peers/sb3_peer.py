@@ -1,11 +1,14 @@
-"""Stable-Baselines3's SAC and TD3 with the settings of rlsync's recipes, in a virtual environment.
+"""Stable-Baselines3 with the settings of rlsync's recipes, in a virtual environment.
 
     PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm sac --env Pendulum-v1 --seconds 60
     PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm sac --env Pendulum-v1 --frames 10000 --seed 0
                                              --evaluate-every 1000 [--episodes 8] --out FILE.csv
 
+    PEER_PYTHON benchmarks/peers/sb3_peer.py --algorithm ppo --env CartPole-v1 --num-envs 8 --frames 20480
+
 It reports its frames and updates. With ``--evaluate-every`` it plays greedily between two updates and writes
-the returns as CSV; that time is not in the seconds of the file.
+the returns as CSV; that time is not in the seconds of the file, nor in those that it reports. It ends when
+these returns reach ``--target-return``; without evaluations, when those of the last 20 episodes do.
 """
 
 from __future__ import annotations
@@ -13,14 +16,18 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import torch
-from stable_baselines3 import SAC, TD3
+from stable_baselines3 import DQN, PPO, SAC, TD3
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 
@@ -29,9 +36,30 @@ EVALUATION_SEED = 100_000
 NEVER = 10**9
 
 
-def model_of(options: argparse.Namespace) -> SAC | TD3:
-    """The learner; without options it has the values of configs/recipe/sac.yaml and td3.yaml."""
+def model_of(options: argparse.Namespace) -> BaseAlgorithm:
+    """The learner; without options it has the values of configs/recipe, and for dqn of configs/tuned."""
+    if options.algorithm == "ppo":
+        return ppo_of(options)
     env = gymnasium.make(options.env)
+    if options.algorithm == "dqn":
+        return DQN(
+            "MlpPolicy",
+            env,
+            learning_rate=linear(2.3e-3),
+            buffer_size=50_000,
+            learning_starts=options.prefill,
+            batch_size=64,
+            gamma=0.99,
+            train_freq=2,
+            gradient_steps=1,
+            target_update_interval=256,  # frames: 128 updates
+            exploration_fraction=10_000 / options.total_frames,
+            exploration_final_eps=0.04,
+            max_grad_norm=10,
+            policy_kwargs={"net_arch": [256, 256]},
+            device="cpu",
+            seed=options.seed,
+        )
     same = {
         "learning_rate": options.lr,
         "buffer_size": options.buffer_frames,
@@ -52,6 +80,27 @@ def model_of(options: argparse.Namespace) -> SAC | TD3:
     return TD3("MlpPolicy", env, action_noise=noise, policy_delay=2, **same)
 
 
+def ppo_of(options: argparse.Namespace) -> PPO:
+    """PPO with 2,048 frames a batch from all environments together."""
+    return PPO(
+        "MlpPolicy",
+        make_vec_env(options.env, options.num_envs, seed=options.seed),
+        learning_rate=linear(2e-3),
+        n_steps=2048 // options.num_envs,
+        batch_size=128,
+        n_epochs=4,
+        ent_coef=0.0,
+        policy_kwargs={"net_arch": [64, 64]},
+        device="cpu",
+        seed=options.seed,
+    )
+
+
+def linear(rate: float) -> Callable[[float], float]:
+    """A learning rate that falls to a twentieth."""
+    return lambda remaining: rate * max(remaining, 0.05)
+
+
 class Report(BaseCallback):
     """Prints a line of JSON for the measuring process from time to time, evaluates, and ends the run."""
 
@@ -62,6 +111,7 @@ class Report(BaseCallback):
         self._env.reset(seed=EVALUATION_SEED + options.seed)
         self._began_s = self._next_s = self._evaluating_s = 0.0
         self.rows: list[dict[str, float]] = []
+        self.reached = False
 
     def _on_training_start(self) -> None:
         self._began_s = time.monotonic()
@@ -73,10 +123,21 @@ class Report(BaseCallback):
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + REPORT_EVERY_S
-            print(
-                "@", json.dumps({"steps": self.num_timesteps, "updates": self.model._n_updates}), flush=True
-            )
-        return self._options.seconds is None or now < self._began_s + self._options.seconds
+            self.report()
+        target = self._options.target_return
+        self.reached = target is not None and self._mean_return() >= target
+        within = self._options.seconds is None or now < self._began_s + self._options.seconds
+        return within and not self.reached
+
+    def report(self) -> None:
+        said = {"steps": self.num_timesteps, "updates": self.model._n_updates, "reached": int(self.reached)}
+        print("@", json.dumps(said | {"evaluating_s": self._evaluating_s}), flush=True)
+
+    def _mean_return(self) -> float:
+        if self._options.evaluate_every:
+            return self.rows[-1]["return_mean"] if self.rows else -math.inf
+        newest = [episode["r"] for episode in self.model.ep_info_buffer][-20:]
+        return float(np.mean(newest)) if len(newest) == 20 else -math.inf
 
     def _evaluate(self) -> None:
         began_s = time.monotonic()
@@ -103,7 +164,7 @@ class Report(BaseCallback):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--algorithm", choices=["sac", "td3"], default="sac")
+    parser.add_argument("--algorithm", choices=["sac", "td3", "dqn", "ppo"], default="sac")
     parser.add_argument("--env", default="Pendulum-v1")
     parser.add_argument("--prefill", type=int, default=1_000)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -114,11 +175,15 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=NEVER)
     parser.add_argument("--evaluate-every", type=int, default=0, help="frames")
     parser.add_argument("--episodes", type=int, default=8)
+    parser.add_argument("--num-envs", type=int, default=1, help="of ppo")
+    parser.add_argument("--total-frames", type=int, default=150_000, help="over which rates fall")
+    parser.add_argument("--target-return", type=float)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     report = Report(options)
     model_of(options).learn(options.frames, callback=report)
+    report.report()
     if options.out and report.rows:
         with options.out.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(report.rows[0]), lineterminator="\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
 from rlsync.cli.main import parser_of
 from rlsync.cli.plot import panels_for
+from rlsync.recipes.checks import more_frames
 from rlsync.recipes.settings import Config
 from rlsync.recipes.timeline import Phase, Timeline, timeline
 
@@ -86,10 +88,18 @@ def as_text(config: Config, plan: Timeline) -> str:
         ("publish", f"{plan.publish_every}{published}"),
         ("evaluation", evaluation),
         ("checkpoint", f"every {plan.checkpoint_every_frames:,} frames, and at the end"),
+        ("workers", _workers(config)),
         ("end", f"{plan.frames:,} frames, {plan.updates:,} updates, ratio {plan.ratio:g}"),
     ]
     wide = max(len(name) for name, _ in rows) + 4
     return "\n".join([_title(config), *(f"  {name:<{wide}}{text}" for name, text in rows)])
+
+
+def _workers(config: Config) -> str:
+    workers, envs, more = config.workers_per_node, config.env.num_envs, more_frames(config)
+    steps = math.ceil(config.collector.frames_per_batch / (workers * envs))
+    told = f"{workers}, each with {envs} environment{'s' * (envs > 1)}: {steps:,} policy calls for a batch"
+    return told if more is None else f"{told}; more frames a second: {more}"
 
 
 def _title(config: Config) -> str:

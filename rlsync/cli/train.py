@@ -33,6 +33,7 @@ from rlsync.cli.main import exit_status, output_read
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
 from rlsync.recipes.hooks import EpisodeReturns, InSummary, StalenessHistogram
+from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
@@ -120,6 +121,8 @@ def train_job(job: Job) -> int:
             trainer = job.build()
         with shut_down(trainer):
             CollectorState.of(trainer)
+            if isinstance(stepper := trainer.optimization_stepper, PureStepper):
+                print(f"updates {stepper.way()}", flush=True)
             if job.checkpoint is not None:
                 load(trainer, job.checkpoint, job.changes)
                 print(told_of_resume(trainer, job), flush=True)

@@ -7,12 +7,16 @@ environment. What a recipe's own settings have to say stands in their method ``e
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
+from rlsync.recipes.replay.settings import ReplayConfig
 from rlsync.recipes.run_files import BEST_VIDEO
 from rlsync.recipes.settings import IN_PROCESS, LOGGER_PACKAGES, Config
 from rlsync.recipes.sync_settings import map_errors, trigger_errors
@@ -51,6 +55,41 @@ def check(config: Config) -> Config:
     """The same config, or the first of :func:`errors`, which names the key, its value and what it accepts."""
     refuse(errors(config))
     return config
+
+
+#: With more environments a worker gains little: it steps them one after the other.
+_ENVS_OF_A_FULL_WORKER = 16
+
+
+def more_frames(config: Config) -> str | None:
+    """The override with which the workers make more frames a second; None if no such key is left.
+
+    More environments share a call of the policy, more workers use other cores, and asynchronous ones collect
+    while the learner updates. The config with this override has no more errors than before.
+    """
+    envs, workers, kind = config.env.num_envs, config.collector.num_workers, config.collector.kind
+    ways = {
+        f"env.num_envs={2 * envs}": (
+            2 * envs <= _ENVS_OF_A_FULL_WORKER,
+            replace(config, env=replace(config.env, num_envs=2 * envs)),
+        ),
+        "collector=sync": (kind == IN_PROCESS, _collecting(config, kind="sync")),
+        f"collector.num_workers={workers + 1}": (
+            kind != IN_PROCESS and len(os.sched_getaffinity(0)) > workers + 1,
+            _collecting(config, num_workers=workers + 1),
+        ),
+        "collector=async": (
+            kind == "sync"
+            and isinstance(config.recipe, ReplayConfig),  # others learn from newest frames only
+            _collecting(config, kind="async"),
+        ),
+    }
+    before = len(list(errors(config)))
+    return next((w for w, (helps, then) in ways.items() if helps and len(list(errors(then))) <= before), None)
+
+
+def _collecting(config: Config, **keys: Any) -> Config:
+    return replace(config, collector=replace(config.collector, **keys))
 
 
 def device_errors(config: Config) -> Iterator[RlsyncError]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictSequential
 from tensordict.utils import expand_as_right
 from torch import nn, optim
 from torchrl.envs.utils import ExplorationType, exploration_type
@@ -27,6 +26,7 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts
 from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of
 from rlsync.recipes.hooks import EpsilonDecay
+from rlsync.recipes.networks import PlainModule, PlainQActor, PlainSequential
 from rlsync.recipes.replay.building import make_trainer, seeing
 from rlsync.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig
 from rlsync.workers.players.q import EpsilonLadder
@@ -95,7 +95,7 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
     loss = DQNLoss(actor, action_space=run.spaces.action_spec, delay_value=True, double_dqn=recipe.double)
     loss.make_value_estimator(gamma=recipe.gamma)
     loss.to(run.device)
-    acting = TensorDictSequential(actor, greedy)
+    acting = PlainSequential(actor, greedy)
     ladder, workers = EpsilonLadder(alpha=recipe.ladder_alpha), run.place.workers
     with parts.started_collector(
         run, acting, random_frames=recipe.pace.prefill, ladder=ladder if recipe.ladder_alpha else None
@@ -118,7 +118,8 @@ def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, E
     """The Q network, and the epsilon-greedy module that comes after it."""
     activation = _ACTIVATIONS[recipe.activation]
     q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation)
-    actor = QValueActor(seeing(recipe, spaces, q_net), in_keys=["observation"], spec=spaces.action_spec)
+    q_module = PlainModule(seeing(recipe, spaces, q_net), in_keys=["observation"], out_keys=["action_value"])
+    actor = PlainQActor(q_module, spec=spaces.action_spec)
     greedy = (GreedyOnLadder if recipe.ladder_alpha else EGreedyModule)(
         spec=spaces.action_spec,
         eps_init=recipe.epsilon_start,

@@ -1,13 +1,26 @@
-"""Small networks, and the policy of workers whose weights have a dtype of their own."""
+"""Small networks, policies that call them with plain tensors, and the policy of workers whose weights have a
+dtype of their own.
+"""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
-from tensordict.nn import TensorDictModuleBase
+import torch.nn.functional as F
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential, skip_existing
 from torch import Tensor, nn
-from torchrl.modules import MLP
+from torchrl.envs.utils import ExplorationType, exploration_type
+from torchrl.modules import (
+    MLP,
+    OneHotCategorical,
+    QValueActor,
+    SafeProbabilisticModule,
+    SafeProbabilisticTensorDictSequential,
+)
+from torchrl.modules.distributions.utils import safetanh_noeps
 
 from rlsync.recipes.sync_settings import SyncConfig
 from rlsync.tensors.layout import dtype_named
@@ -32,6 +45,78 @@ def mlp(
         nn.init.zeros_(layer.bias)
     nn.init.orthogonal_(layers[-1].weight, last_gain)
     return net
+
+
+class _Plain(TensorDictModuleBase):
+    """A part of a policy that reads tensors, computes with them alone, and writes tensors.
+
+    It has the leaves, the names, the outputs and the random draws of the TorchRL class beside it, which
+    answers every call but a worker's. tensordict checks each output of a module for a dataframe, a dataclass
+    and more, which takes longer than a small network: see docs/results/off_policy.md.
+    """
+
+    def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
+        acts = exploration_type() is ExplorationType.RANDOM and isinstance(tensordict, TensorDictBase)
+        if args or kwargs or not acts or skip_existing():
+            answer: TensorDictBase = super().forward(tensordict, *args, **kwargs)
+            return answer
+        self.act(tensordict)
+        return tensordict
+
+    def act(self, tensordict: TensorDictBase) -> None:
+        """Write the outputs."""
+        raise NotImplementedError
+
+
+class PlainModule(_Plain, TensorDictModule):
+    """A network from one key to others."""
+
+    def act(self, tensordict: TensorDictBase) -> None:
+        outputs = self.module(*map(tensordict.get, self.in_keys))
+        for key, output in zip(
+            self.out_keys, outputs if isinstance(outputs, tuple) else (outputs,), strict=True
+        ):
+            tensordict.set(key, output)
+
+
+class PlainDraw(_Plain, SafeProbabilisticModule):
+    """Draws an action by a OneHotCategorical, with its log probability, or by a TanhNormal, without."""
+
+    def act(self, tensordict: TensorDictBase) -> None:
+        parameters = map(tensordict.get, self.in_keys)
+        if self.distribution_class is OneHotCategorical:
+            (logits,) = parameters
+            logits = logits - logits.logsumexp(-1, keepdim=True)
+            probabilities = logits.softmax(-1).reshape(-1, logits.shape[-1])
+            drawn = torch.multinomial(probabilities, 1, True).reshape(*logits.shape[:-1], 1)
+            tensordict.set("action", F.one_hot(drawn.squeeze(-1), logits.shape[-1]))
+            tensordict.set("action_log_prob", logits.gather(-1, drawn).squeeze(-1))
+            return
+        loc, scale = parameters
+        low, high = self.distribution_kwargs["low"], self.distribution_kwargs["high"]
+        noise = torch.normal(torch.zeros_like(loc), torch.ones_like(loc))
+        action = safetanh_noeps(loc + noise * scale)
+        tensordict.set("action", (high + low) / 2 + (high - low) / 2 * action)
+
+
+class _InTurn(_Plain):
+    """Parts that act one after the other."""
+
+    def act(self, tensordict: TensorDictBase) -> None:
+        for part in self.module:
+            part(tensordict)
+
+
+class PlainSequential(_InTurn, TensorDictSequential):
+    """Parts that act one after the other."""
+
+
+class PlainActor(_InTurn, SafeProbabilisticTensorDictSequential):
+    """A PlainModule and a PlainDraw."""
+
+
+class PlainQActor(_InTurn, QValueActor):
+    """The Q network, a PlainModule, and TorchRL's choice of the best action."""
 
 
 def workers_dtype(sync: SyncConfig) -> torch.dtype | None:

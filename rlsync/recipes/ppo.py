@@ -6,17 +6,18 @@ Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers
 from __future__ import annotations
 
 import torch
-from tensordict.nn import TensorDictModule
 from torch import optim
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import Composite, LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
-from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
+from torchrl.modules import OneHotCategorical, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.recipes import parts
 from rlsync.recipes.hooks import ToLearner
+from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.settings import PPOConfig
+from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.workers.devices import CPU
 
 
@@ -34,7 +35,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
             loss_module=loss,
             optimizer=optimizer,
             lr_scheduler=parts.annealing(run, optimizer),
-            replay_buffer=TensorDictReplayBuffer(
+            replay_buffer=RowBuffer(
                 storage=LazyTensorStorage(collector.requested_frames_per_batch, device=run.device),
                 sampler=SamplerWithoutReplacement(),
                 batch_size=recipe.batch_size,
@@ -54,13 +55,15 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
 def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CPU) -> ClipPPOLoss:
     """The loss of an actor and a critic that share no layer, on a device."""
     policy_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=0.01)
-    actor = ProbabilisticActor(
-        TensorDictModule(policy_net, in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        out_keys=["action"],
-        spec=spaces.action_spec,
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
+    actor = PlainActor(
+        PlainModule(policy_net, in_keys=["observation"], out_keys=["logits"]),
+        PlainDraw(
+            in_keys=["logits"],
+            out_keys=["action"],
+            spec=Composite(action=spaces.action_spec),
+            distribution_class=OneHotCategorical,
+            return_log_prob=True,
+        ),
     )
     critic = ValueOperator(
         parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0), in_keys=["observation"]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn, optim
 from torchrl.modules import AdditiveGaussianModule, TanhModule
 from torchrl.objectives import SoftUpdate, TD3Loss
@@ -22,6 +21,7 @@ from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts
 from rlsync.recipes.bounds import above_zero, not_below_zero
+from rlsync.recipes.networks import PlainModule, PlainSequential
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
 from rlsync.workers.devices import CPU
@@ -58,7 +58,7 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
     """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
-    acting = TensorDictSequential(loss.actor_network, make_noise(recipe, run.spaces).to(run.device))
+    acting = PlainSequential(loss.actor_network, make_noise(recipe, run.spaces).to(run.device))
     with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
         stepper = TD3OptimizationStepper(
             _adam(loss.actor_network_params, recipe.lr),
@@ -92,8 +92,8 @@ def make_noise(recipe: TD3Config, spaces: parts.Spaces) -> AdditiveGaussianModul
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CPU) -> TD3Loss:
     """The loss of an actor and two critics, on a device."""
     net = relu_mlp(recipe, spaces.features, spaces.actions, last_gain=0.01)
-    actor = TensorDictSequential(
-        TensorDictModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
+    actor = PlainSequential(
+        PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["param"]),
         TanhModule(in_keys=["param"], out_keys=["action"], spec=spaces.action_spec),
     )
     half_ranges = spaces.half_ranges().to(device)

@@ -18,6 +18,7 @@ from rlsync import DreamerPlayer, LogReceipts, SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
+from rlsync.recipes.checks import more_frames
 from rlsync.recipes.hooks import (
     EpisodeReturns,
     StalenessHistogram,
@@ -107,6 +108,7 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         num_workers=1 if kind == IN_PROCESS else collector.num_workers,
         turns=kind in ("sync", IN_PROCESS),
         counters=collector.counters if isinstance(collector, RolloutCollector) else None,
+        more_frames=more_frames(run.config),
     ).register(trainer)
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)

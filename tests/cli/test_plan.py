@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 from rlsync.cli.main import main
 from rlsync.cli.plan import as_text
 from rlsync.core.errors import ConfigError
+from rlsync.recipes.checks import more_frames
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala.settings import ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
@@ -163,3 +167,28 @@ def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest
     assert main(["plan", "--plot", str(tmp_path / "no" / "plan.png"), "recipe=ppo"]) == 1
     assert "cannot write" in capsys.readouterr().err
     assert main(["plan", "--plot", "plan.words", "recipe=ppo"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "override"),
+    [
+        ({"env": EnvConfig(num_envs=4)}, "env.num_envs=8"),
+        ({"env": EnvConfig(num_envs=16)}, "collector=async"),
+        ({"env": EnvConfig(num_envs=4), "collector": CollectorConfig("sync", 2, 8)}, "collector=async"),
+        ({"collector": CollectorConfig("async", 2, 2)}, None),
+        ({"collector": CollectorConfig("in_process", 1, 2), "env": EnvConfig(num_envs=2)}, "collector=sync"),
+    ],
+)
+def test_a_plan_names_a_key_with_which_workers_make_more_frames(
+    change: dict[str, object], override: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    config = replace(Config(recipe=DQNConfig()), **change)  # type: ignore[arg-type]
+    assert more_frames(config) == override
+    if override is not None:
+        assert f"more frames a second: {override}" in as_text(config, timeline(config))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    more = more_frames(
+        replace(config, env=replace(config.env, num_envs=16), collector=CollectorConfig("sync", 2, 64))
+    )
+    assert more == "collector.num_workers=3"

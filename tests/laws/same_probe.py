@@ -92,7 +92,7 @@ class Watch:
         def watched(trainer: Trainer) -> None:
             self.trainer = trainer
             trainer.register_op("batch_process", self._batch)
-            trainer.loss_module.register_forward_hook(self._loss)
+            trainer.register_op("post_optim_complete_log", self._loss)
             train(trainer)
 
         return watched
@@ -106,7 +106,7 @@ class Watch:
                 self.frames.add(value)
         return batch
 
-    def _loss(self, _: nn.Module, __: object, out: Any) -> None:
+    def _loss(self, _: int, out: Any) -> None:
         if isinstance(out, TensorDictBase):
             for key in sorted(key for key in map(str, out.keys()) if key.startswith("loss")):
                 self.losses.add(key, out.get(key))

@@ -160,17 +160,27 @@ def test_the_actor_learner_is_measured_beside_torchrls_parts(tmp_path: Path) -> 
 
 @pytest.mark.thorough
 def test_training_from_a_replay_buffer_is_measured_beside_torchrls_trainer(tmp_path: Path) -> None:
-    out, table = tmp_path / "rates.json", tmp_path / "rates.md"
-    contenders = ["--only", "rlsync-async", "torchrl", "--seconds", 5, "--prefill", 64]
-    ended = _run(BENCHMARKS / "off_policy.py", *contenders, "--out", out, "--table", table)
+    contenders = ["--only", "rlsync-async", "torchrl", "--rounds", 1, "--seconds", 5, "--prefill", 64]
+    ended = _run(BENCHMARKS / "off_policy.py", "sac", *contenders, "--out", tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = json.loads(out.read_text())
+    found = json.loads((tmp_path / "sac.json").read_text())
     for name in ("rlsync-async", "torchrl"):
         (rates,) = found["rounds"][name]
         assert rates["frames_per_s"] > 0
         assert rates["updates_per_s"] > 0
-        assert f"| {name} |" in table.read_text()
+        assert f"| {name} |" in (tmp_path / "tables.md").read_text()
     assert found["rounds"]["rlsync-async"][0]["updates_per_frame"] == 1  # the pace holds it
+
+
+@pytest.mark.thorough
+def test_whole_runs_are_measured_from_their_first_frame_to_their_last(tmp_path: Path) -> None:
+    ended = _run(
+        BENCHMARKS / "off_policy.py", "ppo_run", "--only", "rlsync", "--rounds", 1, "--out", tmp_path
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (run,) = json.loads((tmp_path / "ppo_run.json").read_text())["rounds"]["rlsync"]
+    assert (run["frames"], run["updates"], run["reached"]) == (20_480, 640, 0)
+    assert run["seconds"] > 0
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ from torchrl.trainers.algorithms import OfflineToOnlineTrainer
 
 from rlsync import BoundStaleness, LogPolicyLag, StalenessExceeded, SyncWeights
 from rlsync.recipes.hooks import StalenessHistogram
+from rlsync.torchrl_plugin.hooks.ages import counts_by_age
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
     make_collector,
@@ -164,4 +165,8 @@ def test_a_stamp_that_this_learner_has_not_published_is_of_unknown_age() -> None
     assert sync.staleness(TensorDict({"reward": torch.zeros(2, 3)}, [2, 3])).versions.tolist() == [-1] * 6
     mixed = LazyStackedTensorDict(TensorDict({"policy_version": torch.tensor(2)}), TensorDict({}))
     assert sync.staleness(mixed).versions.tolist() == [-1, -1]
+    stamps = torch.tensor([2, 1, 2, 9, -1])
+    assert counts_by_age(stamps, sync.ledger, newest=2) == {0: 2, 1: 1}
+    sync.publish()
+    assert counts_by_age(stamps, sync.ledger, newest=2) == {0: 2, 1: 1}, "as old as they were when consumed"
     trainer.collector.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -66,6 +67,18 @@ class StopIfNotFinite(RegistersItself):
             if what:
                 raise self._error(what, optimizer)
         self._seen.forget()
+
+    def look(self, optimizer: optim.Optimizer, losses: dict[str, Tensor], grads: Sequence[Tensor]) -> None:
+        """The same check of a step whose gradients, not clipped yet, are in no parameter's ``grad``."""
+        params = _parameters(optimizer)
+        for parameter, grad in zip(params, grads, strict=True):
+            parameter.grad = grad
+        try:
+            what = self._at_fault({k: v for k, v in losses.items() if k.startswith("loss")}, optimizer)
+        finally:
+            optimizer.zero_grad()
+        if what:
+            raise self._error(what, optimizer)
 
     def _at_fault(self, losses: dict[str, Tensor], optimizer: optim.Optimizer) -> str:
         """What is not finite; empty if only the norm is, because squares of large numbers overflow."""

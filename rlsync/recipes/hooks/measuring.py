@@ -14,13 +14,16 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
 
+import torch
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync import SyncWeights, VerifySync
 from rlsync.core.plan import Receipt
 from rlsync.recipes.run_files import RunStatistics
-from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
+from rlsync.torchrl_plugin.compat.stamps import STAMP
+from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.ring.format import RingCounters
@@ -58,12 +61,13 @@ class Load:
     Example:
         >>> print(Load(learner_busy=0.97, workers_waited=0.41))
         learner busy 97 %, workers waited 41 %: the learner is the bottleneck
-        >>> print(Load(learner_busy=0.4))
-        learner busy 40 %: the workers are the bottleneck
+        >>> print(Load(learner_busy=0.4, more_frames="env.num_envs=2"))
+        learner busy 40 %: the workers are the bottleneck, try env.num_envs=2
     """
 
     learner_busy: float  # fraction of the time in which the learner was not waiting for frames
     workers_waited: float | None = None  # of the workers' time; None where the collector cannot tell
+    more_frames: str | None = None  # the override with which workers make more frames
 
     def __str__(self) -> str:
         idle, waited = 1 - self.learner_busy, self.workers_waited
@@ -75,6 +79,8 @@ class Load:
             who = "the learner is the bottleneck" if waited > idle else "the workers are the bottleneck"
             if max(idle, waited) < 0.1:
                 who = "neither waits for the other"
+        if who.startswith("the workers") and self.more_frames is not None:
+            who += f", try {self.more_frames}"
         return f"{told}: {who}".replace("%", " %")
 
 
@@ -93,36 +99,36 @@ class StalenessHistogram(TrainerHookBase):
 
     def __init__(self, sync: SyncWeights, file: Path | None = None) -> None:
         self.sync = sync
-        self.counts: Counter[int] = Counter()
+        self.counts: Counter[int] = Counter()  #: consumed steps by age, up to the last report
         self.mean = float("nan")  #: of the newest batch that was learned from
         self._file = file
         self._registered = False
-        self._ages: Counter[int] = Counter()
+        self._consumed: dict[int, list[Tensor]] = {}  # stamps since the last report, by the learner's version
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         if not self._registered:  # nobody would write the file
             raise no_trainer(self)
-        age = self.sync.staleness(batch).versions
-        ages, counts = age[age != UNKNOWN].unique(return_counts=True)
-        self._ages.update(dict(zip(ages.tolist(), counts.tolist(), strict=True)))
+        if (stamps := batch.get(STAMP, None)) is not None:
+            # They are counted after the batch: one update's alone take as long as its gathers.
+            self._consumed.setdefault(self.sync.version, []).append(stamps.flatten().clone())
         return batch
 
     def report(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
         """The mean age of what was consumed since the last call; None if nothing was."""
-        if not self._ages:
+        ages = self._count()
+        if not ages:
             return None
-        self.mean = sum(age * count for age, count in self._ages.items()) / self._ages.total()
-        self._keep()
+        self.mean = sum(age * count for age, count in ages.items()) / ages.total()
         return {"sync/staleness_versions": self.mean}
 
-    @property
-    def steps_by_age(self) -> Counter[int]:
-        """How many consumed steps were how many versions old, so far."""
-        return self.counts + self._ages
-
-    def _keep(self) -> None:
-        self.counts.update(self._ages)
-        self._ages.clear()
+    def _count(self) -> Counter[int]:
+        """Count what was consumed since the last call."""
+        consumed, self._consumed = self._consumed, {}
+        ages: Counter[int] = Counter()
+        for newest, stamps in consumed.items():
+            ages += counts_by_age(torch.cat(stamps), self.sync.ledger, newest)
+        self.counts.update(ages)
+        return ages
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end.
@@ -137,7 +143,7 @@ class StalenessHistogram(TrainerHookBase):
         trainer.register_module(name, self)
 
     def write(self) -> None:
-        self._keep()
+        self._count()
         if self._file is not None:
             with self._file.open("w", newline="") as file:
                 csv.writer(file).writerows([("staleness_versions", "steps"), *sorted(self.counts.items())])
@@ -175,8 +181,10 @@ class StatisticsHook(TrainerHookBase, InSummary):
         num_workers: int = 1,
         turns: bool = False,
         counters: Callable[[], RingCounters] | None = None,
+        more_frames: str | None = None,
     ) -> None:
         self.load = Load(0.0)
+        self._more_frames = more_frames
         self._sync = sync
         self._staleness = staleness
         self._verify = verify
@@ -233,7 +241,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
         counted, began = self._sync.counters(), self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)
-        steps = self._staleness.steps_by_age
+        steps = self._staleness.counts
         publish, to_frames, adoption = map(
             _percentiles, (self._publish_ms, self._to_frames_ms, self._adoption_ms)
         )
@@ -314,7 +322,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
         waited = busy if self._turns else None
         if counted.workers_s is not None and began.workers_s is not None:
             waited = (counted.workers_s - began.workers_s) / wall_s / self._num_workers
-        self.load = Load(busy, waited)
+        self.load = Load(busy, waited, self._more_frames)
         logged = {
             "load/learner_busy": busy,
             "load/workers_waited": waited,

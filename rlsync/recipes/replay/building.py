@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 from torchrl.collectors import BaseCollector
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import RandomSampler, Sampler
 from torchrl.modules import ValueOperator
 from torchrl.objectives import LossModule
@@ -23,6 +23,7 @@ from rlsync.recipes.replay.settings import ActorCriticConfig, OffPolicyConfig, R
 from rlsync.recipes.run import Run
 from rlsync.recipes.spaces import Spaces
 from rlsync.recipes.trainer import annealing, trainer_settings
+from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.torchrl_plugin.compat.trainers import replace_component
 
 
@@ -36,11 +37,11 @@ class NotKept:
         """Nothing: the buffer stays as it is."""
 
 
-def replay_buffer(run: Run[Any], sampler: Sampler) -> TensorDictReplayBuffer:
+def replay_buffer(run: Run[Any], sampler: Sampler) -> RowBuffer:
     """The replay buffer that the config describes, on the learner's device: frames move there."""
     recipe: ReplayConfig = run.recipe
     storage = LazyTensorStorage(recipe.buffer_frames, device=run.device)
-    return TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=recipe.frames_in_an_update())
+    return RowBuffer(storage=storage, sampler=sampler, batch_size=recipe.frames_in_an_update())
 
 
 def paced_trainer(

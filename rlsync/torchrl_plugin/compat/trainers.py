@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
+from torch import nn
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import AsyncBatchedCollector, Collector
 from torchrl.collectors._multi_base import MultiCollector
-from torchrl.trainers import Trainer, TrainerHookBase
+from torchrl.objectives.common import _updater_check_forward_prehook
+from torchrl.trainers import OptimizationStepper, Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 
 from rlsync.core.errors import ConfigError
@@ -162,10 +165,75 @@ def call_after_a_step(trainer: Trainer) -> None:
     """Call what a user registered for after an optimizer's step, without the hooks that publish or watch."""
     for op, kwargs in [*trainer._post_optim_ops, *trainer._post_steps_ops]:
         called = _unwrapped(op)
-        owner = called.__self__ if isinstance(called, MethodType) else called
-        ours = type(owner).__module__.partition(".")[0] == "rlsync"
-        if not ours and not isinstance(owner, StockUpdateWeights):
+        if not _ours(called) and not isinstance(_owner(called), StockUpdateWeights):
             op(**kwargs)
+
+
+class GradientsInside(OptimizationStepper):
+    """A stepper that computes gradients of its own: no parameter's ``grad`` ever has them."""
+
+    graded: frozenset[int] = (
+        frozenset()
+    )  #: the ids of the parameters that the step to be made has gradients of
+
+
+def has_gradient(trainer: Trainer, parameter: torch.Tensor) -> bool:
+    """Whether the optimizer step that is about to be made has a gradient of a parameter."""
+    stepper = trainer.optimization_stepper
+    return parameter.grad is not None or (
+        isinstance(stepper, GradientsInside) and id(parameter) in stepper.graded
+    )
+
+
+def stock_step(
+    trainer: Trainer, stepper: OptimizationStepper | None, batch: TensorDictBase
+) -> TensorDictBase:
+    """An optimizer step by a stepper, or as Trainer makes it without one. Until it is a method of Trainer."""
+    if stepper is not None:
+        return stepper.step(trainer, batch)
+    losses = trainer.loss_module(batch)
+    trainer._post_loss_hook(batch)
+    return trainer._optimizer_hook(trainer._process_loss_hook(batch, losses))
+
+
+def own_step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[object, Callable[..., object]]]:
+    """The functions of rlsync that an optimizer calls before a step, each behind its owner."""
+    return [(_owner(hook), hook) for hook in optimizer._optimizer_step_pre_hooks.values() if _ours(hook)]
+
+
+def foreign_hand(
+    trainer: Trainer, optimizers: Iterable[torch.optim.Optimizer], networks: Iterable[nn.Module]
+) -> str | None:
+    """What somebody else has hung on losses, gradients or steps, in words; None if nobody has."""
+    for stage in ("post_loss", "process_loss"):
+        if getattr(trainer, f"_{stage}_ops"):
+            return f"an operation is registered at {stage}"
+    for optimizer in optimizers:
+        hooks = [
+            *optimizer._optimizer_step_pre_hooks.values(),
+            *optimizer._optimizer_step_post_hooks.values(),
+        ]
+        if not all(map(_ours, hooks)):
+            return f"somebody's hook is on the steps of {type(optimizer).__name__}"
+    for module in [trainer.loss_module, *(part for network in networks for part in network.modules())]:
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        hooks += [*module._backward_pre_hooks.values(), *module._backward_hooks.values()]
+        if not all(_ours(hook) or hook is _updater_check_forward_prehook for hook in hooks):
+            return f"somebody's hook is on {type(module).__name__}"
+    for name, parameter in trainer.loss_module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"somebody's hook is on the gradient of {name}"
+    return None
+
+
+def _owner(function: object) -> object:
+    return function.__self__ if isinstance(function, MethodType) else function
+
+
+def _ours(function: object) -> bool:
+    owner = _owner(function)
+    named = owner if isinstance(owner, FunctionType) else type(owner)
+    return named.__module__.partition(".")[0] == "rlsync"
 
 
 def optimizer_steps(trainer: Trainer, counted: int) -> int:

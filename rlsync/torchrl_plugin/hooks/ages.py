@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,16 @@ def stamps_of(batch: TensorDictBase, newest: int) -> Tensor:
     if stamps is None:
         return torch.full(batch.shape, UNKNOWN, dtype=torch.int64, device=batch.device)
     return stamps.masked_fill((stamps < 0) | (stamps > newest), UNKNOWN)
+
+
+def counts_by_age(stamps: Tensor, ledger: Ledger, newest: int) -> Counter[int]:
+    """How many of these stamps were how many versions old when ``newest`` was the learner's version.
+
+    Those that name no version are left out. It may be asked later, when the ledger has newer versions.
+    """
+    versions, counts = stamps[(stamps >= 0) & (stamps <= newest)].unique(return_counts=True)
+    since, *ages = ledger.ages([newest, *versions.tolist()])
+    return Counter(dict(zip((age - since for age in ages), counts.tolist(), strict=True)))
 
 
 def staleness_of(batch: TensorDictBase, ledger: Ledger, newest: int, optim_steps: int) -> Staleness:

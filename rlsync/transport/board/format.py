@@ -124,8 +124,8 @@ class BoardWatch:
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that attached and did not leave by itself."""
-        lines = ((r, self._words[reader_line(r)]) for r in range(MAX_READERS))
-        return [self._read(reader, pid) for reader, pid in lines if pid]
+        pids = self._words[reader_line(0) : reader_line(MAX_READERS) : LINE_WORDS].tolist()
+        return [self._read(reader, pid) for reader, pid in enumerate(pids) if pid]
 
     def _read(self, reader: int, pid: int) -> ReaderStatus:
         line = reader_line(reader)

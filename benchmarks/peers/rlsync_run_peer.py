@@ -1,0 +1,45 @@
+"""A run of ``rlsync train``, from its first frame to its end, with its frames, its updates and its return.
+
+    python benchmarks/peers/rlsync_run_peer.py recipe=dqn recipe.total_frames=12000
+
+It takes the overrides of ``rlsync train`` and writes its run folder into a temporary one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+
+import torch
+
+from rlsync import SyncWeights
+from rlsync.cli.compose import command_line
+from rlsync.cli.job import jobs_of
+from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    (job,) = jobs_of(command_line.read(sys.argv[1:]))
+    with tempfile.TemporaryDirectory() as run_dir:
+        trainer = job.placed(run_dir, None).build()
+        parts = registered_modules(trainer)
+        (returns,) = (part for part in parts if isinstance(part, EpisodeReturns))
+        (sync,) = (part for part in parts if isinstance(part, SyncWeights))
+
+        def report() -> None:
+            said = {"steps": trainer.collected_frames, "updates": sync.counters().optim_steps}
+            print("@", json.dumps(said | {"reached": int(returns.reached)}), flush=True)
+
+        report()
+        try:
+            trainer.train()
+        finally:
+            trainer.collector.shutdown()
+        report()
+
+
+if __name__ == "__main__":
+    main()
