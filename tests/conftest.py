@@ -34,7 +34,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Tests that use one of these start processes.
-PROCESS_FIXTURES = {"fork_workers", "spawn_workers", "start", "runs", "stopped", "compared", "installed"}
+PROCESS_FIXTURES = {
+    "fork_workers",
+    "forked_builds",
+    "spawn_workers",
+    "start",
+    "runs",
+    "stopped",
+    "compared",
+    "installed",
+}
 #: Tests that name one of these start processes, too.
 PROCESS_STARTERS = {
     "on_a_board",
@@ -81,6 +90,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     multiprocessing.set_start_method("forkserver", force=True)
     if not all(map(is_quick, session.items)):
         forkserver.ensure_running()
+    gc.collect()
+    gc.freeze()  # what is loaded stays: else a fifth of the processor time goes into looking at it again
 
 
 def is_quick(item: pytest.Item) -> bool:
@@ -201,12 +212,17 @@ def fork_workers() -> Iterator[None]:
 
     Not for tests whose process has threads of torch.distributed: a child that inherits their locks can hang.
     """
+    gc.collect()
     gc.freeze()  # else a worker collects what earlier tests left, also objects whose threads it does not have
-    try:
-        with start_method("fork"):
-            yield
-    finally:
-        gc.unfreeze()
+    with start_method("fork"):
+        yield
+
+
+@pytest.fixture
+def forked_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers that a verb builds apart are built in a child of the fork server, not in a new interpreter."""
+    server = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr("rlsync.cli.users_trainer.multiprocessing.get_context", lambda method: server)
 
 
 @pytest.fixture
