@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,34 @@ PROCESS_STARTERS = {
 
 #: Read by mypy, not run; and run by tests/laws/test_on_ray.py, where Ray is installed.
 collect_ignore = ["project/typing_cases", "tools/ray_cases.py"]
+
+
+# ------------------------------------------------------------------------------ how long a run takes
+
+#: When this process began to run tests.
+_BEGAN = time.monotonic()
+_LEFT = "left to make test-all"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "begin no test after so many seconds, and name those that are left"
+    parser.addoption("--budget-s", type=float, default=None, help=told)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    budget_s = item.config.getoption("budget_s")
+    if budget_s is not None and time.monotonic() - _BEGAN > budget_s:
+        pytest.skip(_LEFT)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    left = Counter(test.nodeid.partition("::")[0] for test in skipped if _LEFT in str(test.longrepr))
+    if left:
+        terminalreporter.section(f"{left.total()} tests {_LEFT}: the budget is used up")
+        for file, count in left.items():
+            terminalreporter.line(f"{count:4} of {file}")
 
 
 # ------------------------------------------------------------------- which tests start processes

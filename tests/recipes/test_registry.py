@@ -237,7 +237,8 @@ def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
     found = {}
     for file in (ROOT / "rlsync").rglob("*.py"):
         if file != home:
-            said = {name for name in with_suffix for text in literals(file) if name in text}
+            texts = literals(file)
+            said = {name for name in with_suffix for text in texts if name in text}
             said |= names & path_literals(file)
             if said:
                 found[str(file.relative_to(ROOT))] = said
