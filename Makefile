@@ -22,6 +22,7 @@
 #   CONSTRAINTS=FILE       the versions to install
 #   ARGS='...'             overrides for `make train`, options for `make test`, `make test-quick`, `make compat`
 #   JOBS=3                 how many processes run tests side by side; 0 runs them in one, for a debugger
+#   BUDGET_S=300           seconds after which `make test-touched` begins no test, and names those that are left
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -30,6 +31,7 @@ CONSTRAINTS ?= constraints.txt
 ARGS ?=
 # One more than the two cores of a small machine: many tests wait for a timeout, and the others go on meanwhile.
 JOBS ?= 3
+BUDGET_S ?= 300
 
 BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n $(JOBS) --dist worksteal
@@ -53,10 +55,11 @@ test: $(VENV)/.stamp-dev
 test-all: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-# pytest says 5 where it finds no test: a folder may have none that is thorough.
+# In the order of the folders (--dist load): what has changed most comes first. pytest says 5 where it finds no test: a folder may have none that is thorough.
 test-touched: $(VENV)/.stamp-dev
 	@folders=$$($(BIN)/python .ci/touched.py) && echo "thorough tests of: $${folders:-nothing}" && \
-	if [ -n "$$folders" ]; then $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m thorough $(ARGS) $$folders || [ $$? = 5 ]; fi
+	if [ -n "$$folders" ]; then $(BIN)/python -m pytest -n $(JOBS) --dist load \
+	-m thorough --budget-s $(BUDGET_S) $(ARGS) $$folders || [ $$? = 5 ]; fi
 
 test-quick: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not processes and not slow and not seconds and not thorough' $(ARGS)
@@ -64,9 +67,9 @@ test-quick: $(VENV)/.stamp-dev
 same: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.laws.same $(ARGS)
 
-# Says everything that is wrong, not only the first of it.
+# Says everything that is wrong, not only the first of it. Docs and types take longest, and run side by side.
 check: $(VENV)/.stamp-dev
-	@$(MAKE) --no-print-directory --keep-going format lint types floors docs
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 --output-sync=target docs types format lint floors
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .

@@ -1,11 +1,14 @@
 """Print the folders of tests that concern what differs from the merge base with main; all of them if unknown.
 
+Those that most changed files concern come first: ``make test-touched`` runs as many as it has time for.
 A fresh clone whose HEAD is main has nothing to compare with, so all of them are printed there, too.
 """
 
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +47,12 @@ def folders_of(file: str) -> set[str]:
     return everything()  # tests/tools, tests/conftest.py, pyproject.toml, a floor without tests of its own
 
 
+def in_order(files: list[str] | None) -> list[str]:
+    """The folders that changed files concern, those that most of them concern first."""
+    concerned = everything() if files is None else chain.from_iterable(map(folders_of, files))
+    return [folder for folder, _ in Counter(sorted(concerned)).most_common()]
+
+
 def changed() -> list[str] | None:
     """The files that differ from the merge base with main, new ones among them; None if that is unknown."""
     head = git("rev-parse", "HEAD")
@@ -69,6 +78,4 @@ def lines(said: str | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    files = changed()
-    found = everything() if files is None else set().union(*map(folders_of, files))
-    print(*(f"tests/{folder}" for folder in sorted(found)))  # noqa: T201
+    print(*(f"tests/{folder}" for folder in in_order(changed())))  # noqa: T201

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: Tests that use one of these start processes.
-PROCESS_FIXTURES = {"fork_workers", "spawn_workers", "start", "runs", "stopped", "compared", "installed"}
+PROCESS_FIXTURES = {
+    "fork_workers",
+    "forked_builds",
+    "spawn_workers",
+    "start",
+    "runs",
+    "stopped",
+    "compared",
+    "installed",
+}
 #: Tests that name one of these start processes, too.
 PROCESS_STARTERS = {
     "on_a_board",
@@ -49,6 +59,34 @@ PROCESS_STARTERS = {
 
 #: Read by mypy, not run; and run by tests/laws/test_on_ray.py, where Ray is installed.
 collect_ignore = ["project/typing_cases", "tools/ray_cases.py"]
+
+
+# ------------------------------------------------------------------------------ how long a run takes
+
+#: When this process began to run tests.
+_BEGAN = time.monotonic()
+_LEFT = "left to make test-all"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "begin no test after so many seconds, and name those that are left"
+    parser.addoption("--budget-s", type=float, default=None, help=told)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    budget_s = item.config.getoption("budget_s")
+    if budget_s is not None and time.monotonic() - _BEGAN > budget_s:
+        pytest.skip(_LEFT)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    left = Counter(test.nodeid.partition("::")[0] for test in skipped if _LEFT in str(test.longrepr))
+    if left:
+        terminalreporter.section(f"{left.total()} tests {_LEFT}: the budget is used up")
+        for file, count in left.items():
+            terminalreporter.line(f"{count:4} of {file}")
 
 
 # ------------------------------------------------------------------- which tests start processes
@@ -81,6 +119,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     multiprocessing.set_start_method("forkserver", force=True)
     if not all(map(is_quick, session.items)):
         forkserver.ensure_running()
+    gc.collect()
+    gc.freeze()  # what is loaded stays: else a fifth of the processor time goes into looking at it again
 
 
 def is_quick(item: pytest.Item) -> bool:
@@ -201,12 +241,17 @@ def fork_workers() -> Iterator[None]:
 
     Not for tests whose process has threads of torch.distributed: a child that inherits their locks can hang.
     """
+    gc.collect()
     gc.freeze()  # else a worker collects what earlier tests left, also objects whose threads it does not have
-    try:
-        with start_method("fork"):
-            yield
-    finally:
-        gc.unfreeze()
+    with start_method("fork"):
+        yield
+
+
+@pytest.fixture
+def forked_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers that a verb builds apart are built in a child of the fork server, not in a new interpreter."""
+    server = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr("rlsync.cli.users_trainer.multiprocessing.get_context", lambda method: server)
 
 
 @pytest.fixture

@@ -206,6 +206,7 @@ def test_an_environment_without_its_package_is_not_cured_by_another_id(
 
 @pytest.mark.parametrize("recipe", ["ppo", "impala"])
 @pytest.mark.parametrize("argument", ["max_episode_steps=0", "no_such_argument=1"])
+@pytest.mark.each_value
 def test_an_argument_that_gymnasium_does_not_take_is_told(
     recipe: str, argument: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +242,7 @@ def test_help_has_examples_and_exit_statuses(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("recipe", ["impala", "laser"])
+@pytest.mark.one_case
 def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +262,7 @@ def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("value", ["0", "-0.5", "nan", "inf"])
+@pytest.mark.one_case
 def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
     value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,6 +282,7 @@ def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
         (("recipe.lr=inf",), "recipe.lr"),
     ],
 )
+@pytest.mark.each_value
 def test_a_replay_that_cannot_be_is_told_by_its_key(
     recipe: str, words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,10 +17,12 @@ from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
 from rlsync.recipes.settings import Config
 from tests.recipes.test_registry import written
+from tests.tools.tiers import first_of_each
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUPS = ("recipe", "env", "collector", "cluster", "sync", "logger")
 OPTIONS = [str(c).replace("/", "=") for group in GROUPS for c in shipped.groups()[group]]
+PAGE = runpy.run_path(str(DOCS / "config_reference.py"))
 
 
 def names_of(settings: object, prefix: str) -> set[str]:
@@ -34,7 +36,7 @@ def names_of(settings: object, prefix: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", first_of_each(OPTIONS, lambda option: option.partition("=")[0]))
 def test_every_key_of_a_shipped_option_is_listed_with_its_comment(option: str) -> None:
     group = option.partition("=")[0]
     listed = {key.name: key for key in reference([option]) if not key.is_section}
@@ -100,10 +102,20 @@ def test_the_keys_of_a_recipe_of_ones_own_have_the_comments_of_its_file(tmp_path
     assert listed["collector.frames_per_batch"].value == 200
 
 
+def test_the_page_of_keys_asks_for_every_shipped_option() -> None:
+    asked = set(PAGE["BLOCK"].findall((DOCS / "config_keys.md").read_text()))
+    assert "" in asked
+    assert [option for option in OPTIONS if not {option, option.partition("=")[0]} & asked] == []
+    listed = PAGE["listed"]("logger")
+    assert [option for option in OPTIONS if f"**{option}**" in listed] == [
+        option for option in OPTIONS if option.startswith("logger=")
+    ]
+
+
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_the_page_of_keys_has_a_list_for_every_shipped_option() -> None:
-    page = runpy.run_path(str(DOCS / "config_reference.py"))
-    built = page["with_keys"]((DOCS / "config_keys.md").read_text())
+    built = PAGE["with_keys"]((DOCS / "config_keys.md").read_text())
     assert "config-keys" not in built
     for option in OPTIONS:
         group, _, name = option.partition("=")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +13,19 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from rlsync import BoardScheme, SyncWeights, WatchWorkers
-from rlsync.cli.compose import own_hydra
+from rlsync.cli.compose import command_line, own_hydra
 from rlsync.cli.compose.command_line import choices
 from rlsync.cli.compose.refusals import keys_of, nearest
 from rlsync.cli.compose.shipped import config_dir
-from rlsync.cli.job import Job
+from rlsync.cli.job import Job, examined_jobs
 from rlsync.cli.main import main
 from rlsync.cli.torchrl_configs import BoardSchemeConfig, SyncWeightsConfig
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.impala import UnrollCollector
 from rlsync.recipes.settings import CollectorConfig, Config, SyncConfig
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.programs import ENDS_WITHIN_S
+from tests.tools.parts.programs import run_program
+from tests.tools.tiers import first_of_each
 
 REPO = Path(__file__).resolve().parents[2]
 FILES = sorted(config_dir().rglob("*.yaml"))
@@ -130,8 +129,13 @@ def commands() -> list[str]:
     return found
 
 
-@pytest.mark.seconds
-@pytest.mark.parametrize("command", commands())
+def kind_of(command: str) -> object:
+    """Whose keys a command is about: its recipe, whether it sweeps, and the groups of its keys."""
+    words = command.split()
+    return frozenset(word if word.startswith("recipe=") else word.partition(".")[0] for word in words)
+
+
+@pytest.mark.parametrize("command", first_of_each(commands(), kind_of))
 def test_the_commands_in_the_comments_are_right(command: str) -> None:
     if "pong" in command or "atari" in command:
         pytest.importorskip("ale_py")
@@ -140,15 +144,8 @@ def test_the_commands_in_the_comments_are_right(command: str) -> None:
 
 def test_no_environment_variable_is_read_and_none_is_needed(tmp_path: Path) -> None:
     assert [name_of(file) for file in FILES if "oc.env" in file.read_text()] == []
-    done = subprocess.run(
-        [sys.executable, "-m", "rlsync", "train", "recipe=impala", "--cfg", "job"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        timeout=ENDS_WITHIN_S,
-        check=True,
-    )
+    words = ("train", "recipe=impala", "--cfg", "job")
+    done = run_program("rlsync", *words, cwd=tmp_path, env={"PYTHONPATH": str(REPO)})
     assert OmegaConf.create(done.stdout).recipe.name == "impala"
 
 
@@ -176,46 +173,60 @@ def test_a_typo_in_any_key_of_any_group_is_nearest_to_that_key(recipe: str) -> N
     assert wrong == {}
 
 
-@pytest.mark.seconds
+def refusals_of(*line: str) -> list[RlsyncError]:
+    """Everything that is wrong with one command line."""
+    return examined_jobs(command_line.read(list(line)))[1]
+
+
 @pytest.mark.parametrize(
-    ("line", "meant"),
+    "typos",
     [
-        ("logger.every_frame=1", "logger.every_frames"),
-        ("sync.histoy=1", "sync.history"),
-        ("sync.when.evry=1", "sync.when.every"),
-        ("sync.map.0.sorce=x", "sync.map.0.source"),
-        ("collector.num_worker=1", "collector.num_workers"),
-        ("env.num_env=1", "env.num_envs"),
-        ("recipe.gama=1", "recipe.gamma"),
-        ("recipe=impala recipe.model.lstmm=1", "recipe.model.lstm"),
-        ("recipe=impala recipe.replay.ratoi=1", "recipe.replay.ratio"),
-        ("recipe=impala recipe.evaluation.episode=9", "recipe.evaluation.episodes"),
-        ("sead=1", "seed"),
-        ("sync.when={evry:1}", "every"),
-        ("sync.map=[{destination:policy,sorce:x}]", "source"),
+        {
+            "logger.every_frame=1": "logger.every_frames",
+            "sync.histoy=1": "sync.history",
+            "sync.when.evry=1": "sync.when.every",
+            "sync.map.0.sorce=x": "sync.map.0.source",
+            "collector.num_worker=1": "collector.num_workers",
+            "env.num_env=1": "env.num_envs",
+            "recipe.gama=1": "recipe.gamma",
+            "sead=1": "seed",
+        },
+        {
+            "recipe.model.lstmm=1": "recipe.model.lstm",
+            "recipe.replay.ratoi=1": "recipe.replay.ratio",
+            "recipe.evaluation.episode=9": "recipe.evaluation.episodes",
+        },
+        {"sync.when={evry:1}": "every"},
+        {"sync.map=[{destination:policy,sorce:x}]": "source"},
     ],
+    ids=["keys", "keys of impala", "a key of a mapping", "a key in a list"],
 )
-def test_a_typo_in_a_key_is_refused_with_the_nearest_key(line: str, meant: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        config_of(*line.split())
-    assert refused.value.cure.startswith(f"did you mean {meant!r}?")
-    assert len(str(refused.value).splitlines()) == 3
+def test_a_typo_in_a_key_is_refused_with_the_nearest_key(typos: dict[str, str]) -> None:
+    of_impala = ["recipe=impala"] if "recipe.model.lstmm=1" in typos else []
+    refused = refusals_of(*of_impala, *typos)
+    assert [error.cure.partition("?")[0] for error in refused] == [
+        f"did you mean {meant!r}" for meant in typos.values()
+    ]
+    assert all(len(str(error).splitlines()) == 3 for error in refused)
 
 
 GROUPS = sorted({file.parent.name for file in FILES} - {config_dir().name})
 
 
-@pytest.mark.seconds
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_typo_in_a_group_or_an_option_is_refused_with_the_nearest(group: str) -> None:
-    option = next(iter(choices()[group]))
-    typo = group[:-1] + group[-1] * 2
-    with pytest.raises(ConfigError, match=f"unknown key '{typo}'") as refused:
-        config_of(f"{typo}=null")
-    assert refused.value.cure.startswith(f"did you mean {group!r}?")
-    with pytest.raises(ConfigError, match=f"no {group} '{option}x'") as refused:
-        config_of(f"{group}={option}x")
-    assert refused.value.cure.startswith(f"did you mean {option!r}?")
+def test_a_typo_in_a_group_is_refused_with_the_nearest() -> None:
+    typos = {group[:-1] + group[-1] * 2: group for group in GROUPS}
+    refused = refusals_of(*(f"{typo}=null" for typo in typos))
+    for error, (typo, group) in zip(refused, typos.items(), strict=True):
+        assert f"unknown key '{typo}'" in error.what
+        assert error.cure.startswith(f"did you mean {group!r}?")
+
+
+def test_a_typo_in_an_option_is_refused_with_the_nearest() -> None:
+    options = {group: next(iter(of_group)) for group, of_group in choices().items() if group in GROUPS}
+    refused = refusals_of(*(f"{group}={option}x" for group, option in options.items()))
+    for error, (group, option) in zip(refused, options.items(), strict=True):
+        assert f"no {group} '{option}x'" in error.what
+        assert error.cure.startswith(f"did you mean {option!r}?")
 
 
 # ------------------------------------------------------------------------------------------ maps
@@ -239,21 +250,16 @@ def test_all_entries_are_given_as_a_list_of_any_length() -> None:
     assert routes("sync=value_greedy", "sync.map=[{destination:policy,source:a}]") == [("policy", "a", None)]
 
 
-@pytest.mark.seconds
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_a_list_keeps_its_length_and_the_error_says_how_to_change_it() -> None:
+    refused = refusals_of(
         "sync.map.1.source=x",
-        "+sync.map.1.source=x",
-        "+sync.map.1={destination:a,source:b}",
-        "++sync.map.1={destination:a,source:b}",
+        "+sync.map.2.source=x",
+        "+sync.map.3={destination:a,source:b}",
+        "++sync.map.4={destination:a,source:b}",
         "~sync.map.0",
-    ],
-)
-def test_a_list_keeps_its_length_and_the_error_says_how_to_change_it(line: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        config_of(line)
-    assert "give them all: sync.map=[..., ...]" in refused.value.cure
+    )
+    assert len(refused) == 5
+    assert all("give them all: sync.map=[..., ...]" in error.cure for error in refused)
 
 
 def test_brackets_in_a_key_are_refused_with_the_spelling_that_hydra_reads() -> None:

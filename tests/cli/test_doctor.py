@@ -56,10 +56,16 @@ HERE = Path(__file__).resolve()
 TIMEOUT_S = 30.0
 SOURCE = "loss_module.actor_network"
 MAP = {"policy": SOURCE}
-#: Each build imports torch anew in a process of its own, which takes its time on a busy machine.
+#: A build in a process of its own takes its time on a busy machine.
 PATIENT = ("--timeout-s", "200")
-#: An environment variable: where a hanging build writes the pids of its processes.
-PIDS = "RLSYNC_TEST_PIDS"
+#: A build that hangs, and writes the pids of its processes to a file.
+HANGS = """
+from pathlib import Path
+from tests.cli.test_doctor import never_return
+
+def make():
+    never_return(Path({pids!r}))
+"""
 
 
 def trainer_on(collector: Collector, loss: nn.Module | None = None) -> Trainer:
@@ -103,12 +109,12 @@ def make_on_a_board() -> Trainer:
     return with_our_hook(trainer_on(make_workers(MultiSyncCollector, make_policy(), schemes=schemes)))
 
 
-def make_that_never_returns() -> Trainer:
+def never_return(pids: Path) -> None:
     multiprocessing.set_start_method("fork", force=True)  # sooner there than a spawned worker
+    pids.write_text(str(os.getpid()))  # a slow machine gets no further
     collector = make_workers(MultiSyncCollector, make_policy(), workers=1, schemes={"policy": BoardScheme()})
-    Path(os.environ[PIDS]).write_text(f"{os.getpid()} {collector.procs[0].pid}")
+    pids.write_text(f"{os.getpid()} {collector.procs[0].pid}")
     time.sleep(1000)
-    raise AssertionError("unreachable")
 
 
 def make_that_raises() -> Trainer:
@@ -418,7 +424,7 @@ def test_the_command_finds_the_silent_trainer_and_prints_nothing_else() -> None:
     assert "the build talks" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked_builds")
 def test_the_workers_of_a_trainer_are_examined_and_gone_afterwards(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -430,21 +436,21 @@ def test_the_workers_of_a_trainer_are_examined_and_gone_afterwards(
     assert not child_pids()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("forked_builds")
 def test_a_build_that_hangs_is_reported_and_its_workers_are_gone(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    pids = tmp_path / "pids"
-    monkeypatch.setenv(PIDS, str(pids))
-    status, said = said_by(capsys, "--timeout-s", "20", "--trainer", f"{HERE}:make_that_never_returns")
+    pids, file = tmp_path / "pids", tmp_path / "hangs.py"
+    file.write_text(HANGS.format(pids=str(pids)))
+    status, said = said_by(capsys, "--timeout-s", "5", "--trainer", f"{file}:make")
 
-    assert (status, said["trainer"]["found"]) == (1, "building it took more than 20 s")
+    assert (status, said["trainer"]["found"]) == (1, "building it took more than 5 s")
     assert pids.is_file(), "the build had not started its worker yet"
     workers = [int(pid) for pid in pids.read_text().split()]
     assert wait_until(lambda: not any(map(is_alive, workers)), 60)
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("forked_builds")
 @pytest.mark.parametrize(
     ("function", "found"),
     [
@@ -459,7 +465,7 @@ def test_a_build_that_fails_is_a_finding(
     assert (status, said["trainer"]["found"]) == (1, found)
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("forked_builds")
 def test_what_rlsync_refuses_while_building_is_told_in_three_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

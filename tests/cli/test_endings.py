@@ -27,7 +27,7 @@ from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState, save_be
 from tests.cli.test_main import ENDLESS, Run, finished
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
 from tests.tools.parts.processes import descendant_pids, is_alive, stopped, wait_until
-from tests.tools.parts.programs import run_program
+from tests.tools.parts.programs import Program, run_program
 
 TRAIN = ("train", "logger=none", "collector.frames_per_batch=256", "recipe.num_epochs=1", *ENDLESS)
 IMPALA = ("train", "recipe=impala", "logger=none", "recipe.max_restarts=0", *ENDLESS)
@@ -118,14 +118,17 @@ def test_sigterm_ends_a_run_like_ctrl_c(
 def test_a_run_whose_output_nobody_reads_any_more_has_saved_and_goes_on(
     unbuffered: str, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "rlsync", *TRAIN, "run_dir=it"]
-    env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as run:
+    words, env = (*TRAIN, "run_dir=it"), os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    run: Program | subprocess.Popen[str]
+    if unbuffered:  # a new interpreter alone heeds it
+        command, pipe = [sys.executable, "-m", "rlsync", *words], subprocess.PIPE
+        run = subprocess.Popen(command, cwd=tmp_path, env=env, text=True, stdout=pipe, stderr=pipe)
+    else:
+        run = Program("rlsync", *words, cwd=tmp_path, env=env)
+    assert run.stdout is not None
+    assert run.stderr is not None
+    with run.stderr:
         try:
-            assert run.stdout is not None
-            assert run.stderr is not None
             next(line for line in run.stdout if line.startswith("frames "))
             run.stdout.close()
             errors = run.stderr.read()

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from statistics import median
-from subprocess import CompletedProcess
 from typing import Any
 
 import jsonschema
@@ -32,7 +31,8 @@ from rlsync.recipes import ppo
 from rlsync.recipes.run_files import CHECKPOINT, STATISTICS, RunStatistics, statistics_in, statistics_schema
 from rlsync.recipes.settings import CollectorConfig, Config, LoggerConfig, PPOConfig
 from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
-from tests.tools.parts.programs import ENDS_WITHIN_S, Program, run_program
+from tests.tools.parts.programs import ENDS_WITHIN_S, Program
+from tests.tools.tiers import first_of_each
 
 REPO = Path(__file__).resolve().parents[2]
 SMALL = (
@@ -175,36 +175,40 @@ def test_no_verb_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> 
     assert "usage:" in capsys.readouterr().out
 
 
+#: Command lines, what is said of them, and what the cure says.
+WRONG = [
+    ("trian", "no verb 'trian'", "did you mean 'train'?"),
+    ("train recipe.lrr=1", "unknown key 'recipe.lrr'", "did you mean 'recipe.lr'?"),
+    ("train lr=1", "unknown key 'lr'", "did you mean 'recipe.lr'?"),
+    ("train recipee=ppo", "unknown key 'recipee'", "did you mean 'recipe'?"),
+    ("train recipe=pppo", "no recipe 'pppo'", "did you mean 'ppo'?"),
+    ("train env=cartpol", "no env 'cartpol'", "did you mean 'cartpole'?"),
+    ("train +recipe.x=1", "unknown key 'recipe.x'", "recipe has:"),
+    ("train recipe=dqn recipe.num_epochs=2", "unknown key 'recipe.num_epochs'", "recipe has:"),
+    ("train env.kwargs.x=1", "unknown key 'env.kwargs.x'", "write +env.kwargs.x="),
+    ("train recipe.lr=fast", "'fast'", "--cfg job"),
+    ("train recipe.lr=-1", "recipe.lr cannot be -1.0", "give a finite number > 0"),
+    ("train seed=-1", "seed cannot be -1", "give a number >= 0"),
+    ("train collector.adopt=alais", "cannot be 'alais'", "did you mean 'alias'?"),
+    ("train sync.when.unit=batchs", "no unit 'batchs'", "did you mean 'batches'?"),
+    ("train sync.when.every=0", "positive whole number", "for example"),
+    ("train sync.map=[{destination:policy,sorce:x}]", "'sorce'", "did you mean 'source'?"),
+    ("train recipe.name=dq", "no recipe is named 'dq'", "did you mean 'dqn'?"),
+    ("train seed=1,2", "seed has several values", "add -m"),
+    ("train -m seed=1,two", "'two'", "--cfg job"),
+    ("train seed", "cannot read an override", "key=value"),
+    ("train env=gymnasium", "no environment is named", "env.id=Acrobot-v1"),
+    ("train env.id=CartPol-v1", "cannot make the environment 'CartPol-v1'", "env.id="),
+    ("train resume=nowhere", "'nowhere' does not exist", "run folder"),
+    ("explain recipe.lrr=1", "unknown key 'recipe.lrr'", "did you mean 'recipe.lr'?"),
+    ("explain nowhere.py:build", "no file 'nowhere.py'", "check the path"),
+]
+
+
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("arguments", "what", "cure"),
-    [
-        ("trian", "no verb 'trian'", "did you mean 'train'?"),
-        ("train recipe.lrr=1", "unknown key 'recipe.lrr'", "did you mean 'recipe.lr'?"),
-        ("train lr=1", "unknown key 'lr'", "did you mean 'recipe.lr'?"),
-        ("train recipee=ppo", "unknown key 'recipee'", "did you mean 'recipe'?"),
-        ("train recipe=pppo", "no recipe 'pppo'", "did you mean 'ppo'?"),
-        ("train env=cartpol", "no env 'cartpol'", "did you mean 'cartpole'?"),
-        ("train +recipe.x=1", "unknown key 'recipe.x'", "recipe has:"),
-        ("train recipe=dqn recipe.num_epochs=2", "unknown key 'recipe.num_epochs'", "recipe has:"),
-        ("train env.kwargs.x=1", "unknown key 'env.kwargs.x'", "write +env.kwargs.x="),
-        ("train recipe.lr=fast", "'fast'", "--cfg job"),
-        ("train recipe.lr=-1", "recipe.lr cannot be -1.0", "give a finite number > 0"),
-        ("train seed=-1", "seed cannot be -1", "give a number >= 0"),
-        ("train collector.adopt=alais", "cannot be 'alais'", "did you mean 'alias'?"),
-        ("train sync.when.unit=batchs", "no unit 'batchs'", "did you mean 'batches'?"),
-        ("train sync.when.every=0", "positive whole number", "for example"),
-        ("train sync.map=[{destination:policy,sorce:x}]", "'sorce'", "did you mean 'source'?"),
-        ("train recipe.name=dq", "no recipe is named 'dq'", "did you mean 'dqn'?"),
-        ("train seed=1,2", "seed has several values", "add -m"),
-        ("train -m seed=1,two", "'two'", "--cfg job"),
-        ("train seed", "cannot read an override", "key=value"),
-        ("train env=gymnasium", "no environment is named", "env.id=Acrobot-v1"),
-        ("train env.id=CartPol-v1", "cannot make the environment 'CartPol-v1'", "env.id="),
-        ("train resume=nowhere", "'nowhere' does not exist", "run folder"),
-        ("explain recipe.lrr=1", "unknown key 'recipe.lrr'", "did you mean 'recipe.lr'?"),
-        ("explain nowhere.py:build", "no file 'nowhere.py'", "check the path"),
-    ],
+    first_of_each(WRONG, lambda case: (case[0].split()[0], case[1].partition(" '")[0])),
 )
 def test_what_is_wrong_is_said_in_three_lines_before_anything_runs(
     arguments: str,
@@ -311,22 +315,23 @@ def build_with_a_typo():
 """
 
 
-@pytest.mark.slow
-def test_explain_builds_the_trainer_of_a_file_and_leaves_no_worker(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_builds")
+def test_explain_builds_the_trainer_of_a_file_and_leaves_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.py").write_text(USERS_FILE)
-    environment = os.environ | {"PYTHONPATH": str(REPO)}
+    monkeypatch.chdir(tmp_path)
 
-    def explained(function: str) -> CompletedProcess[str]:
-        words = ("explain", f"train.py:{function}", "--json", "--timeout-s", "200")
-        return run_program("rlsync", *words, cwd=tmp_path, env=environment)
+    def explained(function: str) -> tuple[int, str, str]:
+        status = main(["explain", f"train.py:{function}", "--json", "--timeout-s", "200"])
+        return status, *capfd.readouterr()
 
-    done = explained("build")
-    assert json.loads(done.stdout)["rows"], "JSON and nothing else"
-    assert "building" in done.stderr
+    _, out, errors = explained("build")
+    assert json.loads(out)["rows"], "JSON and nothing else"
 
-    refused = explained("build_with_a_typo")  # its workers wait for their learner
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.splitlines()[-3].startswith("no 'actor_netwrk' on loss_module")
+    status, out, errors = explained("build_with_a_typo")  # its workers wait for their learner
+    assert (status, out) == (2, "")
+    assert errors.splitlines()[-3].startswith("no 'actor_netwrk' on loss_module")
 
 
 # --------------------------------------------------------------------------------------- training

@@ -17,15 +17,16 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROBE = Path(__file__).with_name("same_probe.py")
-ENDS_WITHIN_S = 900
 FAILED = "error"
+#: What a run depends on.
+COMPARED = ("rlsync", "configs")
 ALTERS = re.compile(r"^Alters learning: *(.+)$", re.MULTILINE)
 
 #: An in-process run has no evaluating process.
@@ -115,18 +116,23 @@ def main() -> int:
     if base is None:
         print("same: nothing to compare: this is main, or main is not known here; --base names a commit")
         return 0
+    if not git("diff", "--name-only", base, "--", *COMPARED) and not git(
+        "ls-files", "--others", "--exclude-standard", "--", *COMPARED
+    ):
+        print(f"same: {' and '.join(COMPARED)} are those of {base[:10]}")
+        return 0
     chosen = [name for name in CASES if not given.cases or any(map(name.startswith, given.cases))]
     altered = altered_since(base)
-    with checked_out(base) as before, ThreadPoolExecutor(2) as two:
+    with checked_out(base) as before, probe(before, chosen) as old, probe(ROOT, chosen) as new:
         print(f"same: {len(chosen)} cases, this tree against {base[:10]}", flush=True)
         differing = [
-            name for name in chosen if not report(name, two.map(digests, [before, ROOT], [name] * 2), altered)
+            name for name, *both in zip(chosen, old, new, strict=False) if not report(name, both, altered)
         ]
     print(f"same: {len(chosen) - len(differing)} of {len(chosen)} are the same or altered on purpose")
     return 1 if differing else 0
 
 
-def report(name: str, results: Iterator[dict[str, str]], altered: set[str]) -> bool:
+def report(name: str, results: Sequence[dict[str, str]], altered: set[str]) -> bool:
     """Print how a case compares; whether it is as it should be."""
     before, after = results
     differ = [part for part in {**before, **after} if before.get(part) != after.get(part)]
@@ -143,31 +149,27 @@ def report(name: str, results: Iterator[dict[str, str]], altered: set[str]) -> b
     return well
 
 
-def digests(tree: Path, name: str) -> dict[str, str]:
-    """What one case gives with the code of ``tree``; an error counts as a result."""
-    alone = (
-        ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"] if name.endswith(" ray") else []
-    )
-    with tempfile.TemporaryDirectory(prefix="same") as folder:
-        command = [*alone, sys.executable, str(PROBE), json.dumps(CASES[name]), folder]
-        ran = subprocess.run(
-            command,
-            cwd=folder,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(tree),
-                "OMP_NUM_THREADS": "1",
-                "RAY_ENABLE_AUTO_CONNECT": "0",
-                "RAY_USAGE_STATS_ENABLED": "0",
-            },
-            capture_output=True,
-            text=True,
-            timeout=ENDS_WITHIN_S,
-        )
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("digests ")]
-    if ran.returncode or not lines:
-        return {FAILED: (ran.stderr or ran.stdout)[-2000:]}
-    return dict(json.loads(lines[-1].removeprefix("digests ")))
+@contextmanager
+def probe(tree: Path, names: list[str]) -> Iterator[Iterator[dict[str, str]]]:
+    """What each case gives with the code of ``tree``, one after the other, in a network of its own."""
+    cases = json.dumps([CASES[name] for name in names])
+    alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    settings = {"OMP_NUM_THREADS": "1", "RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    with subprocess.Popen(
+        [*alone, sys.executable, str(PROBE), cases],
+        env={**os.environ, **settings, "PYTHONPATH": str(tree)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as started:
+        try:
+            assert started.stdout is not None
+            yield chain(map(digests, started.stdout), repeat({FAILED: "the probe ended before it"}))
+        finally:
+            started.kill()
+
+
+def digests(line: str) -> dict[str, str]:
+    return dict(json.loads(line.removeprefix("digests ")))
 
 
 def merge_base() -> str | None:
@@ -191,7 +193,7 @@ def checked_out(commit: str) -> Iterator[Path]:
     """The files of a commit, in a folder of their own."""
     with tempfile.TemporaryDirectory(prefix="same-base") as folder:
         archive = subprocess.run(
-            ["git", "archive", commit, "rlsync", "configs"], cwd=ROOT, stdout=subprocess.PIPE, check=True
+            ["git", "archive", commit, *COMPARED], cwd=ROOT, stdout=subprocess.PIPE, check=True
         )
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         yield Path(folder)

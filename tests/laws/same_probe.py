@@ -1,7 +1,8 @@
-"""Run one case of ``make same`` with the rlsync on PYTHONPATH, and print its digests as one JSON line.
+"""Run cases of ``make same`` with the rlsync on PYTHONPATH, and print the digests of each as one JSON line.
 
-That rlsync may be an older one, so this file leans on nothing but the command line, rlsync's public names and
-TorchRL. ``python tests/laws/same_probe.py CASE FOLDER``; tests/laws/same.py says which cases there are.
+That rlsync may be an older one, so this file leans on nothing but the command line, public names of rlsync
+and TorchRL. ``python tests/laws/same_probe.py CASES``; tests/laws/same.py says which cases there are. TorchRL
+is imported once: each case runs in a child of this process, and forks its workers.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import multiprocessing
+import os
+import signal
 import socket
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -288,16 +294,43 @@ def closing(collector: BaseCollector) -> Iterator[BaseCollector]:
         collector.shutdown()
 
 
+def result_of(words: list[str], folder: Path) -> dict[str, str]:
+    """What one case gives; an error counts as a result."""
+    try:
+        if words[0].startswith("publish="):
+            return published(words[0].removeprefix("publish="))
+        return trained(words, folder)
+    except BaseException:
+        return {"error": traceback.format_exc()[-2000:]}
+
+
+def alone(words: list[str]) -> str:
+    """The result of a case that runs in a child of its own, as JSON."""
+    with tempfile.TemporaryDirectory(prefix="same") as folder:
+        result = Path(folder) / "result"
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()  # so that what it leaves can be ended with it
+            os.chdir(folder)
+            with Path("output").open("w") as output:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+            result.write_text(json.dumps(result_of(words, Path(folder))))
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        if result.is_file():
+            return result.read_text()
+        return json.dumps({"error": (Path(folder) / "output").read_text()[-2000:]})
+
+
 def main() -> None:
-    case, folder = sys.argv[1:]
     torch.set_num_threads(1)
-    words = json.loads(case)
-    result = (
-        published(words[0].removeprefix("publish="))
-        if words[0].startswith("publish=")
-        else trained(words, Path(folder))
-    )
-    print("digests", json.dumps(result), flush=True)
+    multiprocessing.set_start_method("fork", force=True)
+    for words in json.loads(sys.argv[1]):
+        print("digests", alone(words), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_a_digest_sees_one_changed_bit_another_name_and_another_dtype() -> None:
 def test_a_difference_is_told_unless_a_commit_says_that_it_alters_the_recipe(
     before: dict[str, str], after: dict[str, str], altered: set[str], well: bool
 ) -> None:
-    assert report("sac on workers", iter([before, after]), altered) is well
+    assert report("sac on workers", [before, after], altered) is well
 
 
 def test_a_commit_names_the_recipes_that_it_alters() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.parts.programs import fresh_python
+from tests.tools.parts.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -19,8 +19,9 @@ def run(example: str, batches: int) -> Any:
 
 
 @pytest.mark.processes
-def test_the_trainer_of_ones_own_says_which_version_acted_in_every_batch():
-    done = fresh_python(str(EXAMPLES / "own_trainer.py"), "5")
+def test_the_trainer_of_ones_own_says_which_version_acted_in_every_batch(tmp_path: Path) -> None:
+    done = run_program(str(EXAMPLES / "own_trainer.py"), "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     # Version 1 is what the workers start with; 2 comes before the first frame, then one every 2 batches.
     expected = "[(2, 2), (2, 2), (3, 3), (3, 3), (4, 4)]"
     assert done.stdout.splitlines()[-1] == f"versions that acted, batch by batch: {expected}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rlsync
-from tests.tools.parts.programs import fresh_python
+from tests.tools.parts.programs import fresh_python, run_program
 
 PUBLIC = [
     "AdoptionTimeout",
@@ -123,9 +123,9 @@ def test_no_public_name_loads_rich_or_hydra_or_matplotlib_and_rlsync_alone_does_
 
 
 @pytest.mark.processes
-def test_importing_registers_nothing_and_a_call_registers_the_backend():
-    told = run(
-        "import rlsync\n"
+def test_importing_registers_nothing_and_a_call_registers_the_backend(tmp_path: Path) -> None:
+    (tmp_path / "it.py").write_text(
+        "import rlsync.recipes.ppo\n"
         "from rlsync.torchrl_plugin.scheme import register_backend\n"
         "from torchrl.weight_update import WeightSyncScheme\n"
         "try:\n"
@@ -135,4 +135,4 @@ def test_importing_registers_nothing_and_a_call_registers_the_backend():
         "register_backend()\n"
         "print(type(WeightSyncScheme.from_backend('board', adopt='copy')).__name__)\n"
     )
-    assert told.split() == ["unknown", "BoardScheme"]
+    assert run_program("it.py", cwd=tmp_path).stdout.split() == ["unknown", "BoardScheme"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.parts.programs import run_program
 from tests.tools.tiers import covering
 
 ROOT = Path(__file__).parents[2]
@@ -52,3 +53,21 @@ def test_the_cases_that_are_kept_show_all_that_should_meet(
 )
 def test_a_changed_file_concerns_the_folders_that_test_it(file: str, folders: set[str]) -> None:
     assert TOUCHED["folders_of"](file) == folders
+
+
+def test_what_most_of_the_changed_files_concern_comes_first() -> None:
+    assert TOUCHED["in_order"](["rlsync/core/trigger.py", "rlsync/cli/main.py", "rlsync/cli/eval.py"]) == [
+        "cli",
+        "core",
+        "laws",
+    ]
+    assert set(TOUCHED["in_order"](None)) == ALL
+
+
+def test_no_test_begins_when_the_time_is_over_and_those_that_are_left_are_counted() -> None:
+    file = "tests/tensors/test_digest.py"
+    done = run_program("pytest", "-p", "no:cacheprovider", "--budget-s", "0", file, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+    assert "tests left to make test-all: the budget is used up" in done.stdout
+    assert f" of {file}\n" in done.stdout
+    assert "passed" not in done.stdout

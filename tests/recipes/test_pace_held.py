@@ -59,16 +59,20 @@ def is_held(trace: Trace, ratio: float, prefill: int) -> bool:
     )
 
 
-@pytest.mark.parametrize(("slow", "kind"), [("samplers", "sync"), ("learner", "async")])
+@pytest.mark.parametrize(
+    ("slow", "kind", "frames", "updates"), [("samplers", "sync", 4096, 1536), ("learner", "async", 2048, 512)]
+)
 @pytest.mark.usefixtures("fork_workers")
-def test_the_ratio_of_a_run_is_held_over_any_window_whichever_side_is_slow(slow: str, kind: str) -> None:
-    trainer = built(sheeprls(kind, "SlowCartPole-v0" if slow == "samplers" else "CartPole-v1"))
+def test_the_ratio_of_a_run_is_held_over_any_window_whichever_side_is_slow(
+    slow: str, kind: str, frames: int, updates: int
+) -> None:
+    trainer = built(sheeprls(kind, "SlowCartPole-v0" if slow == "samplers" else "CartPole-v1", frames))
     if slow == "learner":
         trainer.register_op("post_optim", lambda: time.sleep(UPDATE_S))
     trace = trace_of(trainer)
     trained(trainer)
     assert is_held(trace, 0.5, 1024)
-    assert trace[-1] == (4096, 1536), "sheeprl makes 1,538 updates"
+    assert trace[-1] == (frames, updates), "sheeprl makes 1,538 updates in 4,096 frames"
     pace = pace_of(trainer)
     assert pace.pace.measured(*trace[-1]) == 0.5, "sheeprl logs 0.375"
 

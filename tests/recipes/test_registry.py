@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
-import sys
+import tempfile
 import textwrap
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint
@@ -21,7 +20,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.recipes import registry, run_files
 from rlsync.recipes.registry import loaded, recipe_named
 from rlsync.recipes.settings import Config, EnvConfig
-from tests.tools.parts.programs import ENDS_WITHIN_S, fresh_python, run_program
+from tests.tools.parts.programs import fresh_python, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how_to" / "write_a_recipe.md"
@@ -53,10 +52,9 @@ def written(folder: Path, *, installed: bool) -> Path:
     return home
 
 
-#: Runs several commands in one process that has rlsync imported once, and forks its workers.
+#: Runs several commands in one process.
 SESSION = """
-import json, multiprocessing, sys
-multiprocessing.set_start_method("fork")
+import json, sys
 from rlsync.cli.main import main
 for words in json.loads(sys.argv[1]):
     status = main(words)
@@ -69,15 +67,10 @@ def rlsync(cwd: Path, *commands: tuple[str, ...], path: Path | None = None) -> l
     """What each of several ``rlsync`` commands prints, in one process of its own."""
     paths = ":".join([str(ROOT), *([str(path)] if path else [])])
     env = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
-    done = subprocess.run(
-        [sys.executable, "-c", SESSION, json.dumps(commands)],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=ENDS_WITHIN_S,
-    )
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as session:
+        session.write(SESSION)
+        session.flush()
+        done = run_program(session.name, json.dumps(commands), cwd=cwd, env=env)
     assert done.returncode == 0, f"{commands}\n{done.stdout}\n{done.stderr}"
     return done.stdout.split(chr(30))[:-1]
 
@@ -244,7 +237,8 @@ def test_the_name_of_every_file_of_a_run_stands_in_one_module() -> None:
     found = {}
     for file in (ROOT / "rlsync").rglob("*.py"):
         if file != home:
-            said = {name for name in with_suffix for text in literals(file) if name in text}
+            texts = literals(file)
+            said = {name for name in with_suffix for text in texts if name in text}
             said |= names & path_literals(file)
             if said:
                 found[str(file.relative_to(ROOT))] = said

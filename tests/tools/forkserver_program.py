@@ -82,8 +82,8 @@ def broken_env() -> EnvBase:
     raise LookupError("this environment cannot be made")
 
 
-def two_envs() -> EnvBase:
-    return TransformedEnv(ParallelEnv(2, cartpole))
+def nested_env() -> EnvBase:
+    return TransformedEnv(ParallelEnv(1, cartpole))
 
 
 def collector(env: Any, workers: int = WORKERS, **more: Any) -> MultiSyncCollector:
@@ -151,12 +151,12 @@ def compare(folder: Path) -> dict[str, Any]:
         with start:
             told[name] = {
                 "method": multiprocessing.get_start_method(),
-                "error": error_of_a_worker(),
                 **life_of_workers(folder / name),
             }
     told["method_after"] = multiprocessing.get_start_method()
     with server:
-        nested = collector(two_envs, workers=1)
+        told["error"] = error_of_a_worker()
+        nested = collector(nested_env, workers=1)
     try:
         told["nested"] = list(next(iter(nested)).shape)
     finally:

@@ -188,14 +188,14 @@ def train(kind: type, adopt: str, when: Every, *, background: bool, batches: int
 @pytest.mark.parametrize("unit", ["optim_steps", "batches"])
 @pytest.mark.each_value
 def test_every_frame_was_made_by_exactly_the_weights_and_buffers_of_its_stamp(adopt: str, unit: str) -> None:
-    batches = 60
+    batches = 24
     seen, hook = train(MultiAsyncCollector, adopt, Every(1, unit), background=True, batches=batches)
     assert seen.wrong() == 0
     fired = [receipt for receipt in hook.receipts if receipt.reason == "trigger"]
     assert len(fired) == batches * (STEPS_PER_BATCH if unit == "optim_steps" else 1)
     assert {receipt.background_bytes for receipt in fired} == {8 * 250_000 * 4}
     assert all(receipt.copied_bytes > receipt.background_bytes for receipt in fired)
-    assert len(set().union(*seen.versions())) > 10
+    assert len(set().union(*seen.versions())) > 5
 
 
 @pytest.mark.usefixtures("fork_workers")

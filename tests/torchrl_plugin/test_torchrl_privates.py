@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -91,6 +92,7 @@ def module_of(file: Path) -> ModuleType:
     return importlib.import_module(".".join(parts).removesuffix(".__init__"))
 
 
+@cache
 def source_of(kind: type) -> str:
     """The source of a class, also of one whose module is given as the package that its file is in."""
     for file in sorted(Path(inspect.getfile(kind)).parent.glob("*.py")):

@@ -20,7 +20,7 @@ from rlsync.transport.relay.mailbox import ImageId, Mailbox, Message, Reply, Req
 from tests.tools.relay_network import SLOW, LawBrokenError, Network, pack
 
 SEEDS = 10_000
-BLOCK = 1_000
+BLOCK = 500
 #: The others are for `make test-all`.
 FEW = 2 * BLOCK
 
@@ -44,7 +44,7 @@ def test_every_law_holds_in_every_seed(first: int) -> None:
 
 @pytest.mark.seconds
 def test_a_slow_node_keeps_the_image_that_it_pulls_and_holds_nobody_up() -> None:
-    for seed in range(300):
+    for seed in range(150):
         network = Network(seed, steady=True)
         network.run()
         published = {name: node.agent.counts.published for name, node in network.nodes.items()}

@@ -40,6 +40,7 @@ from rlsync.workers.players.q import EpsilonGreedyPlayer, EpsilonLadder
 from rlsync.workers.players.uniform import UniformPlayer
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
+from rlsync.workers.supervision import Restarts
 from tests.tools.parts.processes import wait_until
 from tests.tools.parts.programs import fresh_python
 from tests.workers.test_envs import LADDER
@@ -400,7 +401,7 @@ class Careless(PairPlayer):
 def test_a_player_that_does_not_give_what_it_declares_ends_the_run_with_its_name(how: str, what: str) -> None:
     with (
         pytest.raises(WorkerLost, match=what) as caught,
-        collecting(Careless(how), CARTPOLE, num_workers=1) as collector,
+        collecting(Careless(how), CARTPOLE, num_workers=1, restarts=Restarts(at_most=0)) as collector,
     ):
         batches_of(collector, 9)
     assert "ConfigError" in caught.value.what

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,16 @@ _PACKAGE = "pkg://"
 #: What of Hydra's ConfigStore is Hydra's own, with its plugins.
 _HYDRAS = ("hydra", "_dummy_empty_config_.yaml")
 
-#: rlsync's part of the ConfigStore, from one command line to the next.
-_nodes: dict[str, Any] = {}
+
+class _Nodes(dict[str, Any]):
+    """rlsync's part of the ConfigStore. Hydra copies it nine times a composition and changes no copy."""
+
+    def __deepcopy__(self, memo: object) -> _Nodes:
+        return self  # which saves a quarter of the time
+
+
+#: From one command line to the next.
+_nodes = _Nodes()
 
 
 def register(own: Path | None = None) -> dict[str, ConfigError]:
@@ -96,7 +105,8 @@ def named_in(folder: Path) -> dict[str, tuple[str, str]]:
 def store(group: str, name: str, node: Any, package: str | None = None) -> None:
     """Make settings an option of a group, of which Hydra knows from now on inside :func:`alone`."""
     with alone():
-        ConfigStore.instance().store(name, writable(node), group=group, package=package, provider="rlsync")
+        made = _of_type(node) if isinstance(node, type) else writable(node)
+        ConfigStore.instance().store(name, made, group=group, package=package, provider="rlsync")
 
 
 def writable(settings: Any) -> DictConfig:
@@ -108,6 +118,9 @@ def writable(settings: Any) -> DictConfig:
     _unlock(node)
     assert isinstance(node, DictConfig)
     return node
+
+
+_of_type = cache(writable)  # for the ConfigStore alone, which gives copies away
 
 
 def _unlock(node: Container) -> None:

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import context
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -56,15 +57,16 @@ class _Main:
 class Program:
     """``python -m module arguments...`` in its own process group, with stdout and stderr on pipes.
 
-    Its worker processes are forked, unless it chooses otherwise. It has the part of the interface of
-    :class:`subprocess.Popen` that tests use.
+    Its worker processes are forked, also where it asks for a fork server: one of its own would load TorchRL
+    once more. It has the part of the interface of :class:`subprocess.Popen` that tests use.
 
     Args:
         module: what is run as the main module; or the path of a file, if it ends in ``.py``.
         arguments: of the command line.
         cwd: the folder to run in.
         env: the whole environment; by default that of this process.
-        start_method: how the program starts processes where it leaves the choice to Python.
+        start_method: how the program starts processes where it leaves the choice to Python. With another one
+            than ``fork`` it has the fork server that it asks for.
         merged: whether stderr goes to the pipe of stdout.
     """
 
@@ -77,11 +79,11 @@ class Program:
         start_method: str | None = "fork",
         merged: bool = False,
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
+        server = multiprocessing.get_context("forkserver")
         ours_out, theirs_out = Pipe(duplex=False)
         ours_err, theirs_err = (None, theirs_out) if merged else Pipe(duplex=False)
         main = _Main(module, arguments, str(cwd), dict(env or os.environ), start_method)
-        self._process = context.Process(target=_run, args=(main, theirs_out, theirs_err))
+        self._process = server.Process(target=_run, args=(main, theirs_out, theirs_err))
         self._process.start()
         theirs_out.close()
         theirs_err.close()
@@ -109,9 +111,10 @@ def run_program(
     cwd: Path,
     timeout_s: float = ENDS_WITHIN_S,
     env: Mapping[str, str] | None = None,
+    start_method: str | None = "fork",
 ) -> CompletedProcess[str]:
     """Run a program to its end, as :func:`subprocess.run` with ``capture_output`` and ``text``."""
-    program = Program(module, *arguments, cwd=cwd, env=env)
+    program = Program(module, *arguments, cwd=cwd, env=env, start_method=start_method)
     told: dict[str, str] = {}
     streams = {"out": program.stdout, "err": program.stderr}
     readers = [
@@ -163,6 +166,8 @@ def _run(main: _Main, out: Connection, err: Connection) -> None:
     sys.path[:0] = ["", *filter(None, main.environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = [main.module, *main.arguments]
     multiprocessing.set_start_method(main.start_method, force=True)
+    if main.start_method == "fork":
+        context._concrete_contexts["forkserver"] = context._concrete_contexts["fork"]  # type: ignore[assignment]
     with _ended_as_python_does():
         if main.module.endswith(".py"):
             runpy.run_path(main.module, run_name="__main__")
