@@ -21,7 +21,7 @@ from rlsync.core.errors import (
 )
 from rlsync.core.path import Path, walk
 from rlsync.core.plan import Route, listed
-from rlsync.sync.held import OF_EVERY_MODULE, tensors_of
+from rlsync.sync.held import OF_EVERY_MODULE
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes
 from rlsync.tensors.leaves import Leaf, Leaves
@@ -92,10 +92,11 @@ def unsent(networks: Mapping[str, nn.Module], sent: Iterable[Tensor], held: Cove
     covered = Covered(sent)
     names: dict[int, str] = {}  # networks may share parameters: the first one's name stands
     for path, network in networks.items():
-        registered = ((f"{path}.{name}", parameter) for name, parameter in network.named_parameters())
-        for name, parameter in (*registered, *tensors_of(network, path)):  # a list hides what is in it
-            if parameter in held and parameter not in covered:
-                names.setdefault(id(parameter), uncompiled(name))
+        parts = ((f"{path}.{at}", part) for at, part in _unregistered(network) if isinstance(part, nn.Module))
+        for at, part in ((path, network), *parts):
+            for name, parameter in part.named_parameters():
+                if parameter in held and parameter not in covered:
+                    names.setdefault(id(parameter), uncompiled(f"{at}.{name}"))
     return tuple(names.values())
 
 
@@ -104,26 +105,31 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
     if not isinstance(leaves.root, nn.Module):
         return
     known, held = Covered(leaves.tensors()), Covered(training.parameters())
-    for path, module in leaves.root.named_modules():
-        plain = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
-        for name, tensor in _plain_tensors(plain, path):
-            if tensor not in known and (tensor in held or (tensor.is_leaf and tensor.requires_grad)):
-                raise LayoutMismatch(
-                    f"{name} is trained, and is no parameter: nobody sends it",
-                    f"source {leaves.where}, {type(module).__name__}",
-                    "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
-                    "nn.ParameterList; a tensor that needs no gradient may be a buffer",
-                )
+    for name, tensor in _unregistered(leaves.root):
+        if not isinstance(tensor, Tensor) or tensor in known:
+            continue
+        if tensor in held or (tensor.is_leaf and tensor.requires_grad):
+            raise LayoutMismatch(
+                f"{name} is trained, and is no parameter: nobody sends it",
+                f"source {leaves.where}, {type(leaves.root).__name__}",
+                "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
+                "nn.ParameterList; a tensor that needs no gradient may be a buffer",
+            )
 
 
-def _plain_tensors(value: object, path: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in dicts, lists and tuples, with their paths; modules in them are passed over."""
-    if isinstance(value, Tensor):
+def _unregistered(root: nn.Module) -> Iterator[tuple[str, Tensor | nn.Module]]:
+    """Tensors, and modules in dicts, lists and tuples, that torch does not know to be a module's own."""
+    for path, module in root.named_modules():
+        values = {n: v for n, v in vars(module).items() if n not in OF_EVERY_MODULE}
+        yield from _contents({n: v for n, v in values.items() if not isinstance(v, nn.Module)}, path)
+
+
+def _contents(value: object, path: str) -> Iterator[tuple[str, Tensor | nn.Module]]:
+    if isinstance(value, Tensor | nn.Module):
         yield path, value
     elif isinstance(value, dict | list | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
-            yield from _plain_tensors(item, f"{path}.{key}".lstrip("."))
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _contents(item, f"{path}.{key}".lstrip("."))
 
 
 #: After so many publishes in a row that sent the same weights there is a warning.

@@ -71,10 +71,11 @@ def test_a_trained_tensor_in_a_container_is_refused(trained: bool) -> None:
 def test_a_trained_module_that_a_list_hides_is_listed_as_not_sent() -> None:
     net, hidden = make_mlp(2), nn.Linear(2, 2)
     net.twin = [hidden]
-    optimizer = torch.optim.Adam([*net.parameters(), *hidden.parameters()])
+    vars(net)["other"] = nn.Linear(2, 2)  # TorchRL's losses hold networks so that others train
+    optimizer = torch.optim.Adam([*net.parameters(), *hidden.parameters(), *net.other.parameters()])
     refuse_hidden(Leaves(net, "actor"), Training(lambda: [optimizer]))
-    held = Covered([*net.parameters(), *hidden.parameters()])
-    assert unsent({"actor": net}, net.parameters(), held) == ("actor.twin[0].bias", "actor.twin[0].weight")
+    held = Covered([p for group in optimizer.param_groups for p in group["params"]])
+    assert unsent({"actor": net}, net.parameters(), held) == ("actor.twin.0.weight", "actor.twin.0.bias")
     assert unsent({"actor": copy.deepcopy(net)}, net.parameters(), held) == ()
 
 

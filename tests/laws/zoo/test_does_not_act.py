@@ -203,6 +203,25 @@ class Adapted(nn.Module):
         return self.base(x) + x @ self.adapters["a"].t()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_compiler_froze_the_weights(row: Row) -> None:
+    def build(**compiled: object) -> Trainer:
+        acting = actor_of(make_mlp(ACTIONS)).eval()
+        acting.module[0].module = torch.compile(acting.module[0].module, **compiled)
+        return make_trainer(make_collector(acting), make_ppo_loss(actor_of(make_mlp(ACTIONS))))
+
+    for compiled in ({"options": {"freezing": True}}, {"backend": "eager"}):
+        trainer = build(**compiled)
+        acting, first = trainer.collector.policy, still(trainer.collector.policy)
+        with torch.no_grad():
+            for name, parameter in acting.named_parameters():
+                parameter.add_("bias" in name)
+        assert torch.equal(first, still(acting)) is ("options" in compiled)
+        said = register(trainer)
+        assert said.lines == () if "backend" in compiled else row.is_named(said) is None
+
+
 @pytest.mark.processes
 @pytest.mark.seconds
 def test_a_worker_packs_a_weight_once(row: Row) -> None:
