@@ -226,6 +226,11 @@ def foreign_hand(
     return None
 
 
+def averages_are_read(trainer: Trainer) -> bool:
+    """Whether somebody else reads the losses that Trainer averages over a batch, three operations each."""
+    return not all(_ours(_unwrapped(op)) for op, _ in trainer._post_optim_complete_log_ops)
+
+
 def _owner(function: object) -> object:
     return function.__self__ if isinstance(function, MethodType) else function
 
