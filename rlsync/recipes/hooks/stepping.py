@@ -14,13 +14,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.recipes.hooks.finite import StopIfNotFinite
 from rlsync.recipes.pure import Gradients, NotServed, Phase, Update, eager_gradients
-from rlsync.torchrl_plugin.compat.trainers import (
-    GradientsInside,
-    averages_are_read,
-    foreign_hand,
-    own_step_hooks,
-    stock_step,
-)
+from rlsync.torchrl_plugin.compat.trainers import GradientsInside, foreign_hand, own_step_hooks, stock_step
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +35,6 @@ class PureStepper(GradientsInside):
         self._compiles, self._bfloat16 = compiles, bfloat16
         self._update: Update | None = None
         self._graphs: dict[int, Callable[..., Gradients]] = {}
-        self._averaged = False
         try:
             self._update = make()
             self._places = [phase.places(self._update.weights) for phase in self._update.phases]
@@ -62,7 +55,6 @@ class PureStepper(GradientsInside):
         """Decide how the next updates are made."""
         before = self.why_not
         self.why_not = self._never
-        self._averaged = averages_are_read(self.trainer)
         if self._update is not None and self._never is None:
             optimizers = [phase.optimizer for phase in self._update.phases]
             self.why_not = foreign_hand(self.trainer, optimizers, self._update.networks)
@@ -91,7 +83,7 @@ class PureStepper(GradientsInside):
             update.after()
         if (errors := found.pop("td_error", None)) is not None:
             sub_batch["td_error"] = errors
-        return TensorDict(found if self._averaged else {})
+        return TensorDict(found)
 
     def _make(
         self, phase: Phase, places: list[tuple[str, int]], batch: Any, noise: Sequence[Tensor]
