@@ -58,7 +58,7 @@ def check(config: Config) -> Config:
 
 
 #: With more environments a worker gains little: it steps them one after the other.
-_ENVS_OF_A_FULL_WORKER = 16
+_FULL_WORKER = 16
 
 
 def more_frames(config: Config) -> str | None:
@@ -67,29 +67,30 @@ def more_frames(config: Config) -> str | None:
     More environments share a call of the policy, more workers use other cores, and asynchronous ones collect
     while the learner updates. The config with this override has no more errors than before.
     """
-    envs, workers, kind = config.env.num_envs, config.collector.num_workers, config.collector.kind
-    ways = {
-        f"env.num_envs={2 * envs}": (
-            2 * envs <= _ENVS_OF_A_FULL_WORKER,
-            replace(config, env=replace(config.env, num_envs=2 * envs)),
+    envs, collector = config.env.num_envs, config.collector
+    workers, off_policy = collector.num_workers, isinstance(config.recipe, ReplayConfig)
+    ways: list[tuple[bool, str, dict[str, Any]]] = [
+        (
+            2 * envs <= _FULL_WORKER,
+            f"env.num_envs={2 * envs}",
+            {"env": replace(config.env, num_envs=2 * envs)},
         ),
-        "collector=sync": (kind == IN_PROCESS, _collecting(config, kind="sync")),
-        f"collector.num_workers={workers + 1}": (
-            kind != IN_PROCESS and len(os.sched_getaffinity(0)) > workers + 1,
-            _collecting(config, num_workers=workers + 1),
+        (
+            len(os.sched_getaffinity(0)) > workers + 1,
+            f"collector.num_workers={workers + 1}",
+            {"collector": replace(collector, num_workers=workers + 1)},
         ),
-        "collector=async": (
-            kind == "sync"
-            and isinstance(config.recipe, ReplayConfig),  # others learn from newest frames only
-            _collecting(config, kind="async"),
+        (
+            collector.kind == "sync" and off_policy,
+            "collector=async",
+            {"collector": replace(collector, kind="async")},
         ),
-    }
+    ]
     before = len(list(errors(config)))
-    return next((w for w, (helps, then) in ways.items() if helps and len(list(errors(then))) <= before), None)
-
-
-def _collecting(config: Config, **keys: Any) -> Config:
-    return replace(config, collector=replace(config.collector, **keys))
+    fits = (
+        way for helps, way, keys in ways if helps and len(list(errors(replace(config, **keys)))) <= before
+    )
+    return next(fits, None)
 
 
 def device_errors(config: Config) -> Iterator[RlsyncError]:

@@ -10,22 +10,24 @@ Source: Mnih et al. 2015; van Hasselt et al. 2016; Ape-X, arXiv 1803.00933; torc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.utils import expand_as_right
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate
+from torchrl.objectives.value import TD0Estimator
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes import parts
+from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of
 from rlsync.recipes.hooks import EpsilonDecay
+from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.networks import PlainModule, PlainQActor, PlainSequential
 from rlsync.recipes.replay.building import make_trainer, seeing
 from rlsync.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig
@@ -92,10 +94,9 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
     """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     actor, greedy = (part.to(run.device) for part in make_policy(recipe, run.spaces))
-    loss = DQNLoss(actor, action_space=run.spaces.action_spec, delay_value=True, double_dqn=recipe.double)
-    loss.make_value_estimator(gamma=recipe.gamma)
-    loss.to(run.device)
+    loss = make_loss(recipe, run.spaces, actor).to(run.device)
     acting = PlainSequential(actor, greedy)
+    optimizer = optim.Adam(loss.parameters(), lr=recipe.lr)
     ladder, workers = EpsilonLadder(alpha=recipe.ladder_alpha), run.place.workers
     with parts.started_collector(
         run, acting, random_frames=recipe.pace.prefill, ladder=ladder if recipe.ladder_alpha else None
@@ -105,9 +106,10 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
             collector,
             loss,
             CopyEvery(loss, value_network_update_interval=recipe.target_update_steps),
-            optim.Adam(loss.parameters(), lr=recipe.lr),
+            optimizer,
             n_step=recipe.n_step,
         )
+        PureStepper(lambda: pure_update(loss, optimizer)).register(trainer)
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy, ladder.exponent(workers - 1, workers)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
@@ -129,6 +131,41 @@ def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, E
     return actor, greedy
 
 
+def make_loss(recipe: DQNConfig, spaces: parts.Spaces, actor: QValueActor) -> DQNLoss:
+    """The loss of a Q network, and of a target network that is a copy of it now."""
+    loss = DQNLoss(actor, action_space=spaces.action_spec, delay_value=True, double_dqn=recipe.double)
+    loss.make_value_estimator(gamma=recipe.gamma)
+    return loss
+
+
+def pure_update(loss: DQNLoss, optimizer: optim.Adam) -> pure.Update:
+    """The update as a function of tensors: Mnih et al. 2015; double: van Hasselt et al. 2016."""
+    pure.require(
+        loss, DQNLoss, loss_function="l2", reduction="mean", delay_value=True, action_space="one_hot"
+    )
+    pure.require(loss.value_estimator, TD0Estimator, average_rewards=False)
+    q, (network, target) = pure.network(
+        loss.value_network, loss.value_network_params, loss.target_value_network_params
+    )
+
+    def losses(weights: pure.Weights, batch: pure.Transitions, noise: Sequence[Tensor]) -> pure.Found:
+        with torch.no_grad():
+            values = q(weights["target"], batch.next_observation)
+            chooser = q(weights["network"], batch.next_observation) if loss.double_dqn else values
+            value = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+            goal = batch.target(weights["gamma"][0], value)
+        value = (q(weights["network"], batch.observation) * batch.action).sum(-1)
+        errors = (value - goal).square()
+        return {"loss": batch.mean(errors), "td_error": errors.detach().unsqueeze(-1)}
+
+    return pure.Update(
+        (loss.value_network,),
+        {"network": network, "target": target, "gamma": [loss.value_estimator.gamma]},
+        (pure.Phase(optimizer, losses),),
+        pure.Transitions.read,
+    )
+
+
 class CopyEvery(HardUpdate):
     """Copies at every ``value_network_update_interval``-th step.
 
@@ -141,7 +178,9 @@ class CopyEvery(HardUpdate):
     def step(self) -> None:
         if self.counter >= self.value_network_update_interval - 1:
             self.counter = self.value_network_update_interval
-        super().step()
+            super().step()
+        else:  # which would look at each network first
+            self.counter += 1
 
 
 class GreedyOnLadder(EGreedyModule):

@@ -57,15 +57,15 @@ class _Plain(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         acts = exploration_type() is ExplorationType.RANDOM and isinstance(tensordict, TensorDictBase)
-        if args or kwargs or not acts or skip_existing():
-            answer: TensorDictBase = super().forward(tensordict, *args, **kwargs)
-            return answer
-        self.act(tensordict)
-        return tensordict
+        if acts and not args and not kwargs and not skip_existing():
+            self.act(tensordict)
+            return tensordict
+        return super().forward(tensordict, *args, **kwargs)  # type: ignore[no-any-return]
 
     def act(self, tensordict: TensorDictBase) -> None:
-        """Write the outputs."""
-        raise NotImplementedError
+        """Write the outputs: by default, those of parts that act one after the other."""
+        for part in self.module:
+            part(tensordict)
 
 
 class PlainModule(_Plain, TensorDictModule):
@@ -73,9 +73,8 @@ class PlainModule(_Plain, TensorDictModule):
 
     def act(self, tensordict: TensorDictBase) -> None:
         outputs = self.module(*map(tensordict.get, self.in_keys))
-        for key, output in zip(
-            self.out_keys, outputs if isinstance(outputs, tuple) else (outputs,), strict=True
-        ):
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        for key, output in zip(self.out_keys, outputs, strict=True):
             tensordict.set(key, output)
 
 
@@ -99,23 +98,15 @@ class PlainDraw(_Plain, SafeProbabilisticModule):
         tensordict.set("action", (high + low) / 2 + (high - low) / 2 * action)
 
 
-class _InTurn(_Plain):
-    """Parts that act one after the other."""
-
-    def act(self, tensordict: TensorDictBase) -> None:
-        for part in self.module:
-            part(tensordict)
-
-
-class PlainSequential(_InTurn, TensorDictSequential):
+class PlainSequential(_Plain, TensorDictSequential):
     """Parts that act one after the other."""
 
 
-class PlainActor(_InTurn, SafeProbabilisticTensorDictSequential):
+class PlainActor(_Plain, SafeProbabilisticTensorDictSequential):
     """A PlainModule and a PlainDraw."""
 
 
-class PlainQActor(_InTurn, QValueActor):
+class PlainQActor(_Plain, QValueActor):
     """The Q network, a PlainModule, and TorchRL's choice of the best action."""
 
 

@@ -5,16 +5,22 @@ Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import torch
-from torch import optim
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor, optim
+from torch.nn.functional import smooth_l1_loss
 from torchrl.data import Composite, LazyTensorStorage
 from torchrl.data.replay_buffers.samplers import SamplerWithoutReplacement
 from torchrl.modules import OneHotCategorical, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers.algorithms import PPOTrainer
 
-from rlsync.recipes import parts
+from rlsync.recipes import parts, pure
 from rlsync.recipes.hooks import ToLearner
+from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.settings import PPOConfig
 from rlsync.torchrl_plugin.compat.replay import RowBuffer
@@ -46,6 +52,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
             lmbda=recipe.gae_lambda,
             weight_update_map=run.place.update_map,  # SyncWeights replaces what it makes
         )
+        PureStepper(lambda: pure_update(loss, optimizer)).register(trainer)
         # The advantages are computed before the replay buffer is filled.
         ToLearner(run.device).register(trainer)
         parts.register_with_evaluations(trainer, run, loss.actor_network)
@@ -77,6 +84,70 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
         critic_coeff=recipe.critic_coeff,
     )
     return loss.to(device)
+
+
+class Minibatch(NamedTuple):
+    """Steps ``[B]``; ``log_prob`` is of the actions, by the policy that took them."""
+
+    observation: Tensor
+    action: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    value_target: Tensor
+
+    @classmethod
+    def read(cls, batch: TensorDictBase | Mapping[NestedKey, Tensor]) -> Minibatch:
+        advantage, target = batch["advantage"].squeeze(-1), batch["value_target"].squeeze(-1)
+        return cls(batch["observation"], batch["action"], batch["action_log_prob"], advantage, target)
+
+
+def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
+    """The update as a function of tensors: equations 7 and 9 of arXiv 1707.06347."""
+    pure.require(loss, ClipPPOLoss, delay_actor=False, separate_losses=False, reduction="mean")
+    pure.require(loss, ClipPPOLoss, normalize_advantage=False, advantage_norm=None, clip_value=None)
+    pure.require(loss, ClipPPOLoss, max_importance_ratio=None, loss_critic_type="smooth_l1")
+    pure.require(loss, ClipPPOLoss, _asymmetric_clip=False)
+    if loss.actor_network[-1].distribution_class is not OneHotCategorical:
+        raise pure.NotServed("its actions are not one-hot")
+    pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
+    v, (critic,) = pure.network(loss.critic_network, loss.critic_network_params)
+
+    def losses(weights: pure.Weights, batch: Minibatch, noise: Sequence[Tensor]) -> pure.Found:
+        log_probs = pi(weights["actor"], batch.observation).log_softmax(-1)
+        log_ratio = (log_probs * batch.action).sum(-1) - batch.log_prob
+        ratio = log_ratio.exp()
+        least, most = 1 - weights["clip_epsilon"][0], 1 + weights["clip_epsilon"][0]
+        gain = torch.minimum(ratio * batch.advantage, ratio.clamp(least, most) * batch.advantage)
+        value = v(weights["critic"], batch.observation).squeeze(-1)
+        found = {"loss_objective": -gain.mean()}
+        if loss.entropy_bonus:
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+            found |= {"entropy": entropy.mean(), "loss_entropy": -weights["entropy"][0] * entropy.mean()}
+        found["loss_critic"] = weights["value"][0] * smooth_l1_loss(value, batch.value_target)
+        with torch.no_grad():
+            missed = (batch.value_target - value).var(correction=0)
+            spread = batch.value_target.var(correction=0)
+            return found | {
+                "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),
+                "kl_approx": -log_ratio.mean(),
+                "explained_variance": 1 - missed / (spread + torch.finfo(spread.dtype).eps),
+                "ESS": ratio.sum().square() / ratio.square().sum() / len(ratio),
+                "max_ratio": ratio.max(),
+                "mean_ratio": ratio.mean(),
+            }
+
+    return pure.Update(
+        (loss.actor_network, loss.critic_network),
+        {
+            "actor": actor,
+            "critic": critic,
+            "clip_epsilon": [loss.clip_epsilon],
+            "entropy": [loss.entropy_coeff],
+            "value": [loss.critic_coeff],
+        },
+        (pure.Phase(optimizer, losses),),
+        Minibatch.read,
+    )
 
 
 RECIPE = parts.Recipe(

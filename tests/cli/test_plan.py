@@ -176,7 +176,6 @@ def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest
         ({"env": EnvConfig(num_envs=16)}, "collector=async"),
         ({"env": EnvConfig(num_envs=4), "collector": CollectorConfig("sync", 2, 8)}, "collector=async"),
         ({"collector": CollectorConfig("async", 2, 2)}, None),
-        ({"collector": CollectorConfig("in_process", 1, 2), "env": EnvConfig(num_envs=2)}, "collector=sync"),
     ],
 )
 def test_a_plan_names_a_key_with_which_workers_make_more_frames(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,19 +13,34 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, optim
 from torch.testing import assert_close
-from torchrl.data import Bounded
+from torchrl.data import Bounded, OneHot
 from torchrl.modules import MLP
 from torchrl.trainers import TargetNetUpdaterHook, Trainer
 
-from rlsync.recipes import pure, sac
+from rlsync.recipes import dqn, ppo, pure, sac, td3
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.networks import MixedMLP
 from rlsync.recipes.replay.normalize import NormalizeConfig, write_statistics
+from rlsync.recipes.replay.settings import OffPolicyConfig
 from rlsync.recipes.sac import SACConfig
+from rlsync.recipes.settings import PPOConfig, RecipeConfig
 from rlsync.recipes.spaces import Spaces
+from rlsync.recipes.td3 import TD3Config
 from rlsync.torchrl_plugin.compat.trainers import optimizers
 
-UPDATES = {"sac": lambda trainer: sac.pure_update(trainer.loss_module, trainer.optimizer)}
+UPDATES: dict[str, Callable[[Trainer], pure.Update]] = {
+    "sac": lambda t: sac.pure_update(t.loss_module, t.optimizer),
+    "dqn": lambda t: dqn.pure_update(t.loss_module, t.optimizer),
+    "ppo": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
+    "td3": lambda t: td3.pure_update(t.loss_module, t.optimization_stepper, t.target_net_updater),
+}
+SETTINGS: dict[str, type[RecipeConfig]] = {
+    "dqn": DQNConfig,
+    "ppo": PPOConfig,
+    "sac": SACConfig,
+    "td3": TD3Config,
+}
 every_recipe = pytest.mark.parametrize("name", list(UPDATES))
 CLIP_NORM = 5.0
 
@@ -39,29 +55,51 @@ class Drawn:
 
     def __post_init__(self) -> None:
         draw = random.Random(self.seed)
-        self.features, self.actions = draw.randint(1, 6), draw.randint(1, 4)
+        self.features, self.actions = draw.randint(1, 6), draw.randint(1, 4) + self.discrete
         self.rows = draw.choice([1, 7, 32])
         self.low, self.high = draw.choice([(-1.0, 1.0), (-2.0, 2.0), (0.0, 3.0)])
         self.weighed, self.steps = draw.random() < 0.4, draw.random() < 0.4
         self.keys: dict[str, Any] = {
             "hidden": [draw.choice([4, 16]) for _ in range(draw.randint(1, 3))],
-            "normalize": NormalizeConfig(observations=draw.random() < 0.4, clip=1.5),
             "gamma": draw.choice([0.9, 0.99]),
         }
+        if self.name != "ppo":
+            self.keys["normalize"] = NormalizeConfig(observations=draw.random() < 0.4, clip=1.5)
+
+    @property
+    def discrete(self) -> bool:
+        return self.name in ("dqn", "ppo")
 
     @property
     def spaces(self) -> Spaces:
-        return Spaces(self.features, self.actions, Bounded(self.low, self.high, (self.actions,)), None)
+        box = Bounded(self.low, self.high, (self.actions,))
+        return Spaces(self.features, self.actions, OneHot(self.actions) if self.discrete else box, None)
 
     def trainer(self) -> Trainer:
         """The recipe's loss, optimizers and targets in a trainer without workers; the same each time."""
         torch.manual_seed(self.seed)
-        settings = SACConfig(**self.keys, alpha_init=0.3)
-        loss = sac.make_loss(settings, self.spaces)
+        settings = SETTINGS[self.name](**self.keys)
+        if isinstance(settings, DQNConfig):
+            settings.double = self.seed % 2 == 0
+            loss = dqn.make_loss(settings, self.spaces, dqn.make_policy(settings, self.spaces)[0])
+        elif isinstance(settings, PPOConfig):
+            settings.entropy_coeff = 0.1 * (self.seed % 2)
+            loss = ppo.make_loss(settings, self.spaces)
+        else:
+            loss = (sac if self.name == "sac" else td3).make_loss(settings, self.spaces)
         loss.to(self.dtype)
-        if settings.normalize.observations:
+        if isinstance(settings, OffPolicyConfig) and settings.normalize.observations:
             write_statistics(loss, *torch.rand(2, self.features, dtype=self.dtype) + 0.5)
-        target = pure.SoftTargets(loss, tau=0.1)
+        if self.name == "ppo":
+            return made(loss, optimizer=optim.Adam(loss.parameters(), lr=settings.lr, eps=1e-5))
+        if self.name == "dqn":
+            target = dqn.CopyEvery(loss, value_network_update_interval=5)
+        else:
+            target = pure.SoftTargets(loss, tau=0.1)
+        if self.name == "td3":
+            return made(
+                loss, target_net_updater=target, optimization_stepper=td3.make_stepper(settings, loss, target)
+            )
         optimizer = optim.Adam(loss.parameters(), lr=settings.lr, fused=True)
         trainer = made(loss, optimizer=optimizer)
         trainer.register_op("post_optim", TargetNetUpdaterHook(target))
@@ -75,10 +113,12 @@ class Drawn:
             return torch.randn(self.rows, *shape, generator=draw, dtype=self.dtype)
 
         terminated, truncated = normal(1) > 1, normal(1) > 1
-        half = (self.high - self.low) / 2
+        action = self.low + (self.high - self.low) / 2 * (1 + normal(self.actions).tanh())
+        if self.discrete:
+            action = torch.eye(self.actions, dtype=torch.int64)[action.argmax(-1)]
         rows: dict[str, Any] = {
             "observation": normal(self.features),
-            "action": self.low + half * (1 + normal(self.actions).tanh()),
+            "action": action,
             "next": {
                 "observation": normal(self.features),
                 "reward": normal(1),
@@ -87,6 +127,10 @@ class Drawn:
                 "truncated": truncated,
             },
         }
+        if self.name == "ppo":
+            log_prob = -normal().abs()
+            rows |= {"action_log_prob": log_prob, "advantage": normal(1), "value_target": normal(1)}
+            return TensorDict(rows, [self.rows])
         if self.weighed:
             rows["priority_weight"] = normal().abs()
         if self.steps:

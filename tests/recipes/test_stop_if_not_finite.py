@@ -85,7 +85,7 @@ def test_dqn_stops_too_and_writes_nothing_where_there_is_no_run_folder() -> None
     assert error.cure == "no step was made; the weights are those of before"
 
 
-def test_an_infinite_loss_that_the_stepper_of_td3_computes_by_itself_stops_the_run() -> None:
+def test_an_infinite_loss_of_td3_stops_the_run() -> None:
     """Its gradient is finite, and clipping makes zeros of it."""
     trainer = built(small("td3"))
     before: list[list[Tensor]] = []
@@ -99,7 +99,7 @@ def test_an_infinite_loss_that_the_stepper_of_td3_computes_by_itself_stops_the_r
     trainer.register_op("process_optim_batch", spoil)
     error = stopped(trainer)
     assert len(before) == 3
-    assert error.what == "the loss 'value_loss' is inf"
+    assert error.what == "the loss 'loss_qvalue' is inf"
     assert error.where == "optimizer step 3, after 128 frames"
     assert all(torch.equal(*pair) for pair in zip(weights(trainer), before[2], strict=True))
 

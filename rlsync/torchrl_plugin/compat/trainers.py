@@ -17,9 +17,11 @@ from torch import nn
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import AsyncBatchedCollector, Collector
 from torchrl.collectors._multi_base import MultiCollector
+from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
 from torchrl.objectives.common import _updater_check_forward_prehook
-from torchrl.trainers import OptimizationStepper, Trainer, TrainerHookBase
+from torchrl.trainers import OptimizationStepper, ReplayBufferTrainer, Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
+from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import POLICY
@@ -196,6 +198,16 @@ def stock_step(
     return trainer._optimizer_hook(trainer._process_loss_hook(batch, losses))
 
 
+def is_actors_turn(stepper: TD3OptimizationStepper) -> bool:
+    """Count an update of TD3; whether it is one of the actor, too. Until the stepper has a method for it."""
+    stepper._update_counter += 1
+    return stepper._update_counter % stepper.policy_update_delay == 0
+
+
+#: Samplers without priorities.
+_ALIKE = (RandomSampler, SamplerWithoutReplacement)
+
+
 def own_step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[object, Callable[..., object]]]:
     """The functions of rlsync that an optimizer calls before a step, each behind its owner."""
     return [(_owner(hook), hook) for hook in optimizer._optimizer_step_pre_hooks.values() if _ours(hook)]
@@ -205,9 +217,11 @@ def foreign_hand(
     trainer: Trainer, optimizers: Iterable[torch.optim.Optimizer], networks: Iterable[nn.Module]
 ) -> str | None:
     """What somebody else has hung on losses, gradients or steps, in words; None if nobody has."""
-    for stage in ("post_loss", "process_loss"):
-        if getattr(trainer, f"_{stage}_ops"):
-            return f"an operation is registered at {stage}"
+    for op, _ in [*trainer._post_loss_ops, *trainer._process_loss_ops]:
+        owner = _owner(_unwrapped(op))
+        samples_alike = isinstance(owner, ReplayBufferTrainer) and type(owner.replay_buffer.sampler) in _ALIKE
+        if not samples_alike:  # which has no priorities to update
+            return f"{type(owner).__name__} is registered at post_loss or process_loss"
     for optimizer in optimizers:
         hooks = [
             *optimizer._optimizer_step_pre_hooks.values(),
