@@ -178,7 +178,7 @@ def test_frames_that_started_workers_write_to_a_replay_buffer_are_never_torn_or_
     census.assert_clean()
 
 
-@pytest.mark.usefixtures("spawn_workers")
+@pytest.mark.processes
 def test_three_destinations_on_one_board_show_one_version_in_every_frame() -> None:
     policy, buffer, board = make_canary(), _make_buffer(), WeightBoard()
     schemes = {path: board.scheme() for path in MAP}

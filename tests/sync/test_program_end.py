@@ -117,7 +117,7 @@ from tests.tools.parts import make_policy, make_workers
 
 def test_left_open():
     global collector
-    collector = make_workers(MultiSyncCollector, make_policy(), schemes={"policy": BoardScheme()})
+    collector = make_workers(MultiSyncCollector, make_policy(), workers=1, schemes={"policy": BoardScheme()})
     raise ValueError("a mistake in the script")
 """
 OF_A_SCRIPT = """
@@ -166,7 +166,7 @@ def test_an_interactive_interpreter_keeps_its_workers_until_it_is_left(
     status, said = run_by_python(sessions, "-i", str(file), typed=ALIVE)
     assert status == 0
     assert "ValueError: a mistake in the script" in said
-    assert "alive [True, True]" in said
+    assert "alive [True]" in said
 
 
 @pytest.mark.seconds

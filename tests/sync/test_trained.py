@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,10 +15,10 @@ from torchrl.trainers import Trainer
 
 from rlsync import Source, SyncWeights, resolve
 from rlsync.cli.doctor import findings_of
+from rlsync.cli.main import main
 from rlsync.tensors.device import Covered
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.tools.parts import make_a2c_loss, make_collector, make_critic, make_policy, make_sac_loss
-from tests.tools.parts.programs import run_program
 
 ACTOR = "loss_module.actor_network"
 #: The two layers of the policy's network.
@@ -189,9 +188,8 @@ def make_explained() -> Trainer:
     return trainer
 
 
-@pytest.mark.seconds
-def test_explain_prints_what_is_frozen(tmp_path: Path) -> None:
-    done = run_program("rlsync", "explain", f"{__file__}:make_explained", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.usefixtures("forked_builds")
+def test_explain_prints_what_is_frozen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{__file__}:make_explained"]) == 0
     line = f"frozen     sent, and in no optimizer: policy.{FIRST}.weight, policy.{FIRST}.bias"
-    assert line in done.stdout.splitlines()
+    assert line in capsys.readouterr().out.splitlines()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,13 @@ from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.rules import keyed
 from rlsync.workers.cluster.transition_collector import TransitionCollector
 from rlsync.workers.player import Player, materialised
-from tests.tools.parts.ray_cluster import cluster_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("one_node"),
+]
 
 WORKERS, FRAMES = 2, 64
 EVERY_STEP = WhenConfig(every=1, unit="optim_steps")
@@ -53,13 +56,6 @@ VALUE_GREEDY = [
 
 #: The spread of the observations, in the network of a worker.
 STD = "module.0.module.0.module.observations.std"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_ray() -> Iterator[None]:
-    alike = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "_system_config": {"worker_niceness": 0}}
-    with cluster_of(1, **alike):
-        yield
 
 
 def config(recipe: RecipeConfig, env: str, kind: str, sync: SyncConfig, num_envs: int = 1) -> Config:

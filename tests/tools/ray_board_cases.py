@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,19 +35,13 @@ from tests.tools.parts import (
     make_small_canary,
     make_workers,
 )
-from tests.tools.ray_cases import STAMPED, make_actors, one_ray
+from tests.tools.ray_cases import STAMPED, make_actors
 from tests.tools.running import ACTOR, Witness, in_three_lines
 from tests.torchrl_plugin.test_distributed_collectors import CANARY, ended, with_canary
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_ray")]
 
 LONG_S = 120.0  # for what takes a second on a machine that has nothing else to do
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_ray() -> Iterator[None]:
-    with one_ray():
-        yield
 
 
 def test_actors_with_boards_never_act_with_a_torn_or_a_misnamed_version() -> None:

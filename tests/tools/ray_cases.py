@@ -45,13 +45,13 @@ from tests.torchrl_plugin.test_distributed_collectors import (
     with_canary,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_ray")]
 
 STAMPED = {"track_policy_version": True}
 
 
 @contextmanager
-def one_ray() -> Iterator[None]:
+def own_ray() -> Iterator[None]:
     """A Ray of this process's own."""
     folder = tempfile.mkdtemp(prefix="ray")  # short: Ray puts sockets there
     in_time(
@@ -70,12 +70,6 @@ def one_ray() -> Iterator[None]:
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_ray() -> Iterator[None]:
-    with one_ray():
-        yield
 
 
 def make_actors(

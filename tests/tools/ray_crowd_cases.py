@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,19 +12,13 @@ from rlsync import BoundStaleness, Every, NodeBoardScheme, RayBoardScheme, SyncW
 from tests.laws.test_canary import FEW_VERSIONS, Learner, make_canary
 from tests.tools.parts import make_policy, make_ppo_trainer
 from tests.tools.ray_board_cases import collect_until
-from tests.tools.ray_cases import STAMPED, make_actors, one_ray
+from tests.tools.ray_cases import STAMPED, make_actors
 from tests.tools.running import ACTOR, Witness
 from tests.torchrl_plugin.test_distributed_collectors import ended
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("one_ray")]
 
 WORKERS = 2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_ray() -> Iterator[None]:
-    with one_ray():
-        yield
 
 
 @pytest.mark.one_case

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,23 +24,20 @@ from rlsync.workers.cluster.collector import ClusterCollector
 from tests.tools.cluster_recipe_cases import VALUE_GREEDY
 from tests.tools.parts import hanging
 from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
-from tests.tools.parts.ray_cluster import cluster_of
 from tests.tools.parts.stopping import stopped_run
 from tests.torchrl_plugin.test_stop import saved_frames
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("one_node"),
+]
 
 WITHIN_S, FOR_EVER = 1.0, 10**9
 
 #: Beyond the deadline: workers have 5 s to leave, their agent 5 s more to answer, and this machine is loaded.
 GONE_WITHIN_S = 40.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_ray() -> Iterator[None]:
-    alike = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "_system_config": {"worker_niceness": 0}}
-    with cluster_of(1, **alike):
-        yield
 
 
 def config(recipe: str, run_dir: Path, flag: Path) -> Config:

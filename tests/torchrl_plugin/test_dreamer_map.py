@@ -162,7 +162,7 @@ def test_a_wrapped_player_is_looked_into() -> None:
     assert [path.split(".module", 1)[0] for path in found] == ["policy.player"] * 4
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("forked_builds")
 def test_a_map_that_the_helper_made_is_explained_with_its_short_paths(tmp_path, capsys) -> None:
     file = tmp_path / "train.py"
     file.write_text(PROGRAM)

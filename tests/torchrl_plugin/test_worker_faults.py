@@ -5,12 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,10 +31,10 @@ from tests.tools.parts import (
     stopped,
     wait_until,
 )
-from tests.tools.parts.programs import fresh_python
+from tests.tools.parts.programs import Program, fresh_python
 from tests.tools.running import in_three_lines, on_a_board, values
 
-SOON_S = 10.0
+SOON_S = 60.0
 PUSHES = 200
 
 
@@ -126,12 +125,12 @@ def _learn_for_ever(start_method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.one_case
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_no_process_is_left_when_the_learner_is_killed(start_method: str) -> None:
+def test_no_process_is_left_when_the_learner_is_killed(start_method: str, tmp_path: Path) -> None:
+    script = tmp_path / "learner.py"
     code = "from tests.torchrl_plugin.test_worker_faults import _learn_for_ever as learn\n"
-    code += f"if __name__ == '__main__': learn({start_method!r})"
-    learner = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    script.write_text(f"{code}if __name__ == '__main__': learn({start_method!r})")
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    learner = Program(str(script), cwd=tmp_path, env=env, start_method=start_method)
     family: set[int] = set()
     try:
         words = learner.stdout.readline().split()
@@ -147,6 +146,7 @@ def test_no_process_is_left_when_the_learner_is_killed(start_method: str) -> Non
         learner.kill()
         learner.wait(SOON_S)
         learner.stdout.close()
+        learner.stderr.close()
         for pid in family:
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)

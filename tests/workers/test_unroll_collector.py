@@ -7,8 +7,6 @@ import itertools
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,6 +48,7 @@ from rlsync.sync.sample import Judgement
 from rlsync.workers.player import Playable, Player
 from tests.conftest import LeakCheck
 from tests.tools.parts.processes import child_pids, is_alive, kill, open_fds, stopped, wait_until
+from tests.tools.parts.programs import Program
 from tests.tools.running import in_three_lines
 from tests.workers.test_envs import LADDER, Ladder
 
@@ -724,11 +723,9 @@ def test_no_worker_survives_a_learner_that_is_killed(method: str, how: str, tmp_
     script = tmp_path / "learner.py"
     script.write_text(LEARNER)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    learner = subprocess.Popen(
-        [sys.executable, str(script), method, how], stdout=subprocess.PIPE, text=True, env=environment
-    )
+    own = "fork" if method == "fork" else "spawn"  # with "fork" it would have no fork server
+    learner = Program(str(script), method, how, cwd=tmp_path, env=environment, start_method=own)
     try:
-        assert learner.stdout is not None
         pids = {int(pid) for pid in learner.stdout.readline().split()}
         assert len(pids) == 2
         assert all(map(is_alive, pids))
@@ -737,7 +734,9 @@ def test_no_worker_survives_a_learner_that_is_killed(method: str, how: str, tmp_
         assert wait_until(lambda: not any(map(is_alive, family)), WAIT_S), "they end by themselves"
     finally:
         learner.kill()
-        learner.communicate(timeout=WAIT_S)
+        learner.wait(WAIT_S)
+        learner.stdout.close()
+        learner.stderr.close()
 
 
 @pytest.mark.processes

@@ -45,9 +45,9 @@ def _boards_on_nodes() -> dict[str, Any]:
 
 @contextmanager
 def _actors(options: dict[str, Any], policy: CanaryPolicy) -> Iterator[BaseCollector]:
-    from tests.tools.ray_cases import STAMPED, make_actors, one_ray
+    from tests.tools.ray_cases import STAMPED, make_actors, own_ray
 
-    with one_ray(), ended(make_actors(policy, STAMPED, **options)) as collector:
+    with own_ray(), ended(make_actors(policy, STAMPED, **options)) as collector:
         yield collector
 
 
