@@ -223,11 +223,8 @@ class SyncPlan:
         if idle:
             yield IdleLeaves(*_idle(idle, f"{where}, {len(idle)} parameters"))
         if drops := [f"{name} {how}" for name, how in self.differs.items() if name.endswith(DROPS)]:
-            yield DropoutDiffers(
-                listed(drops, _NAMES_IN_SUMMARY),
-                where,
-                "call train() or eval() on both modules, and give both the same p",
-            )
+            cure = "call train() or eval() on both modules, and give both the same p"
+            yield DropoutDiffers(listed(drops, _NAMES_IN_SUMMARY), where, cure)
 
     def _layout_error(self, bad: tuple[Row, ...]) -> SyncMapError:
         first = bad[0]

@@ -77,7 +77,7 @@ class Acting:
         idle: dict[str, dict[str, None]] = {}
         unknown: dict[str, str] = {}
         owned: dict[str, None] = {}
-        settings: dict[str, dict[str, str]] = {}
+        settings: dict[str, dict[str, dict[str, None]]] = {}
         by_copy = True
         for worker in workers:
             for destination, names in worker.idle.items():
@@ -86,12 +86,11 @@ class Acting:
             owned |= dict.fromkeys(worker.owned)
             by_copy = by_copy and (worker.by_copy or not worker.idle)
             for destination, texts in worker.settings.items():
-                known = settings.setdefault(destination, dict(texts))
-                known |= {
-                    p: f"{known[p]} or {t}" for p, t in texts.items() if t not in known[p].split(" or ")
-                }
+                for path, text in texts.items():
+                    settings.setdefault(destination, {}).setdefault(path, {})[text] = None
         one = {d: tuple(names) for d, names in idle.items()}
-        return cls(one, unknown, tuple(owned), bool(idle) and by_copy, settings)
+        each = {d: {path: " or ".join(texts) for path, texts in of.items()} for d, of in settings.items()}
+        return cls(one, unknown, tuple(owned), bool(idle) and by_copy, each)
 
 
 def _speaking(call: Call, policy: nn.Module) -> Call:

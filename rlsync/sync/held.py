@@ -31,19 +31,16 @@ def own_shared_memory(acts: object, name: str) -> list[str]:
     leaves = set()
     if isinstance(acts, nn.Module):
         leaves = {id(tensor) for tensor in (*acts.parameters(), *acts.buffers())}
-    memory: dict[int, Tensor] = {}
+    memory: dict[int, torch.UntypedStorage] = {}
     copied = []
     for path, tensor in tensors_of(acts, name):
         if id(tensor) in leaves or not tensor.is_cpu or not tensor.numel() or not tensor.is_shared():
             continue
         storage = tensor.untyped_storage()
-        whole = memory.setdefault(storage.data_ptr(), torch.empty(0))
-        if not whole.numel():
-            whole = memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage.clone())
-        own = torch.empty(0, dtype=tensor.dtype).set_(
-            whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
-        tensor.data = own
+        if storage.data_ptr() not in memory:
+            memory[storage.data_ptr()] = storage.clone()
+        place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        tensor.data = torch.empty(0, dtype=tensor.dtype).set_(memory[storage.data_ptr()], *place)
         copied.append(path)
     return copied
 

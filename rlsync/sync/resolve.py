@@ -283,16 +283,10 @@ def plan_of(bound: list[BoundRoute], endpoint: Endpoint) -> SyncPlan:
     }
     rows = [_row(b, c, acting) for b in bound for c in b.comparisons]
     routes = tuple(b.route for b in bound)
-    through_host = endpoint.publisher.transport.through_host
+    host = endpoint.publisher.transport.through_host
     notes = (*endpoint.notes, *acting.remarks())
-    return SyncPlan(
-        routes,
-        tuple(rows),
-        endpoint.description,
-        notes=notes,
-        differs=differs,
-        through_host=through_host,
-    )
+    how = endpoint.description
+    return SyncPlan(routes, tuple(rows), how, notes=notes, differs=differs, through_host=host)
 
 
 def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, training: Training) -> SyncPlan:

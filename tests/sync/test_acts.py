@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
 
 from rlsync.sync.acts import Acting, Call, examined, mid_episode, undisturbed
 from tests.tools.parts.acting import Functional, Packed, Spare, Twin
@@ -16,6 +19,34 @@ from tests.tools.parts.acting import Functional, Packed, Spare, Twin
 
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+class Cured(nn.Module):
+    """Makes what it computes with at each call, as the page of silent syncs advises."""
+
+    def __init__(self, compute: Callable[[nn.ModuleList, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.nets, self.compute = nn.ModuleList([mlp(), mlp()]), compute
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compute(self.nets, x)
+
+
+def functional(nets: nn.ModuleList, x: Tensor) -> Tensor:
+    return sum(functional_call(net, dict(net.named_parameters()), (x,)) for net in nets)
+
+
+def stacked(nets: nn.ModuleList, x: Tensor) -> Tensor:
+    base = copy.deepcopy(nets[0])
+    return vmap(lambda held: functional_call(base, held, (x,)))(stack_module_state(list(nets))[0])
+
+
+def quantised(nets: nn.ModuleList, x: Tensor) -> Tensor:
+    def rounded(layer: nn.Linear, x: Tensor) -> Tensor:
+        scale = layer.weight.abs().max() / 127
+        return nn.functional.linear(x, (layer.weight / scale).round() * scale, layer.bias)
+
+    return sum(rounded(net[2], net[1](rounded(net[0], x))) for net in nets)
 
 
 class Choice(nn.Module):
@@ -81,6 +112,8 @@ def of(module: nn.Module, *, alias: bool = True) -> Acting:
         lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2)).eval(),
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
         lambda: mlp().bfloat16().float(),
+        lambda: torch.jit.trace(mlp(), torch.zeros(3, 4)),
+        *(partial(Cured, compute) for compute in (functional, stacked, quantised)),
     ],
 )
 def test_a_policy_that_computes_with_its_leaves_raises_no_alarm(

@@ -137,8 +137,10 @@ def policy_of(collector: object) -> nn.Module | None:
     return policy if isinstance(policy, nn.Module) else None
 
 
+Change = Callable[[TensorDictBase], TensorDictBase]
+
 #: Calls a policy on its next input, as its argument changes it. Returns the input and the output.
-PolicyCall = Callable[[Callable[[TensorDictBase], TensorDictBase]], tuple[TensorDictBase, TensorDictBase]]
+PolicyCall = Callable[[Change], tuple[TensorDictBase, TensorDictBase]]
 
 
 def policy_call(collector: Collector) -> PolicyCall | str:
@@ -153,9 +155,7 @@ def policy_call(collector: Collector) -> PolicyCall | str:
         return "the policy is recorded as a CUDA graph"
     policy = collector._wrapped_policy
 
-    def call(
-        change: Callable[[TensorDictBase], TensorDictBase],
-    ) -> tuple[TensorDictBase, TensorDictBase]:
+    def call(change: Change) -> tuple[TensorDictBase, TensorDictBase]:
         given = change(collector._carrier.clone())
         if collector._cast_to_policy_device and collector.policy_device is not None:
             given = given.to(collector.policy_device)

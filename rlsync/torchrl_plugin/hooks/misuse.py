@@ -99,21 +99,20 @@ def is_fed(trainer: Trainer, collector: object) -> bool:
 
 
 def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], object]) -> None:
-    """Warn if the first batch of a collector was used by a trainer, of which nothing publishes to it.
+    """Warn if a trainer has used the first batch of a collector, and nothing publishes to it.
 
-    A loop of the user's own is warned when it has learned from several batches, for it may publish now and
-    then. ``what`` says what is wrong then. ``publishes()`` is something else after each publish.
+    A loop without a Trainer is warned when it has learned from several batches: it may publish now and then.
+    ``what`` says what is wrong then. ``publishes()`` is something else after each publish.
     """
-    first: list[object] = []  # what publishes() was before each batch
-    batches, done = 0, False
+    first, batches, done = None, 0, False
 
     @contextmanager
     def batch() -> Iterator[None]:
-        nonlocal batches, done
+        nonlocal first, batches, done
         if done:
             yield
             return
-        first.append(publishes())
+        first = publishes() if first is None else first
         steps: list[object] = []
         watch = register_optimizer_step_post_hook(lambda *_: steps.append(None))
         try:
@@ -122,7 +121,7 @@ def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], 
             watch.remove()
         trainer = trainers.training_now()
         batches += bool(steps)
-        fed = publishes() != first[0] or (trainer is not None and is_fed(trainer, collector))
+        fed = publishes() != first or (trainer is not None and is_fed(trainer, collector))
         done = fed or trainer is not None or batches == _PATIENCE
         if done and not fed:
             loop = "a loop without a Trainer" if trainer is None else type(trainer).__name__
