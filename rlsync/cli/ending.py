@@ -17,10 +17,11 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
 from rlsync import Stop, SyncWeights
-from rlsync.cli.main import EXIT_FAILED, exit_status
+from rlsync.cli.main import EXIT_FAILED, drop_unread, exit_status
 from rlsync.cli.status import Ended, at, begin
 from rlsync.core.errors import NotFinite, RlsyncError
 from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.sync.families import end_group
 from rlsync.torchrl_plugin.ending.last_checkpoint import LastCheckpoint, save_before_the_end
 
 
@@ -68,6 +69,7 @@ class Ending:
             if not unless(error):
                 assert self._trainer is not None
                 self.tell(save_before_the_end(self._trainer))
+                self._written(error)  # Ray may end this process before it has shut down
             raise
 
     def tell(self, saved: LastCheckpoint) -> None:
@@ -97,8 +99,9 @@ class Ending:
         ).write(self._run_dir)
 
 
-#: The signals that end a run in good order.
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: The signals that end a run in good order: Ctrl-C, Ctrl-\\, a closed terminal, and what schedulers send.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+SIGNALS = tuple(map(signal.Signals.__getitem__, _NAMES))
 
 #: In the pipe of signal numbers: there come no more.
 _END = 0
@@ -110,7 +113,9 @@ def status_after(number: int) -> int:
 
 
 class Interrupts:
-    """Inside :meth:`caught`, SIGINT and SIGTERM call the attached stop. A second one kills all.
+    """Inside :meth:`caught`, :data:`SIGNALS` call the attached stop. A second one kills all, but not SIGHUP:
+    a shell and the kernel may both send it, and systemd sends it right after SIGTERM. A SIGHUP that is
+    ignored, as under ``nohup``, stays so.
 
     A separate thread watches for the signals. So it works even while the main thread waits for a worker in
     a call that Python cannot interrupt.
@@ -123,14 +128,16 @@ class Interrupts:
     @classmethod
     @contextmanager
     def caught(cls) -> Iterator[Interrupts]:
-        """Inside, both signals are caught; afterwards they do what they did before."""
+        """Inside, the signals are caught; afterwards they do what they did before."""
         it = cls()
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
         thread = threading.Thread(target=it._watch, args=(read_fd,), name="rlsync-ctrl-c", daemon=True)
         thread.start()
         fd_before = signal.set_wakeup_fd(write_fd)
-        before = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        caught = [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
+        before = {number: signal.signal(number, lambda number, frame: None) for number in caught}
         try:
             yield it
         finally:
@@ -146,13 +153,13 @@ class Interrupts:
     def held(self) -> Iterator[None]:
         """Processes started inside never receive these signals, because they inherit what this thread blocks.
 
-        A terminal sends Ctrl-C to all processes of a run, and so does a job scheduler with SIGTERM. Workers
-        that die of it would take the last iteration with them. Ignoring the signals would protect workers,
-        too, but one that comes during that time would be lost for this process. The watching thread does not
-        block them, so it receives it.
+        A job scheduler sends SIGTERM to all processes of a job. Workers that die of it would take the last
+        iteration with them. Ignoring the signals would protect workers, too, but one that comes during that
+        time would be lost for this process. The watching thread does not block them, so it receives it.
         """
-        resource_tracker.ensure_running()  # start it first: its start unblocks both
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # its start unblocks some
         try:
             yield
         finally:
@@ -178,10 +185,13 @@ class Interrupts:
                     self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if self.signal is not None and number == signal.SIGHUP:
+            return
         if self.signal is not None:
             kill_everything(status_after(number))
         self.signal = number
         again = "Ctrl-C again" if number == signal.SIGINT else f"{number.name} again"
+        drop_unread()  # the terminal may be closed
         os.write(2, f"\nstopping after this iteration; {again} to kill\n".encode())
         if self._stop is not None:
             self._stop("interrupted")
@@ -191,7 +201,7 @@ def kill_everything(status: int) -> None:
     """Kill all processes that this process started, and end it with this exit status."""
     children = multiprocessing.active_children()
     for child in children:
-        child.kill()
+        end_group(child.pid)
     for child in children:
         child.join(timeout=1.0)
     os._exit(status)

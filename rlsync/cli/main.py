@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from shutil import disk_usage
 
 from rlsync import __version__
-from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError
+from rlsync.core.errors import ConfigError, RlsyncError, SyncMapError, first_line
 from rlsync.core.path import did_you_mean, nearest_name
 
 #: verb -> what it does, in one line; the verb's module has the same name and a ``main(arguments)``.
@@ -46,6 +49,7 @@ def usage() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb with these arguments, by default this process's, and return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
     try:
         with output_read():
             return _run(words)
@@ -100,24 +104,81 @@ class Unread(RlsyncError):
     """Nobody reads the standard output any more."""
 
 
+class Refused(RlsyncError):
+    """The machine refuses what is asked of it."""
+
+
+#: What a user can do about errors of the machine, by their numbers.
+_CURES = {
+    errno.ENOSPC: "free some space there; a container has little of /dev/shm (docker run --shm-size=1g)",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EMFILE: "allow more open files (ulimit -n 1024)",
+    **dict.fromkeys((errno.EROFS, errno.EACCES), "name a folder that you may write to, with run_dir=FOLDER"),
+    **dict.fromkeys(
+        (errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+        "there is a file where a folder has to be, or the other way round: move it away",
+    ),
+}
+
+
+def refused(error: BaseException | None, run: Path) -> Refused | None:
+    """The same error of a ``run`` in three lines; None if it is not the machine's, but a program's."""
+    while error is not None:  # libraries wrap it, and torch tells of a full disk in words alone
+        full = isinstance(error, RuntimeError) and os.strerror(errno.ENOSPC) in str(error)
+        number = error.errno if isinstance(error, OSError) else errno.ENOSPC if full else None
+        if number == errno.ENOENT and not run.is_dir():
+            return Refused(
+                "the folder of the run is gone", str(run), "leave it there until the run has ended"
+            )
+        if number in _CURES:
+            named = error.filename if isinstance(error, OSError) else first_line(error)
+            places = [at for at in (str(run), "/tmp", "/dev/shm") if disk_usage(at).free < 1 << 20]
+            return Refused(os.strerror(number), str(named or ", ".join(places)), _CURES[number])
+        error = error.__cause__ or error.__context__
+    return None
+
+
 @contextmanager
-def output_read() -> Iterator[None]:
-    """Inside, what is printed has a reader until the end, unlike in ``rlsync status RUN | head -1``."""
+def output_read(run: Path = Path()) -> Iterator[None]:
+    """Inside, what is printed has a reader until the end, unlike in ``rlsync status RUN | head -1``; and what
+    the machine refuses, for example to a ``run``, is told in three lines.
+    """
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError as error:
-        if _has_reader():  # it was another pipe
+    except RlsyncError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and 1 in drop_unread():
+            what, cure = "nobody reads the output any more", "write it to a file, and read that"
+            raise Unread(what, "standard output", cure) from error
+        told = refused(error, run)
+        if told is None:
             raise
-        # What is printed from here on is dropped: Python would complain about it once more at its exit.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
-        what, cure = "nobody reads the output any more", "write it to a file, and read that"
-        raise Unread(what, "standard output", cure) from error
+        raise told from error
 
 
-def _has_reader() -> bool:
+def drop_unread() -> list[int]:
+    """Drop what is printed from here on where nobody reads it: in a pipe without a reader, or a terminal
+    that was closed. Returns which of the descriptors of standard output and standard error these are.
+    """
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return not any(event & select.POLLERR for _, event in poll.poll(0))
+    for number in (1, 2):
+        poll.register(number, 0)
+    unread = [number for number, event in poll.poll(0) if event & select.POLLERR]
+    for number in unread:  # Python would complain about it once more at its exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+    return unread
+
+
+def _open_streams() -> None:
+    """Open the standard streams that were closed, so that no file of a run gets their descriptors."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    nowhere = Path(os.devnull)
+    sys.stdin = sys.stdin or nowhere.open()
+    sys.stdout = sys.stdout or nowhere.open("w")
+    sys.stderr = sys.stderr or nowhere.open("w")

@@ -84,7 +84,7 @@ examples:
   rlsync check ...                     lists all that is wrong with the same words, runs nothing
 
 exit status: 0 the run ended well, 1 it failed, 2 a wrong command line or config,
-130 after Ctrl-C, 141 if nobody reads the output any more, 143 after SIGTERM"""
+130 after Ctrl-C, 141 if nobody reads the output any more, 128 and its number after another signal"""
 
 
 def run_job(line: CommandLine, jobs: list[Job]) -> None:
@@ -106,7 +106,7 @@ def run_job(line: CommandLine, jobs: list[Job]) -> None:
 
 def train_job(job: Job) -> int:
     """Build, resume if asked, train, and say how it went; ``rlsync status`` reads it from the run's folder.
-    Returns 0; 130 after Ctrl-C, 143 after SIGTERM.
+    Returns 0, or 128 and the number of the signal that ended it.
     """
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
@@ -116,7 +116,10 @@ def train_job(job: Job) -> int:
     if not goes_on:
         OmegaConf.save(config, run_dir / RESOLVED)
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
-    with Interrupts.caught() as interrupts, Ending.of(run_dir) as ending, output_read():
+    told = (
+        output_read  # inside, for what ended.json says; outside, because it may not be possible to write it
+    )
+    with told(run_dir), Interrupts.caught() as interrupts, Ending.of(run_dir) as ending, told(run_dir):
         with interrupts.held():
             trainer = job.build()
         with shut_down(trainer):

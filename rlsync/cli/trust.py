@@ -153,12 +153,13 @@ def config_in(file: Path) -> DictConfig:
     cure = "use the rlsync that wrote it"
     try:
         found = OmegaConf.load(file)
-    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
+        texts = list(_texts(OmegaConf.to_container(found, resolve=False)))
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         what = f"cannot read the run's configuration: {first_line(error)}"
         raise ConfigError(what, str(file), cure) from error
     if not isinstance(found, DictConfig):
         raise ConfigError("cannot read the run's configuration: it is no mapping", str(file), cure)
-    for text in _texts(OmegaConf.to_container(found, resolve=False)):
+    for text in texts:
         if "${" in text or text != printable(text):
             what = f"a run's configuration has values alone, and this one has {text!r}"
             raise ConfigError(what, str(file), "write the value there")

@@ -131,7 +131,7 @@ def _next_segment(text: str, at: int, *, first: bool) -> tuple[Segment, int]:
     if not first and (digits := _DIGITS.match(text, at)):
         return Index(int(digits.group())), digits.end()
     end = at
-    while end < len(text) and text[at : end + 1].isidentifier():
+    while end < len(text) and ("_" * (end > at) + text[end]).isidentifier():
         end += 1
     if end == at:
         raise _syntax(text, at, "a name is expected here; quote other keys like ['this']")

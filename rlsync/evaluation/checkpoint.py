@@ -87,7 +87,7 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
         )
     try:
         acting.weights.load_state_dict(best.weights)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{file.name} does not fit the run's configuration: {first_line(error)}",
             str(file),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -14,6 +12,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync.evaluation.process import Evaluated, EvaluationJob, read_evaluations, run_evaluator
+from rlsync.sync.families import end_group, start_process
 from rlsync.sync.processes import ending
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
@@ -35,16 +34,13 @@ class Evaluator(TrainerHookBase):
 
     def __init__(self, job: EvaluationJob, start_method: str = "forkserver") -> None:
         blank = replace(job, player=without_memory(job.player))
-        context: Any = get_context(start_method)
         self._file = job.file
         self._read_bytes = self._logged = 0
         self._evaluations: list[Evaluated] = []
         self._target: float | None = None
         self._stop: Callable[[str], object] = lambda why: None
-        self._process: BaseProcess = context.Process(
-            target=run_evaluator, args=(blank,), name="rlsync evaluator", daemon=True
-        )
-        self._process.start()
+        self.evaluations()  # an unreadable file is refused before anything runs
+        self._process = start_process(start_method, run_evaluator, (blank,), "rlsync evaluator")
         self._failed = False
 
     def stop_at(self, target: float | None, stop: Callable[[str], object]) -> None:
@@ -62,6 +58,7 @@ class Evaluator(TrainerHookBase):
     def __call__(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
         if not self._failed and self._process.exitcode is not None:
             self._failed = True
+            end_group(self._process.pid)
             _log.error("the evaluator %s; training goes on without it", ending(self._process.exitcode))
         evaluations = self.evaluations()
         new, self._logged = evaluations[self._logged :], len(evaluations)
@@ -87,9 +84,8 @@ class Evaluator(TrainerHookBase):
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(_LEAVE_WITHIN_S)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
+            end_group(self._process.pid)
+            self._process.join()
 
 
 def board_of(collector: BaseCollector) -> BoardHandle | None:

@@ -11,6 +11,7 @@ import signal
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -95,8 +96,11 @@ def best_in(file: Path) -> Best | None:
     if not file.exists():
         return None
     try:
-        return Best(**torch.load(file, map_location="cpu", weights_only=True))
-    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        best = Best(**torch.load(file, map_location="cpu", weights_only=True))
+        if not (isinstance(best.version, int) and isinstance(best.weights, dict)):
+            raise TypeError("it holds something else")
+        return best
+    except (OSError, RuntimeError, TypeError, ValueError, EOFError, LookupError, UnpicklingError) as error:
         raise ConfigError(
             f"cannot read the best version: {first_line(error)}", str(file), "remove the file"
         ) from error
@@ -105,7 +109,7 @@ def best_in(file: Path) -> Best | None:
 def run_evaluator(job: EvaluationJob) -> None:
     """What the process runs: adopt, play, write, until the learner is gone."""
     prepare_process()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the learner ends this process with it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the learner ends this process with it
     os.nice(_NICE)
     try:
         adopter = adopting(job.board, READER, job.player, job.adopt, job.device)
@@ -163,8 +167,12 @@ def read_evaluations(file: Path) -> list[Evaluated]:
     """The evaluations in a job's file, oldest first; it need not exist yet."""
     if not file.exists():
         return []
-    with file.open(newline="") as opened:
-        return [Evaluated(**_values(row)) for row in csv.DictReader(opened)]
+    try:
+        with file.open(newline="") as opened:
+            return [Evaluated(**_values(row)) for row in csv.DictReader(opened)]
+    except (csv.Error, ValueError, TypeError) as error:
+        what = f"cannot read the evaluations: {first_line(error)}"
+        raise ConfigError(what, str(file), "remove or repair the file") from error
 
 
 def _values(row: dict[str, str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from rlsync.recipes.run_files import BEST_VIDEO
 from rlsync.recipes.settings import IN_PROCESS, LOGGER_PACKAGES, Config
 from rlsync.recipes.sync_settings import map_errors, trigger_errors
 from rlsync.workers.devices import device_named, device_of_each
+
+#: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
+_FILES, _OF_STOCK_WORKER, _OF_WORKER = 64, 20, 1
 
 #: The key of an evaluation's films.
 VIDEO_KEY = "recipe.evaluation.video_every"
@@ -36,6 +40,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from cluster_errors(config)
     yield from in_process_errors(config)
     yield from video_errors(config)
+    yield from file_errors(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
@@ -91,6 +96,17 @@ def more_frames(config: Config) -> str | None:
         way for helps, way, keys in ways if helps and len(list(errors(replace(config, **keys)))) <= before
     )
     return next(fits, None)
+
+
+def file_errors(config: Config) -> Iterator[RlsyncError]:
+    """An error if this process may not open as many files as a run needs: the run would hang somewhere."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    workers = 0 if config.collector.kind == IN_PROCESS else config.workers_per_node
+    needed = _FILES + (_OF_STOCK_WORKER if config.recipe.in_stock_collectors else _OF_WORKER) * workers
+    if 0 <= limit < needed:  # -1: no limit
+        what = f"this process may open {limit} files, and the run needs {needed}"
+        cure = f"allow more with ulimit -n {needed}, or give fewer workers"
+        yield ConfigError(what, f"ulimit -n, collector.num_workers={workers}", cure)
 
 
 def device_errors(config: Config) -> Iterator[RlsyncError]:

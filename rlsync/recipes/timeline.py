@@ -16,6 +16,9 @@ from rlsync.core.trigger import Counters, Trigger
 from rlsync.recipes.settings import Config
 from rlsync.recipes.sync_settings import trigger
 
+#: Of a plan: they are counted one by one, and kept.
+_MOST_ROUNDS = 2_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
@@ -30,8 +33,11 @@ def rounds(config: Config) -> Iterator[Iteration]:
 
     ConfigError if the recipe cannot tell how many optimizer steps follow a batch.
     """
-    recipe, updates = config.recipe, 0
-    for frames in _batches(config):
+    recipe, updates, batches = config.recipe, 0, _batches(config)
+    if batches[_MOST_ROUNDS:]:
+        what = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
+        raise ConfigError(what, f"recipe.total_frames={recipe.total_frames}", "give fewer frames")
+    for frames in batches:
         due = recipe.updates_after(config, frames, updates)
         if due is None:
             raise ConfigError(
@@ -46,7 +52,7 @@ def rounds(config: Config) -> Iterator[Iteration]:
 def _batches(config: Config) -> range:
     """How many frames are collected when a batch arrives, for each batch of a run."""
     per_batch = config.collector.frames_per_batch
-    count = math.ceil(config.recipe.total_frames / per_batch)
+    count = -(-config.recipe.total_frames // per_batch)
     return range(per_batch, (count + 1) * per_batch, per_batch)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -14,6 +13,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from rlsync.sync.acts import Acting
+from rlsync.sync.families import end_at_once
 from rlsync.sync.held import settings_of
 from rlsync.sync.sample import Shadow, sampling
 from rlsync.sync.verification import answering, digests_of
@@ -235,5 +235,5 @@ def _end_with_the_learner(reader: Subscriber) -> None:
     with suppress(OSError, ValueError):  # closed between two looks: this process is leaving
         while not reader.closed:
             if reader.learner_died and not reader.closed:
-                os._exit(1)
+                end_at_once()
             time.sleep(LEARNER_WATCH_S)

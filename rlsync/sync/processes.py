@@ -22,6 +22,7 @@ from weakref import WeakSet
 from torch import nn
 
 from rlsync.core.errors import AdoptionTimeout, RlsyncError, WorkerLost
+from rlsync.sync.families import UNKNOWN, end_group
 
 #: A wait for processes looks this often whether they still live, seconds.
 LOOK_EVERY_S = 0.1
@@ -65,6 +66,8 @@ def ending(exit_code: int) -> str:
         >>> ending(-9), ending(-40), ending(1)
         ('killed by SIGKILL', 'killed by signal 40', 'exited with status 1')
     """
+    if exit_code == UNKNOWN:
+        return f"exited with status {exit_code}, or lost its fork server"
     if exit_code >= 0:
         return f"exited with status {exit_code}"
     names = {int(known): known.name for known in signal.Signals}
@@ -230,7 +233,7 @@ def _end_workers(left: list[WorkerProcesses]) -> None:
     finally:  # also after Ctrl-C
         for process in processes:
             with suppress(ValueError):  # closed: it has ended
-                process.kill()
+                end_group(process.pid)
 
 
 def _processes_of(collector: WorkerProcesses) -> list[BaseProcess]:

@@ -70,6 +70,7 @@ class ServedProcesses(Served):
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
         """Make the workers stamp frames, and log what they print at their start. Called before they start."""
         stamps.turn_on_stamps(self.workers)
+        collectors.lead_groups(self.workers)
         collectors.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
         if isinstance(self.workers, MultiAsyncCollector):
             keep_rollouts(self.workers)
@@ -80,6 +81,7 @@ class ServedProcesses(Served):
 
         WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time.
         """
+        collectors.end_groups(self.workers)
         waits.await_start(self.workers, timeout_s, logs)
 
 

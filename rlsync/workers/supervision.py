@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from typing import Generic, TypeVar
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
+from rlsync.sync.families import end_group
 from rlsync.sync.processes import LOOK_EVERY_S, Silence, await_ready, ending
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.ring.reader import RolloutRing
@@ -161,7 +162,7 @@ class Supervisor:
             raise self.silent()
         for worker in silent:
             self._silenced.add(worker)
-            self.procs[worker].kill()
+            end_group(self.procs[worker].pid)
         return silent
 
     def _start_again(self, worker: int) -> None:
@@ -174,6 +175,7 @@ class Supervisor:
         _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
 
     def _note_end(self, worker: int) -> None:
+        end_group(self.procs[worker].pid)
         pause_s = self._pauses.note_end(worker)
         if pause_s is None:
             end = self._how_it_ended(worker, self._pauses.how_often(worker))
@@ -219,7 +221,7 @@ class Supervisor:
         for process in self.procs:
             process.join(max(0.0, deadline - time.monotonic()))
         _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.terminate, _AFTER_SIGTERM_S)
-        _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.kill, _AFTER_SIGKILL_S)
+        _end_each(self.procs, lambda process: end_group(process.pid), _AFTER_SIGKILL_S)
         for process in self.procs:
             process.close()
         self.procs = []

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import set_forkserver_preload
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError
 from rlsync.sync.acts import examined
 from rlsync.sync.adopter import Adopt, Adopter, Destination
+from rlsync.sync.families import lead_group, start_process
 from rlsync.sync.sample import Shadow
 from rlsync.sync.starting import StartLog, StartLogs
 from rlsync.transport.board.reader import BoardHandle
@@ -83,14 +83,9 @@ def start_workers(
 def start_worker(job: WorkerJob, worker: int, life: int) -> BaseProcess:
     """Start the process of a worker that was started ``life`` times before."""
     method = job.settings.start_method
-    context: Any = get_context(method)
     if method == "forkserver":  # imports take seconds: the fork server does them once, for restarts too
-        context.set_forkserver_preload(["__main__", __name__, type(job.settings.player).__module__])
-    process: BaseProcess = context.Process(
-        target=run_worker, args=(job, worker, life), name=f"rlsync worker {worker}", daemon=True
-    )
-    process.start()
-    return process
+        set_forkserver_preload(["__main__", __name__, type(job.settings.player).__module__])
+    return start_process(method, run_worker, (job, worker, life), f"rlsync worker {worker}")
 
 
 def run_worker(job: WorkerJob, worker: int, life: int) -> None:
@@ -112,8 +107,11 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
 
 
 def prepare_process() -> None:
-    """One thread, and no signal handlers of a learner that forked this process; Ctrl-C is for the learner."""
+    """One thread, a process group of its own, and no signal handlers of a learner that forked this process;
+    Ctrl-C is for the learner.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    lead_group()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import pytest
 import torch
 from torchrl.trainers import Trainer
 
-from rlsync.cli.ending import Interrupts
+from rlsync.cli.ending import SIGNALS, Interrupts
 from rlsync.cli.main import EXIT_UNREAD, main
 from rlsync.cli.status import Ended, ended
 from rlsync.cli.train import shut_down
@@ -24,9 +27,19 @@ from rlsync.core.errors import WorkerLost
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState, save_before_the_end
-from tests.cli.test_main import ENDLESS, Run, finished
+from tests.cli.test_main import ENDLESS, REPO, Run, finished
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
-from tests.tools.parts.processes import descendant_pids, is_alive, stopped, wait_until
+from tests.tools.parts.namespaces import ALONE, may_unshare
+from tests.tools.parts.processes import (
+    child_pids,
+    descendant_pids,
+    is_alive,
+    kill,
+    session_pids,
+    stopped,
+    wait_until,
+    what_is,
+)
 from tests.tools.parts.programs import Program, run_program
 
 TRAIN = ("train", "logger=none", "collector.frames_per_batch=256", "recipe.num_epochs=1", *ENDLESS)
@@ -110,6 +123,152 @@ def test_sigterm_ends_a_run_like_ctrl_c(
     _, told, _ = status(tmp_path / "it", capsys)
     assert (told["ended"]["how"], told["ended"]["status"]) == ("terminated", 143)
     goes_on(tmp_path, "it")
+
+
+class Stopped:
+    """Notes that it was called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, why: str) -> None:
+        self.calls += 1
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_each_signal_that_terminals_and_schedulers_send_asks_for_a_stop(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("rlsync.cli.ending.kill_everything", killed.append)
+    stop: Any = Stopped()
+    with Interrupts.caught() as interrupts:
+        interrupts.attach(stop)
+        for sent in (number, signal.SIGHUP, number):
+            signal.raise_signal(sent)
+    assert (interrupts.signal, interrupts.exit_status()) == (number, 128 + number)
+    assert stop.calls == 1 + len(killed), "only the first one, and what would have ended this process"
+    assert killed == ([] if number == signal.SIGHUP else [128 + number]), "SIGHUP may come twice"
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts.caught() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+        assert interrupts.signal is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_has_saved_and_goes_on(tmp_path: Path) -> None:
+    def own_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "rlsync", *TRAIN, "run_dir=it"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=own_terminal,
+    ) as run:
+        os.close(theirs)
+        try:
+            said = b""
+            while b"frames " not in said:
+                said += os.read(ours, 1 << 16)
+            family = descendant_pids(run.pid)
+            os.close(ours)
+            assert run.wait(60) in (EXIT_UNREAD, 128 + signal.SIGHUP), "a print may be faster than the signal"
+            assert wait_until(lambda: not any(map(is_alive, family)), 20)
+        finally:
+            run.kill()
+    assert json.loads((tmp_path / "it" / "ended.json").read_text())["checkpoint"] == "it/checkpoint"
+    goes_on(tmp_path, "it")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["ctrl-c", "learner killed", "worker killed", "twice"])
+@pytest.mark.parametrize("words", [TRAIN, IMPALA], ids=["ppo", "impala"])
+@pytest.mark.one_case
+def test_what_environments_of_workers_have_started_ends_with_the_run(
+    words: tuple[str, ...], how: str, tmp_path: Path
+) -> None:
+    few = ("collector.num_workers=2", "env.num_envs=1")
+    run = Run(tmp_path, *words, *few, "env.id=tests.tools.childish:Childish-v0", "run_dir=it")
+    try:
+        run.wait_for("^frames", 60)
+        family = descendant_pids(run.process.pid)
+        workers = [pid for pid in family if os.getpgid(pid) == pid]
+        children = {pid for worker in workers for pid in child_pids(worker)}
+        assert len(workers) == len(children) == 2
+        match how:
+            case "ctrl-c":
+                run.interrupt()
+                assert run.exit_status(60) == 130, "no close() of an environment has waited in vain"
+                assert "killed" not in run.output
+            case "twice":
+                run.interrupt()
+                run.interrupt()
+            case "learner killed":
+                os.kill(run.process.pid, signal.SIGKILL)
+            case "worker killed":
+                os.kill(workers[0], signal.SIGKILL)
+        run.exit_status(60)
+        assert wait_until(lambda: not any(map(is_alive, family)), 20), sorted(filter(is_alive, family))
+    finally:
+        run.kill()
+
+
+@pytest.mark.skipif(
+    find_spec("ray") is None or not may_unshare("-n"), reason="needs Ray in a network of its own"
+)
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_death_of_rays_gcs_ends_a_run_with_a_checkpoint(tmp_path: Path) -> None:
+    words = ("recipe=impala", "cluster=ray", "collector.num_workers=1", "logger=none", *ENDLESS, "run_dir=it")
+    with subprocess.Popen(
+        [*ALONE, sys.executable, "-m", "rlsync", "train", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPO), "RAY_USAGE_STATS_ENABLED": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        try:
+            assert run.stdout is not None
+            next(line for line in run.stdout if line.startswith("frames "))
+            (gcs,) = (pid for pid in session_pids(run.pid) if "gcs_server" in what_is(pid))
+            os.kill(gcs, signal.SIGKILL)
+            assert "Ray's GCS is gone" in run.stdout.read()
+            assert run.wait(60) == 1
+        finally:
+            for pid in session_pids(run.pid):
+                kill(pid)
+    end = json.loads((tmp_path / "it" / "ended.json").read_text())
+    assert (end["how"], end["checkpoint"]) == ("failed", "it/checkpoint")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_streams_are_no_error(closed: tuple[int, ...]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "rlsync", "ls"],
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: [os.close(number) for number in closed],
+        timeout=60,
+    )
+    assert ended.returncode == 0
 
 
 @pytest.mark.seconds

@@ -5,6 +5,7 @@ Only what Hydra documents is used: ``compose``, ``initialize_config_dir``, ``hyd
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,9 +18,11 @@ from hydra import initialize_config_dir, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from omegaconf import Container, DictConfig, OmegaConf
 
+from rlsync.cli.compose import refusals
 from rlsync.cli.compose.shipped import config_dir, look_beside
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import registry, settings
@@ -190,8 +193,11 @@ def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictCo
     app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(task)
     before = sys.argv
     sys.argv = ["rlsync train", *flags, *words]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints errors by itself, with a traceback, and exits
     try:
         with _apart():
             app()
+    except HydraException as error:
+        raise refusals.of_composition(error, words) from error
     finally:
         sys.argv = before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_type
 
+from rlsync.sync.families import end_group, lead_group
 from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.distributed import (
     ActorWorkers,
@@ -248,6 +250,33 @@ def around_env_makers(
         make if isinstance(make, (EnvBase, EnvCreator)) else wrap(worker, make)
         for worker, make in enumerate(collector.create_env_fn)
     ]
+
+
+def lead_groups(collector: MultiCollector) -> None:
+    """Let each worker lead a process group of its own. Call this before its workers start."""
+    collector._worker_init_fn = partial(_lead_and_then, collector._worker_init_fn)
+
+
+def _lead_and_then(users: Callable[[], None] | None) -> None:
+    lead_group()
+    if users is not None:
+        users()
+
+
+def end_groups(collector: MultiCollector) -> None:
+    """End with the workers what they have started. Call this when they are started.
+
+    Until TorchRL does so: it terminates or kills workers that are slow to leave.
+    """
+    pids = [process.pid for process in collector.procs]
+
+    @in_place_of(collector, "_shutdown_main")
+    def shut_down(self: MultiCollector, *args: Any, **kwargs: Any) -> None:
+        try:
+            type(self)._shutdown_main(self, *args, **kwargs)
+        finally:
+            while pids:
+                end_group(pids.pop())
 
 
 def why_not_ready(message: object) -> tuple[str, str] | None:

@@ -15,12 +15,16 @@ from ray.exceptions import RayError
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost
 from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.workers.cluster.node import Machine, Node, living_machines, why
+from rlsync.workers.cluster.session import check_reachable
 from rlsync.workers.supervision import Pauses, Restarts
 
 _log = logging.getLogger(__name__)
 
 #: How often the learner asks Ray which nodes there are.
 _ASK_RAY_EVERY_S = 1.0
+
+#: How long the GCS may be gone. After a minute Ray ends its processes, this one too.
+_GCS_BACK_WITHIN_S = 15.0
 
 #: How long an agent may take to end itself beyond what its workers may take.
 _END_TIMEOUT_S = 5.0
@@ -87,6 +91,8 @@ class Nodes:
         self._joined = joined
         self._silence = Silence(placement.node_timeout_s)
         self._here = ray.get_runtime_context().get_node_id()
+        self._gcs = ray.get_runtime_context().gcs_address
+        self._gcs_seen_at_s = time.monotonic()
         self._by_id: dict[str, Node] = {}
         self._pauses = Pauses[str](placement.restarts)
         self._given_up: set[str] = set()
@@ -189,6 +195,14 @@ class Nodes:
 
     def _find_new(self) -> None:
         self._asked_ray_at_s = now = time.monotonic()
+        try:
+            check_reachable(self._gcs)
+        except ConfigError as error:  # Ray's own calls would block for a minute, and then end this process
+            if now - self._gcs_seen_at_s < _GCS_BACK_WITHIN_S:
+                return
+            cure = "start the cluster again, then resume the run"
+            raise WorkerLost(f"Ray's GCS is gone: {error.what}", "collecting rollouts", cure) from error
+        self._gcs_seen_at_s = now
         living, due = {machine.node_id: machine for machine in living_machines()}, self._pauses.due
         for gone in due.keys() - living.keys():
             del due[gone]  # its node went, too

@@ -1,0 +1,112 @@
+"""A worker process and what it starts: one process group, which ends with the worker, however that ends.
+
+The learner ends the group of a worker that was killed. A worker that leaves, or whose learner was killed,
+ends its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.popen_forkserver import Popen
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+#: What multiprocessing says of a process whose fork server is gone, whether the process lives or not.
+UNKNOWN = 255
+
+#: After all other exit functions of multiprocessing: a worker's environments may have processes to close.
+_LAST = -100
+
+#: The process that leads a group because of :func:`lead_group`; a process that it has forked does not.
+_leader = 0
+
+
+class _Popen(Popen):
+    """Of a process that may outlive its fork server. Only the server can tell how it ended, not whether."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        super().__init__(process)
+        self._began = _began(self.pid)
+        self._outlives = False
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        code: int | None = super().poll(flag)
+        if code != UNKNOWN or self._outlives or self._began is None or self._began != _began(self.pid):
+            return code
+        self._outlives, self.returncode, self.sentinel = True, None, os.pidfd_open(self.pid)
+        Finalize(self, os.close, (self.sentinel,))
+        return None
+
+
+class _Process(ForkServerProcess):
+    @staticmethod
+    def _Popen(process: BaseProcess) -> Popen:  # noqa: N802  # multiprocessing's name
+        return _Popen(process)
+
+
+def _began(pid: int) -> str | None:
+    """When a living process was started, by the kernel's clock: its number may be given again."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else fields[19]
+    return None
+
+
+def start_process(
+    method: str, target: Callable[..., object], args: tuple[Any, ...], name: str
+) -> BaseProcess:
+    """Start a process that ends with this one. If its fork server dies, it is not told to be dead."""
+    kind: Any = _Process if method == "forkserver" else get_context(method).Process  # type: ignore[attr-defined]
+    process: BaseProcess = kind(target=target, args=args, name=name, daemon=True)
+    process.start()
+    return process
+
+
+def lead_group() -> None:
+    """Make this worker process lead a process group, in which all are that it starts from now on."""
+    global _leader
+    _leader = os.getpid()
+    if os.getpgrp() != _leader:
+        os.setpgid(0, 0)
+    for number in (signal.SIGTTIN, signal.SIGTTOU):  # the terminal stops groups in the background by these
+        signal.signal(number, signal.SIG_IGN)
+    # A run holds signals back from its workers, not from what they start: programs begin without handlers.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    for number in held:
+        signal.signal(number, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
+    Finalize(None, _leave_group, exitpriority=_LAST)
+
+
+def _leave_group() -> None:
+    """End what this worker has started and not ended, and live on until it has exited."""
+    if _leader == os.getpid():
+        with suppress(OSError):
+            os.setpgid(0, os.getpgid(os.getppid()))
+        with suppress(ProcessLookupError):
+            os.killpg(_leader, signal.SIGKILL)
+
+
+def end_at_once() -> None:
+    """End this process and, if it leads a group of its own, what it has started."""
+    if _leader == os.getpid():
+        os.killpg(_leader, signal.SIGKILL)
+    os._exit(1)
+
+
+def end_group(worker: int | None) -> None:
+    """Kill a worker, by its process id, and what it has started; also what is left when it has ended."""
+    assert worker is not None, "it was started"
+    with suppress(OSError):
+        if os.getpgid(worker) != worker:  # it leads no group: it has only just begun
+            os.kill(worker, signal.SIGKILL)
+            return
+    with suppress(OSError):
+        os.killpg(worker, signal.SIGKILL)

@@ -1,0 +1,115 @@
+"""Worker processes and what they start, in a program whose fork server is killed, and they themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.tools.parts.processes import is_alive, wait_until
+from tests.tools.parts.programs import ENDS_WITHIN_S
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.processes]
+
+PROGRAM = """
+import os, signal, subprocess, sys, time
+from multiprocessing import forkserver
+from rlsync.sync.families import end_at_once, end_group, lead_group, start_process
+
+def work(pipe, how):
+    lead_group()
+    child = subprocess.Popen(["sleep", "600"])
+    os.write(pipe, f"{child.pid}\\n".encode())
+    if how == "ends at once":
+        end_at_once()
+    if how == "waits":
+        time.sleep(600)
+
+def started(method, how):
+    reading, writing = os.pipe()
+    process = start_process(method, work, (writing, how), "a worker") if method == "fork" else None
+    return process, int(os.fdopen(reading).readline())
+
+def idle():
+    time.sleep(600)
+
+if __name__ == "__main__":
+    what = sys.argv[1]
+    if what == "server":
+        before = start_process("forkserver", idle, (), "before")
+        server = forkserver._forkserver._forkserver_pid
+        os.kill(server, signal.SIGKILL)
+        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+        print(before.exitcode, before.is_alive(), before.join(0.1))
+        after = start_process("forkserver", idle, (), "after")
+        print(before.exitcode, after.exitcode, before.pid != after.pid)
+        for process in (before, after):
+            end_group(process.pid)
+            process.join(60)
+            print(process.exitcode, process.is_alive())
+            process.close()
+    else:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        process, child = started("fork", what)
+        print(child, flush=True)
+        if what == "waits":
+            assert os.getpgid(process.pid) == os.getpgid(child) == process.pid != os.getpgrp()
+            process.kill() if sys.argv[2] == "killed" else end_group(process.pid)
+            process.join()
+            end_group(process.pid)
+        process.join()
+        print(process.exitcode, flush=True)
+        sys.stdin.read()
+"""
+
+
+@contextmanager
+def program(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    file = folder / "program.py"
+    file.write_text(PROGRAM)
+    started = subprocess.Popen(
+        [sys.executable, str(file), *words],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def test_a_worker_that_outlives_its_fork_server_is_alive_until_it_is_ended(tmp_path: Path) -> None:
+    with program(tmp_path, "server") as started:
+        told, _ = started.communicate(timeout=ENDS_WITHIN_S)
+    assert told.splitlines() == ["None True None", "None None True", "255 False", f"{-signal.SIGKILL} False"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("leaves",), 0),
+        (("ends at once",), -signal.SIGKILL),
+        (("waits", "killed"), -signal.SIGKILL),
+        (("waits", "ended"), -signal.SIGKILL),
+    ],
+)
+def test_what_a_worker_has_started_ends_with_it_and_the_learner_lives(
+    words: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    with program(tmp_path, *words) as started:
+        assert started.stdout is not None
+        child = int(started.stdout.readline())
+        assert int(started.stdout.readline()) == code
+        assert wait_until(lambda: not is_alive(child), 20)
+        assert started.poll() is None
