@@ -86,7 +86,8 @@ def outcomes(checkout: Path, schemes: str, part: str, options: list[str]) -> dic
         report = Path(folder) / "report.xml"
         here = str(Path(__file__).resolve().parent)
         tests = str(checkout / "test")
-        path = os.pathsep.join([here, str(Path(here).parent), tests, os.environ.get("PYTHONPATH", "")])
+        folders = [here, str(Path(here).parent), tests, os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, folders))  # an empty one would be the checkout, with its TorchRL
         command = [sys.executable, "-m", "pytest", "-q", "-p", "torchrl_tests", "-p", "no:cacheprovider"]
         command += ["-p", "no:xdist", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", *options]
         # The TorchRL that is tested is the installed one, not the one in the folder where pytest runs.

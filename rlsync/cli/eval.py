@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     acting = acting_of(config, deterministic=given.deterministic)
     if checkpoint is None:
         trust.check_file(given.run / BEST, given.run, given.trust)
-        trained = load_best(given.run / BEST, given.run / RECEIPTS, acting)
+        trained = load_best(given.run / BEST, given.run / RECEIPTS, acting, trusted=given.trust)
     else:
         trained = load(checkpoint, acting)
     file = given.video or given.run / video_file(trained.frames)

@@ -72,13 +72,13 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
     return Trained(version, steps - steps_at.get(version, 0), int(found["frames"]))
 
 
-def load_best(file: Path, receipts: Path, acting: CheckpointPlayer) -> Trained:
+def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: bool = False) -> Trained:
     """Give a player the weights of the run's best version, the one with the highest :attr:`Score.rank`.
 
     Its frames are those of the run's receipts; 0 if these do not name it. ConfigError if no version was kept,
-    or it does not fit.
+    it is damaged, or it does not fit. See :func:`best_in` for ``trusted``.
     """
-    best = best_in(file)
+    best = best_in(file, trusted=trusted)
     if best is None:
         raise ConfigError(
             f"{file.parent} holds no {file.name}",

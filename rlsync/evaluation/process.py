@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import logging
 import math
 import os
@@ -11,7 +12,6 @@ import signal
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -85,25 +85,41 @@ class Best:
     weights: dict[str, Tensor]
     run_id: str = ""
 
+    def digest(self) -> str:
+        """Of all that it holds; beside it in the file."""
+        digest = hashlib.blake2b(digest_size=20)
+        digest.update(repr((self.version, self.return_mean, self.rank, self.run_id)).encode())
+        for name, tensor in self.weights.items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
     def write(self, file: Path) -> None:
         """Replace the file; nobody reads a half one."""
-        held = {name: getattr(self, name) for name in self.__slots__}
+        held = {name: getattr(self, name) for name in self.__slots__} | {"digest": self.digest()}
         write_whole(file, lambda beside: torch.save(held, beside))
 
 
-def best_in(file: Path) -> Best | None:
-    """What was kept so far; None if nothing was, ConfigError if the file cannot be read."""
+def best_in(file: Path, *, trusted: bool = False) -> Best | None:
+    """What was kept so far; None if nothing was, ConfigError if the file is damaged.
+
+    One without a digest, as an older rlsync wrote it, needs ``trusted``.
+    """
     if not file.exists():
         return None
     try:
-        best = Best(**torch.load(file, map_location="cpu", weights_only=True))
+        held = torch.load(file, map_location="cpu", weights_only=True)
+        written = held.pop("digest", None)
+        best = Best(**held)
         if not (isinstance(best.version, int) and isinstance(best.weights, dict)):
             raise TypeError("it holds something else")
-        return best
-    except (OSError, RuntimeError, TypeError, ValueError, EOFError, LookupError, UnpicklingError) as error:
-        raise ConfigError(
-            f"cannot read the best version: {first_line(error)}", str(file), "remove the file"
-        ) from error
+        if written != best.digest() and not (trusted and written is None):
+            raise ValueError("its content is not what was written" if written else "it has no digest")
+    except Exception as error:  # a damaged file may raise anything
+        what = f"cannot read the best version: {first_line(error)}"
+        cure = "remove the file; if it is one of an older rlsync, add --trust"
+        raise ConfigError(what, str(file), cure) from error
+    return best
 
 
 def run_evaluator(job: EvaluationJob) -> None:
@@ -117,7 +133,8 @@ def run_evaluator(job: EvaluationJob) -> None:
         return
     envs = make_venv(job.env, at_once(job.episodes))
     check_fits(job.player, envs, str(job.env))
-    kept = None if job.best is None else best_in(job.best)  # by the run before this one was resumed, too
+    # By the run before this one was resumed, too.
+    kept = None if job.best is None else best_in(job.best, trusted=True)
     evaluated, highest = -job.every_versions, -math.inf if kept is None else kept.rank
     films = None
     if job.filming is not None:

@@ -188,11 +188,14 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
 @contextmanager
 def naming_env(config: EnvConfig) -> Iterator[None]:
     """Add the environment to a WorkerLost or AdoptionTimeout inside: workers that do not start know only what
-    makes it.
+    makes it. What a worker raised becomes the WorkerLost that it was raised from.
     """
     try:
         yield
-    except (WorkerLost, AdoptionTimeout) as error:
-        in_config = "; in a config it is collector.start_timeout_s" * isinstance(error, AdoptionTimeout)
-        where = f"{error.where}; env.id={config.id}"
-        raise type(error)(error.what, where, error.cure + in_config) from error
+    except Exception as error:
+        lost = error if isinstance(error, (WorkerLost, AdoptionTimeout)) else error.__cause__
+        if not isinstance(lost, (WorkerLost, AdoptionTimeout)):
+            raise
+        in_config = "; in a config it is collector.start_timeout_s" * isinstance(lost, AdoptionTimeout)
+        where = f"{lost.where}; env.id={config.id}"
+        raise type(lost)(lost.what, where, lost.cure + in_config) from error

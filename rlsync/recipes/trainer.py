@@ -30,6 +30,7 @@ from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS, VERSIONS
 from rlsync.recipes.settings import IN_PROCESS, Config
 from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
+from rlsync.torchrl_plugin.compat.trainers import forget_logged
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
 
@@ -85,6 +86,7 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
     It publishes by the config's sync map. The others log what publishing cost, how old the frames were and
     who waited for whom, write the run's statistics, and end the run before a step that is not finite.
     """
+    forget_logged(trainer)
     settings, kind, collector = run.config.sync, run.config.collector.kind, trainer.collector
     sync = SyncWeights(
         sync_map(settings) | run.place.routes(collector),
@@ -165,6 +167,18 @@ class RandomState(GlobalRNGState):
         super().load_state_dict(here)
 
 
+class CsvFiles(CSVLogger):
+    """Writes each number to its file and forgets it; TorchRL's class keeps all, in each checkpoint too."""
+
+    def log_scalar(self, name: str, value: float, step: int | None = None) -> None:
+        super().log_scalar(name, value, step)
+        if step is not None:  # without one, TorchRL counts those that it keeps
+            del self.experiment.scalars[name]
+
+    def _checkpoint_state(self) -> dict[str, object]:
+        return {}
+
+
 def make_logger(config: Config) -> Logger | None:
     """The logger that a config names; None if it names none, or if there is no run folder to write to.
 
@@ -177,7 +191,7 @@ def make_logger(config: Config) -> Logger | None:
     try:
         if kind == "wandb":
             return _wandb(config, run_dir)
-        make = TensorboardLogger if kind == "tensorboard" else CSVLogger
+        make = TensorboardLogger if kind == "tensorboard" else CsvFiles
         return make(exp_name=METRICS, log_dir=run_dir, **kwargs)
     except TypeError as error:
         raise ConfigError(

@@ -17,6 +17,7 @@ from rlsync.recipes import ppo
 from rlsync.recipes.settings import Config, LoggerConfig
 from rlsync.recipes.trainer import make_logger
 from tests.cli.test_main import SMALL, finished
+from tests.recipes.test_recipes import small_ppo, trained
 from tests.tools.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer, wait_until
 
 #: metric -> its values, oldest first.
@@ -130,6 +131,26 @@ def test_a_log_of_receipts_on_another_trainer_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="not bound to that trainer"):
         LogReceipts(bound()).register(bound().trainer)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tensorboard"])
+def test_nothing_that_was_logged_stays_in_memory_or_goes_into_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    """TorchRL's Trainer and CSVLogger keep every number, and the latter writes all into each checkpoint."""
+
+    def logger_bytes(batches: int) -> int:
+        folder = tmp_path / str(batches)
+        config = small_ppo(run_dir=str(folder), logger=LoggerConfig(kind=kind))
+        config.collector.kind, config.collector.num_workers = "in_process", 1
+        config.recipe.total_frames = 128 * batches
+        trainer = ppo.RECIPE.build(config)
+        trained(trainer)
+        assert {len(values) for values in trainer._log_dict.values()} == {1}
+        if isinstance(trainer.logger, CSVLogger):
+            assert not trainer.logger.experiment.scalars
+        assert len(LOGGERS[kind][1](folder)["sync/version"]) == batches
+        return sum(f.stat().st_size for f in folder.rglob("checkpoint/components/*-logger/**/*.json"))
+
+    assert logger_bytes(2) == logger_bytes(8) < 1000
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
 import weakref
@@ -294,17 +296,32 @@ def _env_that_cannot_be_made() -> CountingEnv:
     return CountingEnv()
 
 
+def _env_with_an_error_of_two_arguments() -> CountingEnv:
+    if os.getpid() != LEARNER_PID:
+        raise subprocess.CalledProcessError(3, "simulator")
+    return CountingEnv()
+
+
 LEARNER_PID = os.getpid()
 
 
-def test_a_worker_whose_environment_cannot_be_made_says_so_at_construction() -> None:
-    with pytest.raises(WorkerLost, match=r"worker [01] .*ValueError: no such level"):
-        make_workers(
-            MultiSyncCollector,
-            make_small_canary(),
-            schemes={"policy": BoardScheme()},
-            env=_env_that_cannot_be_made,
-        )
+@pytest.mark.parametrize(
+    ("env", "error", "says"),
+    [
+        (_env_that_cannot_be_made, ValueError, "no such level"),
+        (_env_with_an_error_of_two_arguments, RuntimeError, "CalledProcessError: Command 'simulator' .*3"),
+    ],
+)
+def test_what_a_worker_raises_that_cannot_be_made_is_raised_from_an_error_that_names_it(
+    env: Callable[[], CountingEnv], error: type[Exception], says: str
+) -> None:
+    """As TorchRL does; a class that does not take a text alone is named in a RuntimeError."""
+    with pytest.raises(error, match=f"^{says}") as raised:
+        make_workers(MultiSyncCollector, make_small_canary(), schemes={"policy": BoardScheme()}, env=env)
+    lost = raised.value.__cause__
+    assert isinstance(lost, WorkerLost)
+    assert in_three_lines(lost)
+    assert re.search(rf"^worker [01] .*{says}", str(lost))
 
 
 def _env_that_is_never_made() -> CountingEnv:

@@ -28,7 +28,7 @@ from rlsync.torchrl_plugin.collectors.remote import RemoteEndpoint
 from rlsync.torchrl_plugin.compat import collectors, servers
 from rlsync.torchrl_plugin.compat.distributed import Remote
 from rlsync.torchrl_plugin.compat.schemes import schemes_of
-from rlsync.torchrl_plugin.compat.trainers import has_gradient, optimizers
+from rlsync.torchrl_plugin.compat.trainers import has_gradient, optimizers, refuse_idle_shards
 from rlsync.torchrl_plugin.scheme import BoardScheme
 from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
 
@@ -112,7 +112,8 @@ def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
 
     Raises:
         SyncMapError: a path is wrong, or leads to weights that are not trained.
-        ConfigError: the map is no mapping, or some of the collector's schemes are boards and some are not.
+        ConfigError: the map is no mapping, some of the collector's schemes are boards and some are not, or
+            the loss has networks that no optimizer step would change.
 
     Example:
         >>> from torch import nn
@@ -125,15 +126,19 @@ def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
           where  path 'loss_modul', sync map, entry 1
           cure   did you mean 'loss_module'? the trainer has: loss_module, collector
     """
-    endpoint = endpoint_of(trainer.collector)
+    endpoint, training = endpoint_of(trainer.collector), training_of(trainer)
     bound = bind_routes(sync_map, trainer, endpoint)
-    return with_training(plan_of(bound, endpoint), bound, trainer, training_of(trainer))
+    return with_training(plan_of(bound, endpoint), bound, trainer, training)
 
 
 def training_of(trainer: object) -> Training:
-    """The optimizers and the loss of a trainer; none of an object that is no Trainer."""
+    """The optimizers and the loss of a trainer; none of an object that is no Trainer.
+
+    ConfigError: the loss has networks that no optimizer step would change.
+    """
     if not isinstance(trainer, Trainer):
         return Training()
+    refuse_idle_shards(trainer)
 
     def losses() -> dict[str, nn.Module]:
         loss = trainer.loss_module

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -279,16 +280,21 @@ def end_groups(collector: MultiCollector) -> None:
                 end_group(pids.pop())
 
 
-def why_not_ready(message: object) -> tuple[str, str] | None:
-    """The error of a worker that says that its collector could not be made, in one line, and its traceback.
+def why_not_ready(message: object) -> tuple[Exception, str] | None:
+    """The error of a worker that says that its collector could not be made, and its traceback.
 
-    ``message`` is the worker's first. None if the worker is ready, and for errors of rlsync, which TorchRL
-    raises again with their class.
+    ``message`` is the worker's first. The error has the worker's class if that takes a text alone. None if
+    the worker is ready, and for errors of rlsync, which TorchRL raises again with their class.
     """
     if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
         return None
-    first, _, _ = str(message["exception_msg"]).strip().partition("\n")
-    return f"{message['exception_type']}: {first}", str(message["traceback"])
+    name, text = str(message["exception_type"]), str(message["exception_msg"])
+    error: object = None
+    with suppress(Exception):  # the class may be one of a function, or take other arguments
+        error = getattr(import_module(message["exception_module"]), name)(text)
+    if not isinstance(error, Exception):
+        error = RuntimeError(f"{name}: {text}")
+    return error, str(message["traceback"])
 
 
 def takes_policies_on(device: torch.device) -> bool:

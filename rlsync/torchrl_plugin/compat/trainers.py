@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase, TensorDictParams
 from torch import nn
 from torchrl.checkpoint import Checkpoint
 from torchrl.collectors import AsyncBatchedCollector, Collector
@@ -103,6 +105,11 @@ def all_or_nothing(trainer: Trainer) -> Iterator[None]:
             ops[:] = operations[name]
         _put_back(trainer, components)
         raise
+
+
+def forget_logged(trainer: Trainer) -> None:
+    """Keep the newest value of each metric. Until Trainer does not keep all values for ever."""
+    trainer._log_dict = defaultdict(lambda: deque(maxlen=1))
 
 
 def run_shutdown_operations(trainer: Trainer) -> None:
@@ -280,6 +287,39 @@ def refuse_remote_learner(trainer: Trainer) -> None:
             f"{type(trainer).__name__}(learner_backend={trainer.learner_backend!r})",
             "use learner_backend='local'; TorchRL publishes remote learners by itself",
         )
+
+
+def refuse_idle_shards(trainer: Trainer) -> None:
+    """Refuse networks of the loss that FSDP 2 shards and no optimizer step would change.
+
+    FSDP's hooks look for tensors in what a module takes and returns, and find none in a tensordict. A
+    functional loss calls its networks with parameters of its own choice, in place of those that FSDP has
+    gathered. Until TorchRL's losses do neither.
+    """
+    fsdp, loss = sys.modules.get("torch.distributed.fsdp"), trainer.loss_module
+    if fsdp is None or not isinstance(loss, nn.Module):
+        return
+    children = dict(loss.named_children())
+    networks = {name: net for name, net in (vars(loss) | children).items() if isinstance(net, nn.Module)}
+    for name, network in networks.items():
+        functional = isinstance(children.get(f"{name}_params"), TensorDictParams)
+        for path, module in network.named_modules(prefix=f"loss_module.{name}"):
+            if not isinstance(module, fsdp.FSDPModule):
+                continue
+            below = [m for m in module.modules() if m is not module and isinstance(m, fsdp.FSDPModule)]
+            own = {*module.parameters()}.difference(*(m.parameters() for m in below))
+            if isinstance(module, TensorDictModuleBase) and own:
+                what = "fully_shard does not train a module that takes a tensordict: it gets no gradients"
+                cure = "shard the modules inside it that take tensors: fully_shard(policy.module[0].module)"
+            elif functional:
+                what = "a functional loss cannot compute with a module that fully_shard has sharded"
+                cure = (
+                    "build the loss with functional=False, if it is of PPO, A2C or REINFORCE; or shard with "
+                )
+                cure += "parallelize_module"
+            else:
+                continue
+            raise ConfigError(what, f"{path}, {type(module).__name__} in {type(loss).__name__}", cure)
 
 
 def replace_component(checkpoint: Checkpoint, name: str, component: object) -> None:

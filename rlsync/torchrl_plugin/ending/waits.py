@@ -17,7 +17,7 @@ from typing import Any
 
 from torchrl.collectors import AsyncBatchedCollector
 
-from rlsync.core.errors import WorkerLost
+from rlsync.core.errors import WorkerLost, first_line
 from rlsync.sync.processes import WorkerProcesses, await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
@@ -85,8 +85,8 @@ def await_start(collector: collectors.MultiCollector, timeout_s: float | None, l
     error names no worker. What it reads afterwards is what was read here. ``logs`` has what workers print
     while they make their environments; for ``timeout_s`` see :func:`await_ready`.
 
-    Raises WorkerLost if a worker ended, or said that it will, and AdoptionTimeout if one says nothing. An
-    error of rlsync's own is not raised here: TorchRL raises it.
+    Raises WorkerLost if a worker ended, and AdoptionTimeout if one says nothing. What a worker raised is
+    raised here, from a WorkerLost that names the worker. An error of rlsync's own is raised by TorchRL.
     """
 
     def ready(worker: int, seconds: float) -> bool:
@@ -100,8 +100,10 @@ def await_start(collector: collectors.MultiCollector, timeout_s: float | None, l
             return False
         failure = collectors.why_not_ready(message)
         if failure is not None:
-            _log.error("the error of worker %d:\n%s", worker, failure[1].rstrip())
-            raise ended_before_ready(worker, process, "its collector could not be made", failure[0])
+            error, traceback = failure
+            _log.error("the error of worker %d:\n%s", worker, traceback.rstrip())
+            words = f"{type(error).__name__}: {first_line(error)}"
+            raise error from ended_before_ready(worker, process, "its collector could not be made", words)
         _hand_back(pipe, message)
         return True
 
