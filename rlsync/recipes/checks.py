@@ -15,7 +15,7 @@ from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.run_files import BEST_VIDEO
 from rlsync.recipes.settings import IN_PROCESS, LOGGER_PACKAGES, Config
-from rlsync.recipes.sync_settings import map_errors, trigger_errors
+from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
 from rlsync.workers.devices import device_named, device_of_each
 
 #: The key of an evaluation's films.
@@ -27,6 +27,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from bound_errors(config)
     yield from trigger_errors(config.sync.when)
     yield from map_errors(config.sync)
+    yield from caught(lambda: verify_trigger(config.sync), "sync.verify_every_s")
     yield from config.env.errors()
     yield from device_errors(config)
     yield from cluster_errors(config)

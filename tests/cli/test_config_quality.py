@@ -253,7 +253,7 @@ def test_all_entries_are_given_as_a_list_of_any_length() -> None:
 def test_a_list_keeps_its_length_and_the_error_says_how_to_change_it(line: str) -> None:
     with pytest.raises(ConfigError) as refused:
         config_of(line)
-    assert "give them all: sync.map=[..., ...]" in refused.value.cure
+    assert "or give all, quoted for the shell: 'sync.map=[{destination:" in refused.value.cure
 
 
 def test_brackets_in_a_key_are_refused_with_the_spelling_that_hydra_reads() -> None:
