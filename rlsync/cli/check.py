@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 
 from rlsync.cli.compose import command_line
-from rlsync.cli.job import examined_jobs
+from rlsync.cli.job import Job, examined_jobs
 from rlsync.cli.main import EXIT_USAGE, parser_of
+from rlsync.cli.train import prepare_process, shut_down
 from rlsync.core.errors import RlsyncError
+from rlsync.recipes.settings import ClusterConfig, LoggerConfig
 
 _EXAMPLES = """examples:
   rlsync check                                   the defaults
@@ -16,10 +22,10 @@ _EXAMPLES = """examples:
   rlsync check --config-dir FOLDER recipe=mine   a config of your own
   rlsync check --json resume=runs/DATE/TIME      for machines
 
-It checks keys, options, types, bounds, the trigger, the grammar of the sync map, the environment (by making
-one), and the checkpoint to resume from. It starts no worker, so it does not know whether the paths of the
-sync map exist: rlsync explain does. An unknown option of a group (recipe=pppo) is told before keys are looked
-at, because it decides which keys there are.
+It checks keys, options, types, bounds, the trigger, the environment (by making one), and the checkpoint to
+resume from. If nothing is wrong with those, and you give a sync map or a folder of configs, it starts the
+workers and resolves the sync map, as the run will. An unknown option of a group (recipe=pppo) is told before
+keys are looked at, because it decides which keys there are.
 
 exit status: 0 nothing is wrong, 2 something is
 """
@@ -29,16 +35,33 @@ def main(arguments: list[str]) -> int:
     """Print every error in three lines, or as JSON."""
     parser = parser_of(
         "check",
-        "List all that is wrong with a config, without training or starting a worker.",
+        "List all that is wrong with a config, without training.",
         _EXAMPLES,
         "rlsync check [-h] [--json] [-m] [--config-dir DIR] [--trust] [group=option | key=value ...]",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given, rest = parser.parse_known_args(arguments)
-    jobs, errors = examined_jobs(command_line.read(rest))
+    line = command_line.read(rest)
+    jobs, errors = examined_jobs(line)
+    for job in jobs:
+        maps = any(word.lstrip("+~").startswith(("sync.map", "sync=")) for word in job.words)
+        if not errors and (maps or line.config_dir is not None):
+            errors += start_errors(job)
     told = [dict(job.told) for job in jobs]
     print(as_json(errors, told) if given.json else as_text(errors, told))
     return EXIT_USAGE if errors else 0
+
+
+def start_errors(job: Job) -> list[RlsyncError]:
+    """What is wrong with the sync map: the trainer is built, its workers on this machine, and ended."""
+    with TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        config = replace(job.config, run_dir=folder, cluster=ClusterConfig(), logger=LoggerConfig("none"))
+        prepare_process()
+        try:
+            with shut_down(replace(job, config=config).build()):
+                return []
+        except RlsyncError as error:
+            return [error]
 
 
 def as_text(errors: list[RlsyncError], told: list[dict[str, str]]) -> str:

@@ -6,6 +6,7 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,10 @@ def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(usage())
         return 0 if words else EXIT_USAGE
+    for word in words:
+        if plain := re.match("-?[\u2013\u2014\u2212]+-?", word):
+            cure = f"write {'--' + word[plain.end() :]}"
+            raise ConfigError(f"{word!r} begins with the dash of a text editor", "the command line", cure)
     if words[0] == "--version":
         print(f"rlsync {__version__}")
         return 0

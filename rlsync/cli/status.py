@@ -29,7 +29,7 @@ from rlsync.recipes.run_files import (
     statistics_in,
     statistics_schema,
 )
-from rlsync.transport.board.format import BoardWatch, process_state
+from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.shared_file import FileAddress
@@ -179,10 +179,12 @@ def _lives(pid: int) -> bool:
 def _watched(handle: BoardHandle) -> RunStatus | None:
     try:
         watch = BoardWatch(*handle.open())
-        workers = tuple(watch.status())
+        readers = watch.status()
     except BoardClosed:
         return None
-    told = "\n".join([f"newest version {watch.version}", *map(str, workers)])
+    workers = tuple(reader for reader in readers if reader.reader != EVALUATOR)
+    lines = (str(reader).replace(f"worker {EVALUATOR} ", "evaluator ") for reader in readers)
+    told = "\n".join([f"newest version {watch.version}", *lines])
     return RunStatus(RUNNING, told, watch.version, workers)
 
 

@@ -63,6 +63,7 @@ class BoardSchemeConfig:
     adopt_at: str = "rollout"
     prove: bool = True
     start_timeout_s: float | None = 300.0
+    silent_timeout_s: float | None = CollectorConfig.silent_timeout_s
     _target_: str = "rlsync.BoardScheme"
 
 

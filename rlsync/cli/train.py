@@ -243,15 +243,14 @@ class LiveLine:
 
     def text(self) -> str:
         frames, total = self.trainer.collected_frames, self.trainer.total_frames
-        publish_ms = self.sync.receipts[-1].duration_s * 1e3 if self.sync.receipts else float("nan")
         per_second = (frames - self._first_frame) / max(time.monotonic() - self._started, 1e-9)
         parts = [
             f"frames {frames:,} / {total:,}",
-            f"return {self.returns.mean:.1f}",
+            "return none yet" if math.isnan(self.returns.mean) else f"return {self.returns.mean:.1f}",
             f"version {self.sync.version}",
             *(f"lag {hook.lag_versions}" for hook in self._metrics),
-            *(f"staleness {hook.mean:.1f}" for hook in self._staleness),
-            f"publish {publish_ms:.2f} ms",
+            *(f"staleness {hook.mean:.1f}" for hook in self._staleness if not math.isnan(hook.mean)),
+            *(f"publish {receipt.duration_s * 1e3:.2f} ms" for receipt in [*self.sync.receipts][-1:]),
             f"{per_second:,.0f} frames/s",
         ]
         if per_second > 0:

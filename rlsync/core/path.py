@@ -111,7 +111,9 @@ def parse(text: str) -> Path:
     """
     if not isinstance(text, str):
         raise PathSyntaxError(
-            f"a path is a string, got {type(text).__name__}", repr(text), "write it in quotes"
+            f"a path is a string, got {type(text).__name__}",
+            short(text),
+            "write where it stands, in quotes: 'loss_module.actor_network', or 'policy' on a collector",
         )
     segments: list[Segment] = []
     at = 0
@@ -173,7 +175,7 @@ def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, wh
             here = _step(here, segment)
         except (AttributeError, LookupError, TypeError) as cause:
             reached = str(Path(path.segments[:depth])) if depth else root_name
-            raise _not_found(path, segment, here, reached, error, where) from cause
+            raise _not_found(path, depth, here, reached, error, where) from cause
     return here
 
 
@@ -192,22 +194,35 @@ def _step(here: Any, segment: Segment) -> Any:
 
 def _not_found(
     path: Path,
-    segment: Segment,
+    depth: int,
     here: Any,
     reached: str,
     error: type[SyncMapError],
     where: str,
 ) -> SyncMapError:
-    wanted = _bare(segment)
-    siblings = _siblings(here, segment)
-    nearest = nearest_name(wanted, siblings)
-    if not nearest and isinstance(segment, Attr):
-        nearest = nearest_name(wanted, [n for n in dir(here) if not n.startswith("_")])
-    cure = did_you_mean(nearest)
-    if len(siblings) > _SHOWN:
-        siblings = sorted(siblings, key=lambda name: -_likeness(wanted, name))
-    shown = ", ".join(siblings[:_SHOWN]) + (", ..." if len(siblings) > _SHOWN else "")
-    cure += f"{reached} has: {shown}" if siblings else f"{reached} has nothing to choose from"
+    segment, after = path.segments[depth], path.segments[depth + 1 : depth + 2]
+    wanted, siblings = _bare(segment), _siblings(here, segment)
+    holders = [name for name, value in siblings.items() if _holds(value)]
+    below = {
+        f"{name}.{child}": child
+        for name in holders
+        for child, value in _siblings(siblings[name], segment).items()
+        if _holds(value)
+    }
+    names = [*siblings, *(n for n in dir(here) if isinstance(segment, Attr) and n[0] != "_")]
+    if after and _bare(after[0]) in names:
+        cure = f"leave out {wanted!r}; "
+    elif close := nearest_name(wanted, holders) or _begins(wanted, holders):
+        cure = did_you_mean(close)
+    elif close := nearest_name(wanted, below.values()) or _begins(wanted, below.values()):
+        cure = did_you_mean(next(full for full, child in below.items() if child == close))
+    else:
+        cure = did_you_mean(nearest_name(wanted, names, 0.8))
+    has = holders or list(siblings)
+    if len(has) > _SHOWN:
+        has = sorted(has, key=lambda name: -_likeness(wanted, name))
+    shown = ", ".join(has[:_SHOWN]) + (", ..." if len(has) > _SHOWN else "")
+    cure += f"{reached} has: {shown}" if has else f"{reached} has nothing to choose from"
     what = f"no {wanted!r} on {reached} ({type(here).__name__})"
     place = f"path {str(path)!r}" + (f", {where}" if where else "")
     return error(what, place, cure)
@@ -216,30 +231,47 @@ def _not_found(
 _SHOWN = 12
 
 
+def _holds(held: Any) -> bool:
+    """Whether weights are likely to be found here: it is a module, a tensor, or has some in it."""
+    if isinstance(held, list | tuple | Mapping):
+        return any(map(_holds, held.values() if isinstance(held, Mapping) else held))
+    return hasattr(held, "_modules") or hasattr(held, "data_ptr")
+
+
+def _begins(wanted: str, names: Iterable[str]) -> str:
+    """The shortest name that begins like ``wanted``; or nothing."""
+    return min((name for name in names if name.startswith(wanted)), key=len, default="")
+
+
 def _likeness(wanted: str, name: str) -> float:
     return difflib.SequenceMatcher(None, wanted, name).ratio()
 
 
-def _siblings(here: Any, segment: Segment) -> list[str]:
+def _siblings(here: Any, segment: Segment) -> dict[str, Any]:
+    """What stands on an object, by name. No property is evaluated."""
     if isinstance(here, Mapping):
-        return [str(k) for k in here.keys()]  # noqa: SIM118 - a tensordict iterates over its batch
+        return {str(key): here[key] for key in here.keys()}  # noqa: SIM118 - a tensordict iterates over its batch
     if isinstance(segment, Index) and isinstance(here, (list, tuple)):
-        return [f"[0] to [{len(here) - 1}]"] if here else []
-    names: dict[str, None] = {}
-    for store in ("_modules", "_parameters", "_buffers"):
+        return {f"[0] to [{len(here) - 1}]": None} if here else {}
+    named: dict[str, Any] = {}
+    for store in ("_modules", "_parameters", "_buffers", "__dict__"):
         held = getattr(here, store, None)
         if isinstance(held, Mapping):
-            names.update(dict.fromkeys(str(k) for k in held))
-    names.update(dict.fromkeys(getattr(here, "__dict__", {})))
-    if not names:
-        names.update(dict.fromkeys(dir(here)))
-    return [n for n in names if not n.startswith("_") and n != "training"]
+            named |= {str(name): value for name, value in held.items()}
+    named = named or dict.fromkeys(dir(here))
+    return {name: value for name, value in named.items() if name[0] != "_" and name != "training"}
 
 
-def nearest_name(wanted: str, offered: Iterable[str]) -> str:
+def nearest_name(wanted: str, offered: Iterable[str], cutoff: float = 0.6) -> str:
     """The offered name closest to ``wanted``, or an empty string."""
-    close = difflib.get_close_matches(wanted, list(offered), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(wanted, list(offered), n=1, cutoff=cutoff)
     return close[0] if close else ""
+
+
+def short(value: object) -> str:
+    """A value of the user's in at most one line: a module prints its whole tree."""
+    line, _, more = repr(value).partition("\n")
+    return line if not more and len(line) <= 80 else f"{type(value).__name__}(...)"
 
 
 def did_you_mean(name: str) -> str:

@@ -10,6 +10,7 @@ from enum import Enum
 
 from rlsync.core.crossing import Crossing, crossings
 from rlsync.core.errors import (
+    ConfigError,
     DestinationNotFound,
     DoesNotAct,
     DropoutDiffers,
@@ -70,6 +71,12 @@ class Source:
     dtype: object = None
     exclude: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, patterns in (("exclude", self.exclude), ("idle", self.idle)):
+            if isinstance(patterns, str):  # its characters would be the patterns, and "*" is every leaf
+                where = f"Source({name}={patterns!r})"
+                raise ConfigError(f"{name} takes several patterns", where, f"write {name}=({patterns!r},)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rlsync.core.plan import POLICY
 from rlsync.core.whole_file import write_whole
 from rlsync.evaluation.play import Episode, Filmed, Score, at_once, film, filmed, play
 from rlsync.sync.adopter import Adopt
-from rlsync.transport.board.format import MAX_READERS
+from rlsync.transport.board.format import EVALUATOR
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import EnvSpec, make_venv
@@ -30,9 +30,6 @@ from rlsync.workers.player import Player, check_fits
 from rlsync.workers.worker import adopting, prepare_process
 
 _log = logging.getLogger(__name__)
-
-#: The evaluator's line on the board: the last one, which no worker has.
-READER = MAX_READERS - 1
 
 _LOOK_EVERY_S = 0.2
 _NICE = 10
@@ -128,7 +125,7 @@ def run_evaluator(job: EvaluationJob) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the learner ends this process with it
     os.nice(_NICE)
     try:
-        adopter = adopting(job.board, READER, job.player, job.adopt, job.device)
+        adopter = adopting(job.board, EVALUATOR, job.player, job.adopt, job.device)
     except BoardClosed:
         return
     envs = make_venv(job.env, at_once(job.episodes))

@@ -20,7 +20,7 @@ from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.replay.settings import ReplayConfig
 from rlsync.recipes.run_files import BEST_VIDEO
 from rlsync.recipes.settings import IN_PROCESS, LOGGER_PACKAGES, Config
-from rlsync.recipes.sync_settings import map_errors, trigger_errors
+from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
 from rlsync.workers.devices import device_named, device_of_each
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
@@ -35,6 +35,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from bound_errors(config)
     yield from trigger_errors(config.sync.when)
     yield from map_errors(config.sync)
+    yield from caught(lambda: verify_trigger(config.sync), "sync.verify_every_s")
     yield from config.env.errors()
     yield from device_errors(config)
     yield from cluster_errors(config)

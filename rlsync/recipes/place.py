@@ -14,7 +14,7 @@ from torchrl.data import Unbounded
 from torchrl.envs import EnvBase, TensorDictPrimer
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, Forkserver, WatchWorkers
+from rlsync import BoardScheme, Forkserver
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
@@ -70,7 +70,9 @@ class Here:
             with making(env):
                 return SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
         adopt: Any = settings.adopt
-        board = BoardScheme(adopt, start_timeout_s=settings.start_timeout_s)
+        board = BoardScheme(
+            adopt, start_timeout_s=settings.start_timeout_s, silent_timeout_s=settings.silent_timeout_s
+        )
         if (versions_file := run.file(VERSIONS)) is not None:
             board.board.ledger.reserve_in(versions_file)  # the first one is published when workers start
         with naming_env(env), Forkserver(preload=[__name__]):
@@ -108,9 +110,7 @@ class Here:
         return {}
 
     def watch(self, trainer: Trainer) -> None:
-        """Let the run end when a process is dead or silent. A ring's collector watches its own."""
-        if self._settings.kind != IN_PROCESS and not isinstance(trainer.collector, RolloutCollector):
-            WatchWorkers(self._settings.silent_timeout_s).register(trainer)
+        """Nothing: a board watches its workers, and so does a ring's collector."""
 
 
 @contextmanager

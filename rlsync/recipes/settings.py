@@ -309,10 +309,10 @@ class Config:
     #: Leave this null. rlsync train writes the folder of --config-dir here, so that rlsync eval finds a
     #: recipe of yours.
     config_dir: str | None = None
-    #: Frames between two checkpoints. One is also written at the end of a run, also if it ends by Ctrl-C,
-    #: SIGTERM, a lost worker or another error. Only a run that is killed (SIGKILL) loses frames: at most this
-    #: many.
-    checkpoint_every_frames: int = above_zero(50_000)
+    #: Frames between two checkpoints; null: a twentieth of recipe.total_frames. One is also written at the
+    #: end of a run, also if it ends by Ctrl-C, SIGTERM, a lost worker or another error. Only a run that is
+    #: killed (SIGKILL) loses frames: at most this many.
+    checkpoint_every_frames: int | None = above_zero(None)
     #: Seconds after Ctrl-C or SIGTERM until worker processes that hold the learner up, because they are
     #: stopped or hang in an environment, are killed; the run then ends as ever, with a checkpoint. Their last
     #: rollout is lost. Longer than a batch takes to be collected. null: wait for them until
@@ -326,6 +326,10 @@ class Config:
     recipe: RecipeConfig = field(default_factory=PPOConfig)
     learner: DeviceConfig = field(default_factory=DeviceConfig)
     evaluation: DeviceConfig = field(default_factory=DeviceConfig)
+
+    @property
+    def frames_between_checkpoints(self) -> int:
+        return self.checkpoint_every_frames or max(1, self.recipe.total_frames // 20)
 
     @property
     def workers_per_node(self) -> int:

@@ -142,7 +142,7 @@ def timeline(config: Config) -> Timeline:
         publish_every=str(when),
         evaluation_every_frames=every_frames,
         evaluation_every_versions=versions_between_evaluations(config) if every_frames else 0,
-        checkpoint_every_frames=config.checkpoint_every_frames,
+        checkpoint_every_frames=config.frames_between_checkpoints,
         update=config.recipe.update_facts(),
     )
 

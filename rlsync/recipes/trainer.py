@@ -59,7 +59,7 @@ def trainer_settings(run: Run[Any]) -> dict[str, Any]:
         "progress_bar": False,
         "logger": make_logger(config),
         "log_interval": config.logger.every_frames - 1,  # TorchRL logs when MORE frames have passed
-        "save_trainer_interval": config.checkpoint_every_frames,
+        "save_trainer_interval": config.frames_between_checkpoints,
         "save_trainer_file": run.file(CHECKPOINT),
         "checkpoint": WholeCheckpoint(rng=RandomState()),
     }

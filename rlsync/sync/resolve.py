@@ -15,7 +15,7 @@ from rlsync.core.errors import (
     NothingToSync,
     SourceNotFound,
 )
-from rlsync.core.path import Attr, Path, parse, walk
+from rlsync.core.path import Attr, Path, did_you_mean, nearest_name, parse, short, walk
 from rlsync.core.plan import BY_COPY, IDLE, MOVED, Route, Row, Source, SyncPlan, Verdict
 from rlsync.sync.acts import Acting
 from rlsync.sync.endpoint import Endpoint
@@ -77,7 +77,7 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
     if not isinstance(sync_map, Mapping):
         raise ConfigError(
             f"a sync map is a mapping, got {type(sync_map).__name__}",
-            repr(sync_map)[:80],
+            short(sync_map),
             "write {'policy': 'loss_module.actor_network'}",
         )
     if not sync_map:
@@ -144,13 +144,26 @@ def bind_route(
     path, target = parse(declared.path), parse(destination)
     dtype = _floating_name(declared.dtype, where)
     route = Route(str(target), str(path), dtype, declared.exclude, declared.idle)
-    live = _walk_source(root, path, where)
+    try:
+        live = _walk_source(root, path, where)
+    except SourceNotFound as error:
+        try:
+            _walk_source(root, target, where)
+        except SourceNotFound:
+            raise error from None
+        cure = f"the destination comes first: write {{{str(path)!r}: {str(target)!r}}}"
+        raise SourceNotFound(error.what, error.where, cure) from None
     check_trained(root, path, where)
     leaves = Leaves(live, str(path), shards=True)
     found, prefix = endpoint.locate(target, where)
     if endpoint.needs_every_leaf:
         _refuse_excluded(endpoint, found, route.exclude, where)
     comparisons, names = _compare(route, leaves, endpoint, found, prefix)
+    for pattern in (*route.exclude, *route.idle):
+        if not any(excluded(name, [pattern]) for name in (*names, *(c.name for c in comparisons))):
+            near = did_you_mean(nearest_name(pattern, names))
+            what, cure = f"no leaf is named like {pattern!r}", f"{near}leaves: {', '.join(names[:12])}"
+            raise LayoutMismatch(what, f"{where}, exclude or idle of {route.source}", cure)
     by_name = dict(zip(names, leaves.leaves, strict=True))
     sent = [
         SentLeaf(

@@ -19,6 +19,7 @@ from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers
 from rlsync.torchrl_plugin.compat.schemes import forget_sender, schemes_of, set_context
+from rlsync.torchrl_plugin.ending.watch import check_timeout
 from rlsync.torchrl_plugin.served import Served, ServedServer, served
 from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.torchrl_plugin.worker_scheme import (
@@ -149,6 +150,9 @@ class BoardScheme(WorkerScheme):
             the policy depend on each of them. Those that do not are named when a hook is registered.
         start_timeout_s: how long the workers may take to make their environments and policies, seconds.
             ``None`` waits for ever for those that live.
+        silent_timeout_s: how many seconds the learner waits for a live worker process that begins no rollout;
+            longer than the longest rollout. Then it raises AdoptionTimeout; for a dead worker it raises
+            WorkerLost at once. ``None`` waits for ever for those that live.
         per_worker_weights: an argument of TorchRL's schemes; must be false.
 
     Raises:
@@ -180,13 +184,16 @@ class BoardScheme(WorkerScheme):
         adopt_at: AdoptAt = "rollout",
         prove: bool = True,
         start_timeout_s: float | None = 300.0,
+        silent_timeout_s: float | None = 300.0,
         per_worker_weights: bool = False,
         _board: WeightBoard | None = None,
     ) -> None:
         super().__init__(adopt, adopt_at, prove=prove)
         if per_worker_weights:
             raise ConfigError(ONE_VERSION, "BoardScheme(per_worker_weights=True)", OWN_COLLECTORS)
+        check_timeout(silent_timeout_s, "BoardScheme")
         self.start_timeout_s = start_timeout_s
+        self.silent_timeout_s = silent_timeout_s
         self._first_worker = 0
         self._owns_board = _board is None
         board = WeightBoard() if _board is None else _board
@@ -267,9 +274,8 @@ class BoardScheme(WorkerScheme):
             logs = self._link.starting
             assert logs is not None, "made before the workers were started"
             try:
-                served(self.context, str(self.model_id)).await_start(
-                    self.publisher.has_told, self.start_timeout_s, logs
-                )
+                timeouts_s = self.start_timeout_s, self.silent_timeout_s
+                served(self.context, str(self.model_id)).await_start(self.publisher, timeouts_s, logs)
             finally:
                 logs.close()
 

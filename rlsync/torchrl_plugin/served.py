@@ -26,6 +26,7 @@ from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, serve
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.kept_rollouts import keep_rollouts
+from rlsync.torchrl_plugin.ending.watch import Watch
 
 
 class Served:
@@ -76,13 +77,17 @@ class ServedProcesses(Served):
             keep_rollouts(self.workers)
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
-    def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """Wait until the workers stand: these say so on a pipe, or why not.
+    def await_start(
+        self, publisher: WorkersPublisher, timeouts_s: tuple[float | None, float | None], logs: StartLogs
+    ) -> None:
+        """Wait until the workers stand: these say so on a pipe, or why not. From then on they are watched.
 
-        WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time.
+        WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time, which is the
+        first of the timeouts; the second one is that of silence.
         """
         collectors.end_groups(self.workers)
-        waits.await_start(self.workers, timeout_s, logs)
+        to_start_s, silent_s = timeouts_s
+        waits.await_start(self.workers, to_start_s, logs, lambda: Watch(publisher, self.workers, silent_s))
 
 
 class ServedNodes(Served):
@@ -104,22 +109,24 @@ class ServedNodes(Served):
         if self._policy is not None:
             distributed.send_policy_by_value(self.workers.collector, self._policy)
 
-    def await_start(self, told: Callable[[int], bool], timeout_s: float | None, logs: StartLogs) -> None:
-        """``told(worker)`` is whether one has left its note on the board, which says that it stands.
+    def await_start(
+        self, publisher: WorkersPublisher, timeouts_s: tuple[float | None, float | None], logs: StartLogs
+    ) -> None:
+        """A worker that has left its note on the board stands. Nobody watches these afterwards.
 
         If a worker does not stand, all are ended: TorchRL would leave them.
         """
 
         def ready(worker: int, seconds: float) -> bool:
             deadline = time.monotonic() + seconds
-            while not told(worker):
+            while not publisher.has_told(worker):
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(0.01)
             return True
 
         try:
-            await_ready(self.workers.procs, ready, timeout_s)
+            await_ready(self.workers.procs, ready, timeouts_s[0])
         except BaseException:
             self.workers.shutdown(0.0)
             raise

@@ -142,6 +142,20 @@ class WorkerScheme(WeightSyncScheme):
         if policy is not None:
             publisher.publish_modules({POLICY: policy}, "the collector")
 
+    def connect(self, **given: Any) -> None:
+        """Called by each collector that was given this scheme, and TorchRL allows one.
+
+        Raises:
+            ConfigError: there was one already.
+        """
+        if self.synchronized_on_sender:
+            raise ConfigError(
+                f"this {type(self).__name__} was given twice, and serves one destination of one collector",
+                f"weight_sync_schemes={{{self.model_id!r}: ...}}",
+                "make one for each collector, or take board.scheme() of one WeightBoard for each destination",
+            )
+        super().connect(**given)
+
     @property
     def initialized_on_sender(self) -> bool:
         """Whether this process is the learner. A forked worker inherits the learner's scheme as it is."""

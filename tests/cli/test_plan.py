@@ -128,7 +128,7 @@ SAC = """plan of sac on CartPole-v1
   frames 1,000 to 99,999    learning: 100 updates after each batch of 100 frames (990 rounds)
   publish                   every 1 batches: 1,000 versions after the first
   evaluation                never
-  checkpoint                every 50,000 frames, and at the end
+  checkpoint                every 5,000 frames, and at the end
   end                       100,000 frames, 99,000 updates, ratio 1"""
 
 

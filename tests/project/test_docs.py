@@ -9,6 +9,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 import textwrap
@@ -28,6 +29,7 @@ from rlsync.cli.main import VERBS
 from rlsync.recipes import impala
 from tests.tools.parts.configs import configs_of
 from tests.tools.parts.programs import ENDS_WITHIN_S, run_program
+from tests.tools.running import in_three_lines
 from tests.tools.tiers import first_of_each
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,51 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     exec(quickstart(), document.namespace)
     for example in document.examples():
         example.evaluate()
+
+
+README_PYTHON = [body for language, body in blocks(ROOT / "README.md") if language == "python"]
+_AT_BATCH = 3
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.parametrize("snippet", range(len(README_PYTHON)))
+@pytest.mark.parametrize(
+    ("sent", "error", "says"),
+    [
+        (signal.SIGKILL, rlsync.WorkerLost, "killed by SIGKILL, acted with version"),
+        (signal.SIGSTOP, rlsync.AdoptionTimeout, "has not begun a rollout for 3 s"),
+    ],
+)
+def test_a_snippet_of_the_readme_ends_in_three_lines_if_a_worker_is_killed_or_stopped(
+    snippet: int,
+    sent: signal.Signals,
+    error: type[rlsync.RlsyncError],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if sent == signal.SIGSTOP:
+        monkeypatch.setitem(rlsync.BoardScheme.__init__.__kwdefaults__, "silent_timeout_s", 3.0)
+    namespace: dict[str, Any] = {"__name__": "snippet"}
+    exec(quickstart(), namespace)
+    make_loss, losses = namespace["make_loss"], []
+
+    def make_watched_loss() -> Any:
+        loss = make_loss()
+        loss.register_forward_pre_hook(lambda *_: losses.append(0) or send())
+        return loss
+
+    def send() -> None:
+        if len(losses) == _AT_BATCH:
+            os.kill(namespace["collector"].procs[1].pid, sent)
+
+    namespace["make_loss"] = make_watched_loss
+    with pytest.raises(error) as ended:
+        exec(README_PYTHON[snippet], namespace)
+    assert says in ended.value.what
+    assert in_three_lines(ended.value)
+    assert "worker 1 (pid " in ended.value.what
+    assert namespace["collector"].closed
 
 
 def quickstart() -> str:
@@ -156,7 +203,7 @@ def test_every_rlsync_command_of_the_documentation_is_understood(
         there = [a for a in arguments if a != "--json" and not a.startswith("resume=")]
         configs_of(*there)
         return
-    for name in ("parse_args", "parse_intermixed_args"):
+    for name in ("parse_args", "parse_known_intermixed_args"):
         understand = getattr(argparse.ArgumentParser, name)
 
         def parse_only(self: argparse.ArgumentParser, *given: object, then: Any = understand) -> None:

@@ -255,7 +255,7 @@ def test_an_environment_that_gymnasium_does_not_know_is_refused_by_a_look() -> N
 def test_a_watch_over_workers_that_are_watched_already_is_refused() -> None:
     trainer = RECIPE.build(small())
     try:
-        with pytest.raises(ConfigError, match="watches its workers by itself"):
+        with pytest.raises(ConfigError, match="that WatchWorkers could watch"):
             WatchWorkers().register(trainer)
     finally:
         trainer.shutdown()

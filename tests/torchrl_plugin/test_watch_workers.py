@@ -29,8 +29,8 @@ from rlsync import AdoptionTimeout, BoardScheme, ConfigError, SyncWeights, Watch
 from rlsync.recipes import ppo
 from rlsync.recipes.settings import CollectorConfig, Config
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.ending import watch
 from rlsync.torchrl_plugin.ending.waits import lost_workers
-from rlsync.torchrl_plugin.hooks import watch_workers
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
     CanaryPolicy,
@@ -62,7 +62,7 @@ both_kinds = pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncColl
 
 @pytest.fixture
 def _little_time_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_workers, "END_WITHIN_S", 1.0)
+    monkeypatch.setattr(watch, "END_WITHIN_S", 1.0)
 
 
 def _watched(

@@ -247,7 +247,7 @@ def test_a_run_on_an_address_where_nothing_listens_is_refused(tmp_path: Path) ->
 @pytest.mark.processes
 def test_the_end_of_an_agent_that_dies_already_is_waited_for() -> None:
     """The kernel takes milliseconds to free its memory; meanwhile it lives, and its command line is empty."""
-    from rlsync.workers.cluster.node import kill_family
+    from rlsync.workers.cluster.node import family_of, kill_family
 
     words = "x = b'x' * (256 << 20); print(1, flush=True); input()"
     agent = [sys.executable, "-c", words, "NodeAgent"]
@@ -258,7 +258,7 @@ def test_the_end_of_an_agent_that_dies_already_is_waited_for() -> None:
             process.kill()
             assert wait_until(lambda: not Path(f"/proc/{process.pid}/cmdline").read_bytes(), WAIT_S, 0.0)
             dying = is_alive(process.pid)
-            kill_family(process.pid)
+            kill_family(family_of(process.pid))
             assert not is_alive(process.pid)
         if dying:
             return

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from rlsync.core.errors import ConfigError, RlsyncWarning
+from rlsync.core.errors import ConfigError
 from rlsync.recipes.checks import check
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.hooks import KeepPace
@@ -148,12 +148,13 @@ def test_a_resumed_pace_goes_on_with_its_count() -> None:
     assert resumed(after, Pace(0.5, prefill=10)).updates == 45
 
 
-def test_the_configs_ratio_wins_over_that_of_the_checkpoint_and_this_is_said() -> None:
+def test_the_configs_ratio_wins_over_that_of_the_checkpoint() -> None:
     before = KeepPace(Pace(0.5))
     before.updates = 50
     state = before.state_dict() | {"frames": 100}
     after = KeepPace(Pace(2.0))
-    with pytest.warns(RlsyncWarning, match="the replay ratio was 0.5 and is 2 from here on"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the list of changed settings tells it, once
         after.load_state_dict(state)
     assert after.pace.due(110, after.updates) == 20, (
         "not the 150 that the new ratio had asked for from the start"

@@ -15,6 +15,7 @@ from rlsync.cli import trust
 from rlsync.cli.compose import own_hydra
 from rlsync.cli.compose.refusals import parsed
 from rlsync.core.errors import ConfigError
+from rlsync.core.path import did_you_mean, nearest_name
 from rlsync.recipes import registry
 
 _SEARCH_PATH = "hydra.searchpath"
@@ -52,7 +53,13 @@ def read(arguments: list[str]) -> CommandLine:
 
     The parent of the folder that ``--config-dir`` names goes on ``sys.path``, so that a recipe can lie there.
     """
-    flags = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    flags, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        option, bare = unknown[0].partition("=")[0], unknown[0].lstrip("-")
+        near = nearest_name(option, (name for action in parser._actions for name in action.option_strings))
+        cure = did_you_mean(near) or f"keys have no dashes: {bare if '=' in bare else f'{bare}=...'}"
+        raise ConfigError(f"no option {option!r}", "the command line", cure)
     errors: list[ConfigError] = []
     own = None if flags.config_dir is None else Path(flags.config_dir).resolve()
     if own is not None and not own.is_dir():

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from rlsync.cli.compose.shipped import RECIPE
+from rlsync.cli.compose.shipped import ENV, RECIPE
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.core.path import did_you_mean
 
@@ -24,6 +24,11 @@ SEE_ALL = "rlsync train --cfg job prints all keys"
 #: The arguments of gymnasium.make and of TorchRL's loggers stand here, and a cluster's resources. No schema
 #: knows their names.
 FREE_FORM = ("env.kwargs", "logger.kwargs", "cluster.resources")
+
+_A_MAP = (
+    "an entry of the sync map goes by its number, sync.map.0.source=PATH; or give all, quoted for the shell: "
+    "'sync.map=[{destination:policy,source:PATH}]'"
+)
 
 _IN_FILE = re.compile(r"In '(?P<file>[^']+)': ")
 
@@ -36,7 +41,7 @@ def parsed(line: str) -> Override:
         cure = "write key=value; quote what the shell or Hydra would split: 'key=\"a, b\"'"
         if "[" in line.partition("=")[0]:
             cure = "write key=value; an entry of a list goes by its number: sync.map.0.source=..."
-        what = f"cannot read an override: {first_line(error)}"
+        what = f"cannot read an override: {first_line(error) if '=' in line else 'it has no ='}"
         raise ConfigError(what, f"override {line}", cure) from error
     override.config_loader = GlobalHydra.instance().config_loader()  # for glob()
     return override
@@ -54,7 +59,8 @@ def of_option(override: Override, offered: list[str]) -> Iterator[ConfigError]:
         if group == RECIPE:
             yield ConfigError(f"{group} cannot be left out", f"override {line}", f"choose one; {SEE_ALL}")
     elif option not in offered:
-        cure = f"{did_you_mean(nearest(str(option), offered))}{group} is one of {', '.join(offered)}"
+        by_id = f"for an environment by its id write env.id={option}; " if group == ENV else ""
+        cure = f"{did_you_mean(nearest(str(option), offered))}{by_id}{group} is one of {', '.join(offered)}"
         yield ConfigError(f"no {group} {option!r}", f"override {line}", cure)
     elif override.is_add():
         yield ConfigError(f"{group} has a choice already", f"override {line}", f"write {line.lstrip('+')}")
@@ -92,10 +98,15 @@ def of_composition(error: Exception, words: Iterable[str]) -> ConfigError:
     if in_file := _IN_FILE.search(str(error)):
         return ConfigError(what, f"{in_file['file']}.yaml", cure)
     guilty = max((line for line in words if line in str(error)), key=len, default="")
+    key, _, value = guilty.lstrip("+~").partition("=")
+    if "ListConfig" in what:
+        cure = _A_MAP if key.startswith("sync.map") else f"a list is written in brackets: {key}=[{value}]"
     return ConfigError(what, f"override {guilty}" if guilty else "the configuration", cure)
 
 
 def _all_entries(key: str) -> str:
+    if key.startswith("sync.map."):
+        return _A_MAP
     above = key.rpartition(".")[0]
     return f"a list keeps its length; to have more or fewer entries give them all: {above}=[..., ...]"
 
@@ -130,6 +141,8 @@ def nearest(wanted: str, offered: Iterable[str]) -> str:
 def _beside(key: str, known: Collection[str]) -> str:
     """The keys beside an unknown key, as text: ``when has: every, unit``."""
     parent = key.rpartition(".")[0]
+    if key.startswith("sync.map."):
+        return _A_MAP
     split = (name.rpartition(".") for name in sorted(known))
     names = [last for other, _, last in split if parent and other == parent]
     return f"{parent} has: {', '.join(names)}" if names else SEE_ALL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from typing import Any
 
@@ -11,7 +10,6 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.modules import EGreedyModule
 from torchrl.trainers import Trainer, TrainerHookBase
 
-from rlsync.core.errors import RlsyncWarning
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
 from rlsync.workers.frames import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
 from rlsync.workers.replay.mixing import ReplayMix
@@ -58,7 +56,7 @@ class KeepPace(TrainerHookBase):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the count. If the ratio is another one now, it holds from here on, and that is said."""
+        """Go on with the count. If the ratio is another one now, it holds from here on."""
         self.updates = int(state_dict["updates"])
         if self._trainer is not None and int(state_dict["frames"]) >= self.pace.pace.prefill:
             # A collector with another number of workers does not load its state, and would begin anew.
@@ -69,15 +67,6 @@ class KeepPace(TrainerHookBase):
             begun = begun[0] + self.pace.pace.prefill, self.updates
         elif before == now:
             begun = int(state_dict["from_frames"]), int(state_dict["from_updates"])
-        if before != now:
-            warnings.warn(
-                RlsyncWarning(
-                    f"the replay ratio was {before:g} and is {now:g} from here on",
-                    f"a resumed run, after {int(state_dict['frames']):,} frames and {self.updates:,} updates",
-                    "give the ratio of the run before to go on as it did",
-                ),
-                stacklevel=2,
-            )
         self.pace = PaceFrom(self.pace.pace, *begun)
 
     def _updated(self) -> None:

@@ -47,9 +47,9 @@ def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
     like = laid_out.get(("collector", "traj_ids"), None)
     if missing and like is None:
         raise ConfigError(
-            f"the replay buffer is laid out without room for {missing[0]!r}",
+            f"the replay buffer is laid out without room for {', '.join(map(repr, missing))}",
             "replay_buffer of the collector",
-            "pass an empty lazy storage, or give it int64 fields for the stamps",
+            f"pass an empty lazy storage, or lay it out with int64 entries {STAMP!r} and {('next', STAMP)!r}",
         )
     is_memmap = laid_out.is_memmap()  # ask now: after unlocking, it says no
     for key in missing:

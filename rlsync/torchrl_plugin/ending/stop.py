@@ -23,6 +23,7 @@ from rlsync.torchrl_plugin.ending.last_checkpoint import (
     LastCheckpoint,
     save_before_the_end,
 )
+from rlsync.torchrl_plugin.hooks.misuse import require
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class Stop:
                 f"Stop(within_s={within_s!r})",
                 "for example 30.0; None waits as long as the trainer does",
             )
+        require(Trainer, trainer, self)
         self.within_s = within_s
         self.why = ""  #: what the first call said
         self.lost: BaseException | None = None  #: the error of the workers that held the learner up

@@ -78,16 +78,29 @@ def await_newest(publisher: WorkersPublisher, timeout_s: float) -> None:
         raise lost_workers(publisher, publisher.transport.status(), lost.where) or lost from None
 
 
-def await_start(collector: collectors.MultiCollector, timeout_s: float | None, logs: StartLogs) -> None:
+def await_start(
+    collector: collectors.MultiCollector,
+    timeout_s: float | None,
+    logs: StartLogs,
+    stand: Callable[[], object],
+) -> None:
     """Wait until every worker process has said that it is ready, or why it is not.
 
     TorchRL 0.14 waits for each of them 20 s, does not look whether that helped, and reads for ever. Its
-    error names no worker. What it reads afterwards is what was read here. ``logs`` has what workers print
-    while they make their environments; for ``timeout_s`` see :func:`await_ready`.
+    error names no worker. What it reads afterwards is what was read here, and when it has, ``stand()`` is
+    called. ``logs`` has what workers print while they make their environments; for ``timeout_s`` see
+    :func:`await_ready`.
 
     Raises WorkerLost if a worker ended, and AdoptionTimeout if one says nothing. What a worker raised is
     raised here, from a WorkerLost that names the worker. An error of rlsync's own is raised by TorchRL.
     """
+
+    unread = list(collector.pipes)
+
+    def read() -> None:
+        unread.pop()
+        if not unread:
+            stand()
 
     def ready(worker: int, seconds: float) -> bool:
         pipe, process = collector.pipes[worker], collector.procs[worker]
@@ -104,7 +117,7 @@ def await_start(collector: collectors.MultiCollector, timeout_s: float | None, l
             _log.error("the error of worker %d:\n%s", worker, traceback.rstrip())
             words = f"{type(error).__name__}: {first_line(error)}"
             raise error from ended_before_ready(worker, process, "its collector could not be made", words)
-        _hand_back(pipe, message)
+        _hand_back(pipe, message, read)
         return True
 
     def last_words(worker: int) -> str:
@@ -114,11 +127,12 @@ def await_start(collector: collectors.MultiCollector, timeout_s: float | None, l
     await_ready(collector.procs, ready, timeout_s, last_words, logs.doing)
 
 
-def _hand_back(pipe: Any, message: object) -> None:
-    """Let the next ``recv`` of this pipe return a message that was taken from it."""
+def _hand_back(pipe: Any, message: object, read: Callable[[], None]) -> None:
+    """Let the next ``recv`` of this pipe return a message that was taken from it, and call ``read()``."""
 
     def recv() -> object:
         del pipe.recv, pipe.poll
+        read()
         return message
 
     pipe.recv, pipe.poll = recv, lambda timeout=0.0: True

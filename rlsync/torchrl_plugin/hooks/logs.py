@@ -12,7 +12,7 @@ from torchrl.trainers import Trainer, TrainerHookBase
 from rlsync.core.errors import ConfigError
 from rlsync.torchrl_plugin.compat.trainers import free_name, registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, require
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 
@@ -22,6 +22,7 @@ class Logs(TrainerHookBase):
     prefix: str  #: the beginning of the logged names
 
     def __init__(self, sync: SyncWeights) -> None:
+        require(SyncWeights, sync, self, "give the SyncWeights of the trainer")
         self.sync = sync
 
     def _metrics(self) -> dict[str, Any]:

@@ -34,6 +34,13 @@ def no_trainer(hook: object, or_else: str = "") -> ConfigError:
     )
 
 
+def require(kind: type, given: object, hook: object, cure: str = "give your trainer") -> None:
+    """Refuse a hook that was given something else, such as a loss in place of its trainer."""
+    if not isinstance(given, kind):
+        name = type(hook).__name__
+        raise ConfigError(f"{name} needs a {kind.__name__}, got a {type(given).__name__}", name, cure)
+
+
 def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> None:
     if chosen not in offered:
         raise ConfigError(f"no {what} {chosen!r}", where, f"choose one of: {', '.join(offered)}")

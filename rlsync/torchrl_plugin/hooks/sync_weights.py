@@ -29,6 +29,7 @@ from rlsync.torchrl_plugin.hooks.misuse import (
     no_trainer,
     refuse_background,
     refuse_shards_in_background,
+    require,
 )
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.transport.contract import ReaderStatus
@@ -129,6 +130,7 @@ class SyncWeights(PublishHook):
             trainer.register_op("post_steps", self)
 
     def _bind(self, trainer: Trainer, name: str) -> None:
+        require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
         collector = trainer.collector if self.collector is None else self.collector
         endpoint = endpoint_of(collector)
         if self.background:

@@ -30,6 +30,8 @@ FORMAT = 6
 # has the newest version, and one is written. Most runs use three.
 MAX_SLOTS = 1024
 MAX_READERS = 1022
+#: The last line is that of a process that plays and scores versions; no worker has it.
+EVALUATOR = MAX_READERS - 1
 LINE_WORDS = 8
 
 _CONTROL = PAGE_BYTES // 8

@@ -24,6 +24,8 @@ ANSWER_WITHIN_S = 2.0
 
 #: How long killed processes may take to be gone.
 _GONE_WITHIN_S = 5.0
+#: How long Ray may take to end an agent that does not answer it.
+_ENDED_WITHIN_S = 2.0
 
 #: What a ring says before anything happened.
 NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)
@@ -147,32 +149,40 @@ class Node:
         """End the agent, whatever it does. Its workers end when they see that; on this machine they are ended
         at once, because Ray takes seconds to end a process that is stopped, and stopped workers see nothing.
         """
-        if on_this_machine and self.pid is not None:
-            kill_family(self.pid)  # first: the children of an agent that Ray has ended are not found any more
+        # First: the children of an agent that Ray has ended are not found any more.
+        family = family_of(self.pid) if on_this_machine and self.pid is not None else []
         ray.kill(self.agent, no_restart=True)
+        kill_family(family)
 
 
-def kill_family(pid: int) -> None:
-    """SIGKILL an agent of this machine and what it started, down to the last child, and wait until they are
-    gone. Does nothing if the process is no agent.
-    """
+def family_of(pid: int) -> list[int]:
+    """An agent of this machine and what it started, down to the last child; nothing if it is no agent."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return
+        return []
     if command and b"NodeAgent" not in command:  # it is gone, and its number reused; one that dies has none
-        return
+        return []
     family = [pid]
     for member in family:  # which grows meanwhile
         with suppress(OSError):
             for task in Path(f"/proc/{member}/task").iterdir():
                 family += map(int, (task / "children").read_text().split())
-    for member in family:
-        with suppress(ProcessLookupError):
-            os.kill(member, signal.SIGKILL)
-    until_s = time.monotonic() + _GONE_WITHIN_S
-    while {process_state(member) for member in family} - {None, "dead"} and time.monotonic() < until_s:
-        time.sleep(0.01)
+    return family
+
+
+def kill_family(family: list[int]) -> None:
+    """SIGKILL an agent, which is the first of its family, and all others, and wait until they are gone.
+
+    The agent last: Ray is about to end it, and prints a page of advice if it dies in any other way.
+    """
+    for killed, within_s in ((family[1:], _ENDED_WITHIN_S), (family, _GONE_WITHIN_S)):
+        for member in killed:
+            with suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        until_s = time.monotonic() + within_s
+        while {process_state(member) for member in family} - {None, "dead"} and time.monotonic() < until_s:
+            time.sleep(0.01)
 
 
 def why(error: RayError) -> str:

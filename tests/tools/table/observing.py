@@ -80,8 +80,12 @@ def _registered(register: Callable[[], object]) -> str:
     try:
         register()
     except RlsyncError as error:
-        return f"refused: {first_line(error)}"
+        return "refused: " + next((short for said, short in _SHORT.items() if said in error.what), error.what)
     return ""
+
+
+#: The column says the rest of what these errors say.
+_SHORT = {"cannot be asked what": "cannot be asked", "frames do not carry the version": "no stamps"}
 
 
 def stamps(batches: list[TensorDictBase]) -> str:
