@@ -35,6 +35,8 @@ class PureStepper(GradientsInside):
         self._compiles, self._bfloat16 = compiles, bfloat16
         self._update: Update | None = None
         self._graphs: dict[int, Callable[..., Gradients]] = {}
+        self._averages: dict[str, Tensor] = {}
+        self._averaged_steps = 0
         try:
             self._update = make()
             self._places = [phase.places(self._update.weights) for phase in self._update.phases]
@@ -49,12 +51,13 @@ class PureStepper(GradientsInside):
         self._stock = trainer.optimization_stepper
         trainer.optimization_stepper = self
         trainer.register_op("pre_optim_steps", self.look)
+        trainer.register_op("pre_epoch_log", self._new_epoch)
         self.look()
 
     def look(self) -> None:
         """Decide how the next updates are made."""
         before = self.why_not
-        self.why_not = self._never
+        self.why_not, self._averages = self._never, {}
         if self._update is not None and self._never is None:
             optimizers = [phase.optimizer for phase in self._update.phases]
             self.why_not = foreign_hand(self.trainer, optimizers, self._update.networks)
@@ -83,7 +86,21 @@ class PureStepper(GradientsInside):
             update.after()
         if (errors := found.pop("td_error", None)) is not None:
             sub_batch["td_error"] = errors
-        return TensorDict(found)
+        return self._averaged(found)
+
+    def _averaged(self, found: dict[str, Tensor]) -> TensorDict:
+        """What Trainer averages, in one operation for all: it gets the averages once, and then no more."""
+        if not self._averages:
+            self._averages = {name: value.clone() for name, value in found.items()}
+            self._averaged_steps = 1
+            return TensorDict(self._averages)
+        self._averaged_steps += 1
+        values = [found[name] for name in self._averages]
+        torch._foreach_lerp_(list(self._averages.values()), values, 1 / self._averaged_steps)
+        return TensorDict()
+
+    def _new_epoch(self, batch: object) -> None:
+        self._averaged_steps = 0  # as Trainer does: the averages are those of the newest epoch
 
     def _make(
         self, phase: Phase, places: list[tuple[str, int]], batch: Any, noise: Sequence[Tensor]
