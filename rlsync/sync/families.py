@@ -79,8 +79,8 @@ def lead_group() -> None:
         signal.signal(number, signal.SIG_IGN)
     # A run holds signals back from its workers, not from what they start: programs begin without handlers.
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    for number in held:
-        signal.signal(number, lambda number, frame: None)
+    for each in held:
+        signal.signal(each, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
     Finalize(None, _leave_group, exitpriority=_LAST)
 
