@@ -8,6 +8,7 @@
 #   make same          compares short runs of every recipe, and a few publishes, with those of the merge base with main
 #   make check         all checks but the tests: format, lint, types, floors and docs, each also a target of its own
 #   make docs          builds the documentation into docs/_build/html
+#   make claims        runs what proves each promise of docs/reliability.md, and writes its table
 #   make configs       writes default values and comments of configs/ from the dataclasses
 #   make wheel         builds the wheel into dist/, to install rlsync elsewhere
 #   make hooks         lets git run the quick checks at every commit
@@ -40,7 +41,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || e
 
 # A recipe that fails leaves no stamp behind, so the next call starts again where this one stopped.
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all test-touched test-quick same check format lint types floors docs configs wheel hooks \
+.PHONY: help train test test-all test-touched test-quick same check format lint types floors docs claims configs wheel hooks \
 	clean compat compat-lowest compat-highest compat-tests
 
 help:
@@ -86,6 +87,10 @@ floors: $(VENV)/.stamp-dev
 # -E: a page that is taken from the cache would not repeat its warnings, and a second call would pass.
 docs: $(VENV)/.stamp-dev
 	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs docs/_build/html
+
+# A promise that is not proven is not printed.
+claims: $(VENV)/.stamp-dev
+	$(BIN)/python docs/claims.py $(ARGS) -- $(SIDE_BY_SIDE)
 
 # Default values and comments in configs/, from the dataclasses.
 configs: $(VENV)/.stamp-dev

@@ -342,6 +342,11 @@ class Trial:
         if not until(lambda: not life.left(), 30):
             self._note("processes left", f"{told}: {life.left()}")
         new = {path.name for path in Path("/dev/shm").iterdir()} - self.shm
+        published = life.receipts(0)  # of all lives of the run, however this one ended
+        versions = [receipt["version"] for receipt in published]
+        if versions != sorted(set(versions)) or len({receipt["run_id"] for receipt in published}) > 1:
+            self._note("versions that did not rise", f"{told}: {versions}")
+        self.counts["receipts read"] += len(versions)
         if new:
             self._note("files of shared memory left", f"{told}: {sorted(new)}")
             self.shm |= new
@@ -365,9 +370,6 @@ class Trial:
                 self._note("runs that could not be resumed", f"{told}: {said[-900:]}")
             return
         self.counts["resumed"] += 1
-        versions = [receipt["version"] for receipt in life.receipts(0)]
-        if versions != sorted(set(versions)):
-            self._note("versions that did not rise", f"{told}: {versions}")
 
     def _look_at(self, found: Checkpoint, told: str) -> None:
         self.counts["checkpoints read"] += 1

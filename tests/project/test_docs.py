@@ -20,6 +20,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from sybil import Document
 from sybil.parsers.myst import PythonCodeBlockParser
@@ -299,3 +300,21 @@ def test_the_picture_of_explain_shows_what_explain_prints_now() -> None:
     printed = runpy.run_path(str(DOCS / "pictures.py"))["explained"]()
     shown = "".join(ElementTree.parse(DOCS / "pictures" / "explain.svg").getroot().itertext())
     assert "".join(printed.split()) in "".join(shown.split())
+
+
+# ------------------------------------------------------------------------------------------ claims
+
+
+def test_what_the_page_on_reliability_promises_has_tests_that_exist() -> None:
+    claims = yaml.safe_load((DOCS / "claims.yaml").read_text())
+    _, _, rest = (DOCS / "reliability.md").read_text().partition("<!-- table of claims -->\n")
+    rows = rest.partition("<!-- end of table of claims -->")[0].splitlines()[2:]
+    promises = [claim["promise"] for claim in claims]
+    assert {row.split(" | ")[0].removeprefix("| ") for row in rows if row} <= set(promises)
+    for claim in claims:
+        assert claim.get("tests") or claim.get("scripts"), claim["promise"]
+        for named in [*claim.get("tests", ()), *claim.get("scripts", ())]:
+            path, _, test = named.partition("::")
+            file = ROOT / path.split()[0]
+            assert file.exists(), named
+            assert not test or f"def {test.partition('[')[0]}(" in file.read_text(), named
