@@ -228,6 +228,14 @@ def test_a_sender_refuses_what_does_not_fit_or_is_not_newer() -> None:
         sender.send(Stamp(1, 2), pack(Stamp(1, 2), LAYOUT, tensors()), now_s=0.0)
 
 
+def test_a_message_that_a_newer_one_has_overtaken_is_not_taken() -> None:
+    box = Mailbox()
+    older, newer = (Message(Stamp(1, v), digest=0, image_bytes=64, address="a", number=v) for v in (1, 2))
+    assert box.post(newer, now_s=0.0).accepted
+    assert not box.post(older, now_s=1.0).accepted
+    assert box.message == newer
+
+
 def test_a_node_is_not_told_again_of_an_image_that_it_could_not_get() -> None:
     box = Mailbox()
     first = Message(Stamp(1, 1), digest=0, image_bytes=64, address="a")
