@@ -31,14 +31,14 @@ from rlsync.cli.ending import Ending, Interrupts
 from rlsync.cli.job import Job, job_of, jobs_of, words_for_hydra
 from rlsync.cli.main import exit_status, output_read
 from rlsync.cli.resume import load
-from rlsync.core.errors import ConfigError, RlsyncError, WorkerLost
+from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.hooks import EpisodeReturns, InSummary, StalenessHistogram
 from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
-from rlsync.torchrl_plugin.compat import collectors, trainers
+from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
 from rlsync.transport.board.reader import BoardHandle
 
@@ -140,7 +140,7 @@ def train_job(job: Job) -> int:
                 print("stopped: interrupted before the first frame", flush=True)
             else:
                 leave_address(trainer, run_dir)
-                with stop, line.shown(), ending.saving(unless=stop.covers), told_as_lost(line.sync):
+                with stop, line.shown(), ending.saving(unless=stop.covers):
                     trainer.train()
                 if stop.lost is not None and stop.saved is not None:
                     print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)
@@ -185,21 +185,6 @@ def shut_down(trainer: Trainer) -> Iterator[Trainer]:
         trainer.shutdown()
         if trainer.logger is not None:
             trainer.logger.close()
-
-
-@contextlib.contextmanager
-def told_as_lost(sync: SyncWeights) -> Iterator[None]:
-    """Turn TorchRL's RuntimeError about a dead worker into a WorkerLost."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not collectors.says_a_worker_died(error):
-            raise
-        raise WorkerLost(
-            str(error).partition(". ")[0],
-            f"after {sync.counters().frames:,} frames, version {sync.version}",
-            "the worker's own error is printed above; resume=RUN goes on from its checkpoint",
-        ) from error
 
 
 def leave_address(trainer: Trainer, run_dir: Path) -> None:

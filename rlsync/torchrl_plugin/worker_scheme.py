@@ -143,11 +143,7 @@ class WorkerScheme(WeightSyncScheme):
             publisher.publish_modules({POLICY: policy}, "the collector")
 
     def connect(self, **given: Any) -> None:
-        """Called by each collector that was given this scheme, and TorchRL allows one.
-
-        Raises:
-            ConfigError: there was one already.
-        """
+        """TorchRL calls it for each collector and destination; a ConfigError if this is the second one."""
         if self.synchronized_on_sender:
             raise ConfigError(
                 f"this {type(self).__name__} was given twice, and serves one destination of one collector",
