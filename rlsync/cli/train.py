@@ -33,7 +33,7 @@ from rlsync.cli.main import exit_status, output_read
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.hooks import EpisodeReturns, InSummary, StalenessHistogram
-from rlsync.recipes.hooks.stepping import PureStepper
+from rlsync.recipes.pure import PureStepper
 from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint

@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import resource
+import shutil
+import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +22,9 @@ from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.replay.settings import ReplayConfig
 from rlsync.recipes.run_files import BEST_VIDEO
-from rlsync.recipes.settings import IN_PROCESS, LOGGER_PACKAGES, Config
+from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config
 from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
+from rlsync.tensors.device import bfloat16_instructions
 from rlsync.workers.devices import device_named, device_of_each
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
@@ -42,6 +46,7 @@ def errors(config: Config) -> Iterator[RlsyncError]:
     yield from in_process_errors(config)
     yield from video_errors(config)
     yield from file_errors(config)
+    yield from update_errors(config)
     kind = config.logger.kind
     if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
@@ -193,6 +198,31 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
                 other.partition("=")[0],
                 f"give {other}, or collector=sync or async, which have worker processes",
             )
+
+
+def has_compiler() -> bool:
+    """Whether torch.compile finds a C++ compiler, and the headers of Python, here."""
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    return shutil.which(os.environ.get("CXX", default)) is not None and headers.exists()
+
+
+def update_errors(config: Config) -> Iterator[RlsyncError]:
+    """One error for each key of updates that this recipe or this machine cannot serve."""
+    recipe, on_cpu = config.recipe, config.learner.device == "cpu"
+    asked = {"recipe.compile": recipe.compile == "on", "recipe.update_dtype": recipe.update_dtype == BFLOAT16}
+    for key, is_asked in asked.items():
+        if is_asked and not recipe.pure_updates:
+            others = "only those of ppo, dqn, sac and td3 have it"
+            yield ConfigError(
+                f"the updates of {recipe.name!r} cannot do that: {others}", key, f"leave {key} out"
+            )
+    if asked["recipe.compile"] and on_cpu and not has_compiler():
+        cure = "install g++ and Python's headers, or give recipe.compile=off"
+        yield ConfigError("there is no C++ compiler here", "recipe.compile=on", cure)
+    if asked["recipe.update_dtype"] and on_cpu and bfloat16_instructions() == []:  # None: it cannot be told
+        cure = "give recipe.update_dtype=float32"
+        yield ConfigError("this processor has no bfloat16", "recipe.update_dtype=bfloat16", cure)
 
 
 def video_errors(config: Config) -> Iterator[RlsyncError]:

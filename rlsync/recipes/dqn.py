@@ -20,14 +20,12 @@ from torch import Tensor, nn, optim
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import EGreedyModule, QValueActor
 from torchrl.objectives import DQNLoss, HardUpdate
-from torchrl.objectives.value import TD0Estimator
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of
 from rlsync.recipes.hooks import EpsilonDecay
-from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.networks import PlainModule, PlainQActor, PlainSequential
 from rlsync.recipes.replay.building import make_trainer, seeing
 from rlsync.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig
@@ -96,7 +94,7 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
     actor, greedy = (part.to(run.device) for part in make_policy(recipe, run.spaces))
     loss = make_loss(recipe, run.spaces, actor).to(run.device)
     acting = PlainSequential(actor, greedy)
-    optimizer = optim.Adam(loss.parameters(), lr=recipe.lr)
+    optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, fused=True)
     ladder, workers = EpsilonLadder(alpha=recipe.ladder_alpha), run.place.workers
     with parts.started_collector(
         run, acting, random_frames=recipe.pace.prefill, ladder=ladder if recipe.ladder_alpha else None
@@ -109,7 +107,7 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
             optimizer,
             n_step=recipe.n_step,
         )
-        PureStepper(lambda: pure_update(loss, optimizer)).register(trainer)
+        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy, ladder.exponent(workers - 1, workers)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
@@ -140,30 +138,20 @@ def make_loss(recipe: DQNConfig, spaces: parts.Spaces, actor: QValueActor) -> DQ
 
 def pure_update(loss: DQNLoss, optimizer: optim.Adam) -> pure.Update:
     """The update as a function of tensors: Mnih et al. 2015; double: van Hasselt et al. 2016."""
-    pure.require(
-        loss, DQNLoss, loss_function="l2", reduction="mean", delay_value=True, action_space="one_hot"
-    )
-    pure.require(loss.value_estimator, TD0Estimator, average_rewards=False)
-    q, (network, target) = pure.network(
+    q, (trained, target) = pure.network(
         loss.value_network, loss.value_network_params, loss.target_value_network_params
     )
+    gamma, double = loss.value_estimator.gamma, loss.double_dqn
 
-    def losses(weights: pure.Weights, batch: pure.Transitions, noise: Sequence[Tensor]) -> pure.Found:
+    def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         with torch.no_grad():
-            values = q(weights["target"], batch.next_observation)
-            chooser = q(weights["network"], batch.next_observation) if loss.double_dqn else values
-            value = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
-            goal = batch.target(weights["gamma"][0], value)
-        value = (q(weights["network"], batch.observation) * batch.action).sum(-1)
-        errors = (value - goal).square()
-        return {"loss": batch.mean(errors), "td_error": errors.detach().unsqueeze(-1)}
+            values = q(target, b["next_observation"])
+            chooser = q(trained, b["next_observation"]) if double else values
+            goal = pure.goal(b, gamma, values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1))
+        errors = ((q(trained, b["observation"]) * b["action"]).sum(-1) - goal).square()
+        return {"loss": pure.mean(b, errors), "td_error": errors.unsqueeze(-1)}
 
-    return pure.Update(
-        (loss.value_network,),
-        {"network": network, "target": target, "gamma": [loss.value_estimator.gamma]},
-        (pure.Phase(optimizer, losses),),
-        pure.Transitions.read,
-    )
+    return pure.Update((loss.value_network,), (pure.Phase(optimizer, losses),))
 
 
 class CopyEvery(HardUpdate):

@@ -5,11 +5,9 @@ Source: Schulman et al. 2017, https://arxiv.org/abs/1707.06347; torchrl.trainers
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-from tensordict import NestedKey, TensorDictBase
 from torch import Tensor, optim
 from torch.nn.functional import smooth_l1_loss
 from torchrl.data import Composite, LazyTensorStorage
@@ -20,7 +18,6 @@ from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.recipes import parts, pure
 from rlsync.recipes.hooks import ToLearner
-from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.settings import PPOConfig
 from rlsync.torchrl_plugin.compat.replay import RowBuffer
@@ -33,7 +30,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
     loss = make_loss(recipe, run.spaces, run.device)
     settings = parts.trainer_settings(run)
     with parts.started_collector(run, loss.actor_network) as collector:
-        optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5)
+        optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, eps=1e-5, fused=True)
         trainer = PPOTrainer(
             **settings,
             enable_logging=False,  # EpisodeReturns and LogReceipts log what matters here
@@ -52,7 +49,7 @@ def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
             lmbda=recipe.gae_lambda,
             weight_update_map=run.place.update_map,  # SyncWeights replaces what it makes
         )
-        PureStepper(lambda: pure_update(loss, optimizer)).register(trainer)
+        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         # The advantages are computed before the replay buffer is filled.
         ToLearner(run.device).register(trainer)
         parts.register_with_evaluations(trainer, run, loss.actor_network)
@@ -86,68 +83,36 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
     return loss.to(device)
 
 
-class Minibatch(NamedTuple):
-    """Steps ``[B]``; ``log_prob`` is of the actions, by the policy that took them."""
-
-    observation: Tensor
-    action: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    value_target: Tensor
-
-    @classmethod
-    def read(cls, batch: TensorDictBase | Mapping[NestedKey, Tensor]) -> Minibatch:
-        advantage, target = batch["advantage"].squeeze(-1), batch["value_target"].squeeze(-1)
-        return cls(batch["observation"], batch["action"], batch["action_log_prob"], advantage, target)
-
-
 def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
     """The update as a function of tensors: equations 7 and 9 of arXiv 1707.06347."""
-    pure.require(loss, ClipPPOLoss, delay_actor=False, separate_losses=False, reduction="mean")
-    pure.require(loss, ClipPPOLoss, normalize_advantage=False, advantage_norm=None, clip_value=None)
-    pure.require(loss, ClipPPOLoss, max_importance_ratio=None, loss_critic_type="smooth_l1")
-    pure.require(loss, ClipPPOLoss, _asymmetric_clip=False)
-    if loss.actor_network[-1].distribution_class is not OneHotCategorical:
-        raise pure.NotServed("its actions are not one-hot")
     pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
     v, (critic,) = pure.network(loss.critic_network, loss.critic_network_params)
+    bonus, entropy_coeff, critic_coeff = loss.entropy_bonus, loss.entropy_coeff, loss.critic_coeff
+    least, most = 1 - loss.clip_epsilon, 1 + loss.clip_epsilon
 
-    def losses(weights: pure.Weights, batch: Minibatch, noise: Sequence[Tensor]) -> pure.Found:
-        log_probs = pi(weights["actor"], batch.observation).log_softmax(-1)
-        log_ratio = (log_probs * batch.action).sum(-1) - batch.log_prob
-        ratio = log_ratio.exp()
-        least, most = 1 - weights["clip_epsilon"][0], 1 + weights["clip_epsilon"][0]
-        gain = torch.minimum(ratio * batch.advantage, ratio.clamp(least, most) * batch.advantage)
-        value = v(weights["critic"], batch.observation).squeeze(-1)
+    def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
+        log_probs = pi(actor, b["observation"]).log_softmax(-1)
+        log_ratio = (log_probs * b["action"]).sum(-1) - b["action_log_prob"]
+        ratio, advantage, target = log_ratio.exp(), b["advantage"].squeeze(-1), b["value_target"].squeeze(-1)
+        value = v(critic, b["observation"]).squeeze(-1)
+        gain = torch.minimum(ratio * advantage, ratio.clamp(least, most) * advantage)
         found = {"loss_objective": -gain.mean()}
-        if loss.entropy_bonus:
-            entropy = -(log_probs.exp() * log_probs).sum(-1)
-            found |= {"entropy": entropy.mean(), "loss_entropy": -weights["entropy"][0] * entropy.mean()}
-        found["loss_critic"] = weights["value"][0] * smooth_l1_loss(value, batch.value_target)
-        with torch.no_grad():
-            missed = (batch.value_target - value).var(correction=0)
-            spread = batch.value_target.var(correction=0)
-            return found | {
-                "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),
-                "kl_approx": -log_ratio.mean(),
-                "explained_variance": 1 - missed / (spread + torch.finfo(spread.dtype).eps),
-                "ESS": ratio.sum().square() / ratio.square().sum() / len(ratio),
-                "max_ratio": ratio.max(),
-                "mean_ratio": ratio.mean(),
-            }
+        if bonus:
+            entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+            found |= {"entropy": entropy, "loss_entropy": -entropy_coeff * entropy}
+        missed, spread = (target - value).var(correction=0), target.var(correction=0)
+        return found | {
+            "loss_critic": critic_coeff * smooth_l1_loss(value, target),
+            "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),
+            "kl_approx": -log_ratio.mean(),
+            "explained_variance": 1 - missed / (spread + torch.finfo(spread.dtype).eps),
+            "ESS": ratio.sum().square() / ratio.square().sum() / len(ratio),
+            "max_ratio": ratio.max(),
+            "mean_ratio": ratio.mean(),
+        }
 
-    return pure.Update(
-        (loss.actor_network, loss.critic_network),
-        {
-            "actor": actor,
-            "critic": critic,
-            "clip_epsilon": [loss.clip_epsilon],
-            "entropy": [loss.entropy_coeff],
-            "value": [loss.critic_coeff],
-        },
-        (pure.Phase(optimizer, losses),),
-        Minibatch.read,
-    )
+    keys = ("observation", "action", "action_log_prob", "advantage", "value_target")
+    return pure.Update((loss.actor_network, loss.critic_network), (pure.Phase(optimizer, losses),), keys)
 
 
 RECIPE = parts.Recipe(

@@ -1,130 +1,112 @@
-"""Updates as functions of tensors: losses, gradients, clipping, Adam and targets, with no module between.
+"""Updates as functions of tensors: no module stands between losses and what they are differentiated by.
 
-TorchRL's loss, its target updater and torch's Adam hold the tensors. A pure update writes into these, in
-place, so that sync maps, checkpoints and proofs see what they see otherwise. An algorithm's file has its
-losses as functions of tensors, and lists its phases in an :class:`Update`. A trainer makes it by
-:class:`~rlsync.recipes.hooks.stepping.PureStepper`.
+TorchRL's loss and the optimizer hold the tensors, and the optimizer makes the step, so that sync maps,
+checkpoints and hooks on the optimizer see what they see in TorchRL's way. An algorithm's file has its losses
+as functions of a :data:`Batch` and noise, and lists its phases in an :class:`Update`.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import NestedKey, TensorDictBase
-from tensordict.nn import NormalParamExtractor, TensorDictParams, biased_softplus
-from torch import Tensor, nn, optim
-from torch.nn import functional
-from torch.optim.adam import adam
-from torchrl.modules import MLP, QValueModule, TanhModule, ValueOperator
-from torchrl.objectives import LossModule, SoftUpdate
-
-from rlsync.recipes.networks import (
-    MixedMLP,
-    PlainActor,
-    PlainDraw,
-    PlainModule,
-    PlainQActor,
-    PlainSequential,
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.nn import (
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictParams,
+    TensorDictSequential,
+    biased_softplus,
 )
+from torch import Tensor, nn, optim
+from torch._dynamo import config as dynamo
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+from torch.nn.functional import linear
+from torchrl.modules import MLP, ProbabilisticActor, QValueActor, QValueModule, TanhModule, ValueOperator
+from torchrl.modules.tensordict_module import SafeProbabilisticModule
+from torchrl.objectives import LossModule, SoftUpdate
+from torchrl.trainers import OptimizationStepper, Trainer
+
+from rlsync.core.errors import RlsyncWarning, first_line, warn
+from rlsync.recipes.checks import has_compiler
+from rlsync.recipes.networks import MixedMLP, PlainActor, PlainDraw, PlainModule, PlainQActor, PlainSequential
 from rlsync.recipes.replay.normalize import Standardize, Standardized
+from rlsync.recipes.run import Run
+from rlsync.recipes.settings import BFLOAT16, Config
+from rlsync.recipes.timeline import rounds
+from rlsync.torchrl_plugin.compat.trainers import foreign_hand, stock_step
 
-#: The tensors of an update by the name of their network: parameters, buffers and targets, in forward order.
-Weights = Mapping[str, list[Tensor]]
-
-#: What an update finds out, by name. The sum of those whose names begin with "loss" is differentiated.
+#: The tensors ``[B, *]`` that losses read, by key; ``("next", "reward")`` is ``next_reward``.
+Batch = Mapping[str, Tensor]
+#: What losses find out, by name. The sum of those whose names begin with "loss" is differentiated.
 Found = dict[str, Tensor]
+
+TRANSITION: tuple[NestedKey, ...] = (
+    "observation",
+    "action",
+    *(("next", name) for name in ("observation", "reward", "terminated")),
+    "steps_to_next_obs",  # these two are not in every batch
+    "priority_weight",
+)
 
 
 class NotServed(Exception):
-    """Why a pure update cannot take the place of TorchRL's."""
-
-
-def require(owner: object, kind: type, **values: object) -> None:
-    """Raise NotServed if ``owner`` is of a class of its own, or has other values."""
-    if type(owner) is not kind:
-        raise NotServed(f"{type(owner).__name__} is not {kind.__name__}")
-    for name, value in values.items():
-        if vars(owner)[name] != value:
-            raise NotServed(f"{kind.__name__} has {name}={vars(owner)[name]!r}")
-    if isinstance(owner, LossModule) and owner.tensor_keys != owner.default_keys():
-        raise NotServed(f"{kind.__name__} reads tensors by other keys")
+    """Why an update cannot be a function of tensors."""
 
 
 class Network(NamedTuple):
-    """A perceptron, behind a normalisation if ``clip`` is a number; its tensors are given with its input."""
+    """A chain of layers, behind a normalisation if there is a ``clip``; its tensors come with its input."""
 
-    activation: Callable[[Tensor], Tensor]
+    layers: Sequence[Callable[..., Tensor]]
     clip: float | None
 
     def __call__(self, tensors: Sequence[Tensor], observation: Tensor, *others: Tensor) -> Tensor:
+        at = iter(tensors)
         if self.clip is not None:
-            mean, std, *tensors = tensors
-            observation = ((observation - mean) / std).clamp(-self.clip, self.clip)
+            observation = ((observation - next(at)) / next(at)).clamp(-self.clip, self.clip)
         x = torch.cat([observation, *others], -1) if others else observation
-        for at in range(0, len(tensors) - 2, 2):
-            x = self.activation(functional.linear(x, tensors[at], tensors[at + 1]))
-        return functional.linear(x, tensors[-2], tensors[-1]).to(observation.dtype)  # also under autocast
+        for layer in self.layers:
+            x = layer(x, next(at), next(at)) if layer is linear else layer(x)
+        return x.to(observation.dtype)  # which autocast may have changed
+
+    def each(self, stacked: Sequence[Tensor], observation: Tensor, action: Tensor) -> list[Tensor]:
+        """Values ``[B]`` of each of several networks, whose tensors TorchRL holds as one, stacked."""
+        networks = zip(*(tensor.unbind(0) for tensor in stacked), strict=True)
+        return [self(tensors, observation, action).squeeze(-1) for tensors in networks]
 
 
-_ACTIVATIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {nn.ReLU: torch.relu, nn.Tanh: torch.tanh}
-#: What passes on what its children compute, one after the other.
-_CHAINS = {
-    MixedMLP, MLP, PlainActor, PlainModule, PlainQActor, PlainSequential, Standardized, ValueOperator,
-    nn.ModuleList, nn.Sequential,
+_LAYERS: dict[type, Callable[..., Tensor]] = {nn.Linear: linear, nn.ReLU: torch.relu, nn.Tanh: torch.tanh}
+#: What holds layers, or comes after them and is part of the losses.
+_AROUND = {
+    MLP, MixedMLP, NormalParamExtractor, PlainActor, PlainDraw, PlainModule, PlainQActor, PlainSequential,
+    ProbabilisticActor, QValueActor, QValueModule, SafeProbabilisticModule, Standardized, TanhModule,
+    TensorDictModule, TensorDictSequential, ValueOperator, biased_softplus, nn.ModuleList, nn.Sequential,
 }  # fmt: skip
-#: What the losses of an algorithm compute by themselves.
-_HEADS = {NormalParamExtractor, PlainDraw, QValueModule, TanhModule, biased_softplus}
 
 
 def network(module: nn.Module, *params: TensorDictParams) -> tuple[Network, list[list[Tensor]]]:
-    """What a module computes, and its tensors in each of ``params``; NotServed if it is another kind."""
-    names, kinds, clip = [], [], None
+    """What a module computes, and its tensors in each of ``params``; NotServed if it is of another kind."""
+    layers, names, clip = [], [], None
     for path, layer in module.named_modules():
-        kind = type(layer)
-        if kind in _CHAINS | _HEADS:
-            continue
-        kinds.append(kind)
-        if kind is Standardize:
-            clip, tensors = layer.clip, ("mean", "std")
-        elif kind is nn.Linear and layer.bias is not None:
-            tensors = ("weight", "bias")
-        elif kind not in _ACTIVATIONS:
-            raise NotServed(f"{kind.__name__} is no layer that a pure update knows")
-        else:
-            continue
-        names += [(*path.split("."), name) for name in tensors]
-    layers = [kind for kind in kinds if kind is not Standardize]
-    acts = set(layers[1::2])
-    if len(acts) != 1 or {*layers[::2]} != {nn.Linear} or len(layers) % 2 == 0 or Standardize in kinds[1:]:
-        raise NotServed("its network is no perceptron with one kind of activation")
-    return Network(_ACTIVATIONS[acts.pop()], clip), [[p.get(name) for name in names] for p in params]
+        if isinstance(layer, Standardize):
+            clip = layer.clip
+            names += [(*path.split("."), name) for name in ("mean", "std")]
+        elif type(layer) in _LAYERS:
+            layers.append(_LAYERS[type(layer)])
+            names += [(*path.split("."), name) for name, _ in layer.named_parameters()]
+        elif type(layer) not in _AROUND:
+            raise NotServed(f"{type(layer).__name__} is no layer that it knows")
+    if len(names) != 2 * (layers.count(linear) + (clip is not None)):
+        raise NotServed("a layer has no bias")
+    return Network(layers, clip), [[held.get(name) for name in names] for held in params]
 
 
-def unstacked(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """The tensors of each of several networks, which TorchRL holds as one tensor each."""
-    return [list(each) for each in zip(*(tensor.unbind(0) for tensor in tensors), strict=True)]
-
-
-class SoftTargets(SoftUpdate):
-    """Moves all targets of a loss at once, as TorchRL's class does one network after the other."""
-
-    def __init__(self, loss: LossModule, *, tau: float) -> None:
-        super().__init__(loss, tau=tau)
-        pairs = [
-            (trained.detach(), target)
-            for name, targets in loss.named_children()
-            if isinstance(targets, TensorDictParams) and name.startswith("target_")
-            for key, target in targets.items(True, True)
-            if (trained := loss.get_submodule(name.removeprefix("target_")).get(key)).requires_grad
-        ]
-        self._trained, self._moved = map(list, zip(*pairs, strict=True))
-
-    def step(self) -> None:
-        with torch.no_grad():
-            torch._foreach_lerp_(self._moved, self._trained, 1 - self.eps)
+def detached(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.detach() for tensor in tensors]
 
 
 def tanh_inside(x: Tensor) -> Tensor:
@@ -133,160 +115,222 @@ def tanh_inside(x: Tensor) -> Tensor:
     return y + (y.clamp(-most, most) - y).detach()
 
 
-def detached(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.detach() for tensor in tensors]
+def goal(batch: Batch, gamma: Tensor, value: Tensor) -> Tensor:
+    """``[B]``: the rewards, and the discounted value of what follows them."""
+    if "steps_to_next_obs" in batch:
+        gamma = gamma ** batch["steps_to_next_obs"].view_as(value)
+    return batch["next_reward"].squeeze(-1) + gamma * (~batch["next_terminated"].squeeze(-1)) * value
 
 
-class Transitions(NamedTuple):
-    """A batch ``[B]``; ``steps`` is None if all are of one step, ``weight`` if all rows weigh alike."""
-
-    observation: Tensor
-    action: Tensor
-    reward: Tensor
-    next_observation: Tensor
-    terminated: Tensor
-    steps: Tensor | None
-    weight: Tensor | None
-
-    @classmethod
-    def read(cls, batch: TensorDictBase | Mapping[NestedKey, Tensor]) -> Transitions:
-        return cls(
-            batch["observation"],
-            batch["action"],
-            batch["next", "reward"].squeeze(-1),
-            batch["next", "observation"],
-            batch["next", "terminated"].squeeze(-1),
-            batch.get("steps_to_next_obs", None),
-            batch.get("priority_weight", None),
-        )
-
-    def target(self, gamma: Tensor, value: Tensor) -> Tensor:
-        """``[B]``: the rewards, and the discounted value of what follows them."""
-        if self.steps is not None:
-            gamma = gamma ** self.steps.view_as(self.reward)
-        return self.reward + gamma * (~self.terminated) * value
-
-    def mean(self, errors: Tensor) -> Tensor:
-        """The mean over the batch, by weight if it was drawn by priority."""
-        return errors.mean() if self.weight is None else (errors * self.weight).sum() / self.weight.sum()
+def mean(batch: Batch, errors: Tensor) -> Tensor:
+    """The mean of ``[B]`` errors, by weight if the batch was drawn by priority."""
+    weight = batch.get("priority_weight")
+    return errors.mean() if weight is None else (errors * weight).sum() / weight.sum()
 
 
-#: What Adam keeps of each parameter.
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+class SoftTargets(SoftUpdate):
+    """Moves all targets of a loss at once, as TorchRL's class does one network after the other."""
 
+    def __init__(self, loss: LossModule, *, tau: float) -> None:
+        super().__init__(loss, tau=tau)
+        self._pairs: list[list[Tensor]] = [[], []]
+        for name, targets in loss.named_children():
+            if name.startswith("target_") and isinstance(targets, TensorDictParams):
+                for key, trained in loss.get_submodule(name.removeprefix("target_")).items(True, True):
+                    if trained.requires_grad:
+                        self._pairs[0].append(targets.get(key))
+                        self._pairs[1].append(trained.detach())
 
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One step of one optimizer, which lowers the sum of the losses by its own parameters."""
-
-    optimizer: optim.Adam
-    losses: Callable[[Weights, Any, Sequence[Tensor]], Found]
-
-    def places(self, weights: Weights) -> list[tuple[str, int]]:
-        """Where in ``weights`` the parameters of the optimizer are; NotServed if it has another one."""
-        known = {id(tensor): (name, at) for name, held in weights.items() for at, tensor in enumerate(held)}
-        if type(self.optimizer) is not optim.Adam or len(self.optimizer.param_groups) != 1:
-            raise NotServed("the optimizer is not Adam with one group of parameters")
-        (group,) = self.optimizer.param_groups
-        if group["amsgrad"] or group["maximize"] or group["weight_decay"] or group["differentiable"]:
-            raise NotServed("Adam has amsgrad, maximize, weight_decay or differentiable")
-        if any(id(p) not in known or not p.requires_grad for p in group["params"]):
-            raise NotServed("the optimizer holds a parameter that the losses do not train")
-        return [known[id(p)] for p in group["params"]]
-
-    def step(self, grads: Sequence[Tensor]) -> None:
-        """Adam's, with gradients that no parameter holds; what it keeps is where Adam keeps it."""
-        (group,), state = self.optimizer.param_groups, self.optimizer.state
-        params = group["params"]
-        for p in params:
-            if not state[p]:
-                zeros = torch.zeros_like(p, memory_format=torch.preserve_format)
-                state[p].update(
-                    step=torch.zeros((), device=p.device), exp_avg=zeros, exp_avg_sq=zeros.clone()
-                )
-        mean, square, steps = ([state[p][name] for p in params] for name in _MOMENTS)
-        beta1, beta2 = group["betas"]
+    def step(self) -> None:
         with torch.no_grad():
-            adam(
-                params,
-                list(grads),
-                mean,
-                square,
-                [],
-                steps,
-                fused=True,
-                beta1=beta1,
-                beta2=beta2,
-                lr=group["lr"],
-                eps=group["eps"],
-                weight_decay=0.0,
-                amsgrad=False,
-                maximize=False,
-            )
+            torch._foreach_lerp_(self._pairs[0], self._pairs[1], 1 - self.eps)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+#: Losses, and what else is found of a batch and noise.
+Losses = Callable[[Batch, Sequence[Tensor]], Found]
+
+
+class Phase(NamedTuple):
+    """One step of one optimizer, which lowers the losses by its own parameters."""
+
+    optimizer: optim.Optimizer
+    losses: Losses
+
+
+class Update(NamedTuple):
     """An update of an algorithm: its phases, one after the other, on tensors that TorchRL's loss holds."""
 
-    networks: tuple[nn.Module, ...]  #: the modules that ``weights`` are of, for hooks on them
-    weights: Weights
-    phases: tuple[Phase, ...]
-    #: Reads what the losses need from a drawn batch, and draws the noise as TorchRL's losses do.
-    read: Callable[[Any], Any]
-    noise: Callable[[Any], Sequence[Tensor]] = lambda batch: ()
-    #: Counts an update, and returns how many of the phases are due in it; None: all.
-    due: Callable[[], int] | None = None
-    #: Is called when all phases were due and done.
-    after: Callable[[], None] | None = None
-    #: What an update has found where not all phases were due.
-    idle: Mapping[str, Tensor] = field(default_factory=dict)
+    networks: Sequence[nn.Module]  #: the modules that hold the tensors, for hooks on them
+    phases: Sequence[Phase]
+    keys: Sequence[NestedKey] = TRANSITION
+    noise: Callable[[Batch], Sequence[Tensor]] = lambda b: ()  #: is drawn as TorchRL's loss draws it
+    due: Callable[[], int] | None = None  #: counts an update, and returns how many phases are due. None: all
+    idle: Mapping[str, Tensor] = {}  #: what is found of phases that are not due
 
 
-class Gradients(NamedTuple):
-    """What a phase finds out before its step: the gradients of its parameters, and their norm."""
-
-    grads: Sequence[Tensor]
-    norm: Tensor
-    total: Tensor
-    found: Found
-
-
-def eager_gradients(
-    phase: Phase, weights: Weights, batch: Any, noise: Sequence[Tensor], autocast: bool
-) -> Gradients:
-    with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=autocast):
-        found = phase.losses(weights, batch, noise)
-    total = _total(found)
-    grads = torch.autograd.grad(total, phase.optimizer.param_groups[0]["params"])
-    found = {name: value.detach() for name, value in found.items()}
-    return Gradients(grads, nn.utils.get_total_norm(grads), total.detach(), found)
+def gradients(
+    losses: Losses, parameters: Sequence[Tensor], batch: Batch, noise: Sequence[Tensor], bfloat16: bool
+) -> tuple[Sequence[Tensor], Tensor, Found]:
+    """The gradients of the sum of all losses, their norm, and what the losses found."""
+    with torch.autocast(parameters[0].device.type, torch.bfloat16, enabled=bfloat16):
+        found = losses(batch, noise)
+    total = sum(value for name, value in found.items() if name.startswith("loss"))
+    grads = torch.autograd.grad(total, parameters)  # type: ignore[arg-type]
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
+    return grads, norm, {name: value.detach() for name, value in found.items()}
 
 
-def graph_gradients(
-    phase: Phase,
-    places: Sequence[tuple[str, int]],
-    weights: Weights,
-    batch: Any,
-    noise: Sequence[Tensor],
-    autocast: bool,
-) -> Gradients:
-    """The same as a function that torch.compile makes one graph of; ``weights`` are detached."""
+class PureStepper(OptimizationStepper):
+    """Takes the place of a trainer's own stepper, and computes losses and gradients as functions of tensors.
 
-    def lowered(trained: list[Tensor]) -> tuple[Tensor, Found]:
-        now = {name: list(held) for name, held in weights.items()}
-        for (name, at), tensor in zip(places, trained, strict=True):
-            now[name][at] = tensor
-        with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=autocast):
-            found = phase.losses(now, batch, noise)
-        total = _total(found)
-        return total, {"": total.detach()} | {name: value.detach() for name, value in found.items()}
+    It takes TorchRL's way, and says why, if ``make`` raises NotServed, and while somebody else has a hook on
+    the losses or the gradients, which would not be called: it looks before each batch. Both ways read and
+    write the same tensors, draw the same noise, and give the same results but for rounding.
 
-    grads, found = torch.func.grad(lowered, has_aux=True)([weights[name][at] for name, at in places])
-    norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
-    return Gradients(grads, norm, found.pop(""), found)
+    With ``graphs`` each phase is one graph. With ``bfloat16`` losses are computed under autocast.
+    """
+
+    def __init__(
+        self, make: Callable[[], Update], graphs: Graphs | None = None, *, bfloat16: bool = False
+    ) -> None:
+        self.why_not: str | None = None  #: what the updates take TorchRL's way for
+        self.told: list[Callable[[Found], None]] = []  #: are called with what is found, before each step
+        self._never: str | None = None
+        self._graphs, self._bfloat16 = graphs, bfloat16
+        self._averages: Found = {}
+        self._averaged_steps = 0
+        self._update = Update((), ())
+        try:
+            self._update = make()
+        except NotServed as error:
+            self._never = str(error)
+
+    @classmethod
+    def of(cls, run: Run[Any], make: Callable[[], Update]) -> PureStepper:
+        """One that does what the config of a run says."""
+        graphs = Graphs() if compiles(run.config) else None
+        return cls(make, graphs, bfloat16=run.recipe.update_dtype == BFLOAT16)
+
+    def register(self, trainer: Trainer, name: str = "") -> None:
+        """Make the updates of this trainer. Checkpoints have what they had without it."""
+        self._of, self._stock = trainer, trainer.optimization_stepper
+        self._device = next(trainer.loss_module.parameters()).device.type
+        trainer.optimization_stepper = self
+        trainer.register_op("pre_optim_steps", self.look)
+        trainer.register_op("pre_epoch_log", self._new_epoch)
+        self.look()
+
+    def look(self) -> None:
+        """Decide how the next updates are made."""
+        self._averages = {}
+        self.why_not = self._never or foreign_hand(self._of, self._update.networks)
+
+    def way(self) -> str:
+        """How updates are made, in words."""
+        dtype = ", losses in bfloat16" if self._bfloat16 else ""
+        if self.why_not is not None:
+            return f"in TorchRL's way{dtype}: {self.why_not}"
+        return f"as functions of tensors{dtype}, {self._graphs or 'not compiled'}"
+
+    def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
+        if self.why_not is not None:
+            with torch.autocast(self._device, torch.bfloat16, enabled=self._bfloat16):
+                return stock_step(trainer, self._stock, sub_batch)
+        update = self._update
+        read = ((key, sub_batch.get(key, None)) for key in update.keys)
+        batch = {k if isinstance(k, str) else "_".join(k): value for k, value in read if value is not None}
+        noise = update.noise(batch)
+        due = len(update.phases) if update.due is None else update.due()
+        found = dict(update.idle) if due < len(update.phases) else {}
+        for phase in update.phases[:due]:
+            found |= self._make(phase, batch, noise, trainer.clip_norm)
+        if "td_error" in found:
+            sub_batch["td_error"] = found.pop("td_error")
+        return self._averaged(found)
+
+    def _averaged(self, found: Found) -> TensorDict:
+        """What Trainer averages, in one operation for all: it gets the averages once, and then no more."""
+        if not self._averages:
+            self._averages = {name: value.clone() for name, value in found.items()}
+            self._averaged_steps = 1
+            return TensorDict(self._averages)
+        self._averaged_steps += 1
+        values = [found[name] for name in self._averages]
+        torch._foreach_lerp_(list(self._averages.values()), values, 1 / self._averaged_steps)
+        return TensorDict()
+
+    def _new_epoch(self, batch: object) -> None:
+        self._averaged_steps = 0  # as Trainer does: the averages are those of the newest epoch
+
+    def _make(self, phase: Phase, batch: Batch, noise: Sequence[Tensor], clip_norm: float) -> Found:
+        parameters = [p for group in phase.optimizer.param_groups for p in group["params"]]
+        compute = gradients if self._graphs is None else self._graphs.gradients
+        grads, norm, found = compute(phase.losses, parameters, batch, noise, self._bfloat16)
+        if (size := float(norm)) > clip_norm:
+            torch._foreach_mul_(list(grads), clip_norm / (size + 1e-6))
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        for tell in self.told:
+            tell(found | {"grad_norm": norm})
+        phase.optimizer.step()
+        phase.optimizer.zero_grad()
+        return found | ({"grad_norm_0": norm} if len(self._update.phases) == 1 else {})
 
 
-def _total(found: Found) -> Tensor:
-    losses = [value for name, value in found.items() if name.startswith("loss")]
-    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+class Graphs:
+    """Compiles the gradients of each phase when they are asked for first, for batches of these shapes.
+
+    If that fails, or a batch has other shapes, there is one warning, and gradients are computed without.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.why_not: str | None = None
+        self._shapes: dict[Losses, object] = {}  # of the batches that each phase is compiled for
+        self._graph = torch.compile(gradients, fullgraph=True, dynamic=False)
+
+    def __str__(self) -> str:
+        if self.why_not is not None:
+            return f"not compiled: {self.why_not}"
+        return f"compiled in {self.seconds:.0f} s" if self._shapes else "compiled at the first of them"
+
+    def gradients(self, losses: Losses, parameters: Any, batch: Batch, *rest: Any) -> Any:
+        """Those of the function of this name."""
+        shapes = [(name, tensor.shape) for name, tensor in batch.items()]
+        try:
+            if self.why_not is None:
+                return self._by_graph(losses, shapes, parameters, batch, *rest)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
+            self.why_not = first_line(error)
+            cure = "give recipe.compile=off; or install g++ and Python's headers, keep batches of one size"
+            warn(RlsyncWarning(f"updates go on uncompiled: {self.why_not}", "recipe.compile", cure))
+        return gradients(losses, parameters, batch, *rest)
+
+    def _by_graph(self, losses: Losses, shapes: object, *rest: Any) -> Any:
+        graphs, began = counters["stats"]["unique_graphs"], time.monotonic()
+        known = self._shapes.get(losses)
+        if known not in (None, shapes):
+            raise ValueError("a batch has other shapes than the first one")
+        if known is None:
+            # This process compiles, so that none of Inductor's own is left behind.
+            with dynamo.patch(trace_autograd_ops=True), inductor.patch(compile_threads=1):
+                found = self._graph(losses, *rest)
+            self.seconds += time.monotonic() - began
+            self._shapes[losses] = shapes
+            return found
+        found = self._graph(losses, *rest)
+        if counters["stats"]["unique_graphs"] > graphs:
+            raise ValueError("torch.compile did it a second time")
+        return found
+
+
+#: Compiling takes about 20 seconds of a core, and saves about a millisecond an update.
+PAYS_FROM_UPDATES = 20_000
+
+
+def compiles(config: Config) -> bool:
+    """Whether the updates of a run are compiled; ``auto``: on a CPU with a compiler, if there are many."""
+    if config.recipe.compile != "auto":
+        return config.recipe.compile == "on"
+    (last,) = deque(rounds(config), maxlen=1)
+    return has_compiler() and config.learner.device == "cpu" and last.updates >= PAYS_FROM_UPDATES

@@ -15,12 +15,10 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import softplus
 from torchrl.modules import TanhNormal
 from torchrl.objectives import SACLoss
-from torchrl.objectives.value import TD0Estimator
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, in_buffer
-from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
@@ -45,7 +43,7 @@ def build(run: parts.Run[SACConfig]) -> Trainer:
     target = pure.SoftTargets(loss, tau=recipe.tau)
     with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
         trainer = make_trainer(run, collector, loss, target, optimizer, squared_errors=False)
-        PureStepper(lambda: pure_update(loss, optimizer)).register(trainer)
+        pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting)
     return trainer
 
@@ -81,68 +79,46 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
 
 def pure_update(loss: SACLoss, optimizer: optim.Adam) -> pure.Update:
     """The update as a function of tensors: equations 5, 7 and 18 of arXiv 1812.05905."""
-    pure.require(
-        loss, SACLoss, value_network_params=None, loss_function="l2", reduction="mean", skip_done_states=False
-    )
-    pure.require(loss, SACLoss, fixed_alpha=False, min_log_alpha=None, max_log_alpha=None, delay_actor=False)
-    pure.require(loss.value_estimator, TD0Estimator, average_rewards=False)
     pi, (actor,) = pure.network(loss.actor_network, loss.actor_network_params)
     q, (critics, targets) = pure.network(
         loss.qvalue_network, loss.qvalue_network_params, loss.target_qvalue_network_params
     )
-    bounds = loss.actor_network[-1].distribution_kwargs
-    low, high = bounds["low"], bounds["high"]
+    gamma, log_alpha, target_entropy = loss.value_estimator.gamma, loss.log_alpha, loss.target_entropy
+    low, high = (loss.actor_network[-1].distribution_kwargs[name] for name in ("low", "high"))
     middle, half = (low + high) / 2, (high - low) / 2
     normal = next(m for m in loss.actor_network.modules() if isinstance(m, NormalParamExtractor))
 
-    def act(weights: pure.Weights, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def act(observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions ``[B, A]`` and their log probabilities ``[B]``."""
-        loc, scale = normal(pi(weights["actor"], observation))
-        before = loc + scale * noise
-        lost = 2 * (math.log(2) - before - softplus(-2 * before)) + half.log()  # the log of the derivative
-        log_prob = -noise.square() / 2 - scale.log() - math.log(2 * math.pi) / 2 - lost
-        return middle + half * pure.tanh_inside(before), log_prob.sum(-1)
+        loc, scale = normal(pi(actor, observation))
+        x = loc + scale * noise
+        log_slope = 2 * (math.log(2) - x - softplus(-2 * x)) + half.log()
+        log_prob = -noise.square() / 2 - scale.log() - math.log(2 * math.pi) / 2 - log_slope
+        return middle + half * pure.tanh_inside(x), log_prob.sum(-1)
 
-    def losses(weights: pure.Weights, batch: pure.Transitions, noise: Sequence[Tensor]) -> pure.Found:
-        alpha = weights["log_alpha"][0].detach().exp()
+    def losses(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
+        alpha = log_alpha.detach().exp()
         with torch.no_grad():
-            action, log_prob = act(weights, batch.next_observation, noise[0])
-            worst = torch.minimum(
-                *(q(w, batch.next_observation, action) for w in pure.unstacked(weights["targets"]))
-            )
-            target = batch.target(weights["gamma"][0], worst.squeeze(-1) - alpha * log_prob)
-        errors = [
-            q(w, batch.observation, batch.action).squeeze(-1) - target
-            for w in pure.unstacked(weights["critics"])
-        ]
-        action, log_prob = act(weights, batch.observation, noise[1])
-        frozen = pure.unstacked(pure.detached(weights["critics"]))
-        value = torch.minimum(*(q(w, batch.observation, action) for w in frozen)).squeeze(-1)
-        frozen_log_prob = log_prob.detach()
+            action, log_prob = act(b["next_observation"], noise[0])
+            value = torch.minimum(*q.each(targets, b["next_observation"], action)) - alpha * log_prob
+            goal = pure.goal(b, gamma, value)
+        errors = [value - goal for value in q.each(critics, b["observation"], b["action"])]
+        action, log_prob = act(b["observation"], noise[1])
+        value = torch.minimum(*q.each(pure.detached(critics), b["observation"], action))
+        entropy = -log_prob.detach()
         return {
-            "loss_actor": batch.mean(alpha * log_prob - value),
-            "loss_qvalue": batch.mean(errors[0].square() + errors[1].square()),
-            "loss_alpha": batch.mean(
-                -weights["log_alpha"][0] * (frozen_log_prob + weights["target_entropy"][0])
-            ),
+            "loss_actor": pure.mean(b, alpha * log_prob - value),
+            "loss_qvalue": pure.mean(b, errors[0].square() + errors[1].square()),
+            "loss_alpha": pure.mean(b, log_alpha * (entropy - target_entropy)),
             "alpha": alpha,
-            "entropy": -frozen_log_prob.mean(),
-            "td_error": torch.maximum(*(error.detach().abs() for error in errors)),
+            "entropy": entropy.mean(),
+            "td_error": torch.maximum(errors[0].abs(), errors[1].abs()),
         }
 
     return pure.Update(
         (loss.actor_network, loss.qvalue_network),
-        {
-            "actor": actor,
-            "critics": critics,
-            "targets": targets,
-            "log_alpha": [loss.log_alpha],
-            "gamma": [loss.value_estimator.gamma],
-            "target_entropy": [loss.target_entropy],
-        },
         (pure.Phase(optimizer, losses),),
-        pure.Transitions.read,
-        lambda batch: [torch.randn_like(batch.action) for _ in range(2)],
+        noise=lambda b: [torch.randn_like(b["action"]) for _ in range(2)],
     )
 
 

@@ -53,6 +53,8 @@ SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"
 #: Loggers that need a package of the same name, which the extra of the same name installs.
 LOGGER_PACKAGES = ("tensorboard", "wandb")
 
+BFLOAT16 = "bfloat16"
+
 #: What OmegaConf has no type for: the name of a device, or a list of names.
 DeviceOrList = Any
 
@@ -194,8 +196,15 @@ class RecipeConfig:
     batch_size: int = above_zero(128)
     #: Largest norm of the gradient.
     clip_norm: float = above_zero(0.5)
+    #: Whether an update is compiled, which takes the first one half a minute, and less where it was done
+    #: before. auto: if a run on a CPU with a C++ compiler has at least 20,000 updates; on; off.
+    compile: str = one_of("auto", "on", "off")
+    #: In which dtype losses are computed, float32 or bfloat16. Weights and the optimizer keep float32.
+    update_dtype: str = one_of("float32", BFLOAT16)
     _recipe_: str | None = None
 
+    #: Whether its updates are functions of tensors, which compile and update_dtype are for.
+    pure_updates: ClassVar[bool] = False
     #: Whether ``target_return`` is that of evaluations, where there are some.
     stops_by_evaluation: ClassVar[bool] = False
     #: Whether workers act with a policy of TorchRL's in its collectors, which serve not every device.
@@ -260,6 +269,7 @@ class RecipeConfig:
 class PPOConfig(RecipeConfig):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
+    pure_updates: ClassVar[bool] = True
     stops_by_evaluation: ClassVar[bool] = True
     in_stock_collectors: ClassVar[bool] = True
 

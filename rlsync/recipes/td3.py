@@ -15,14 +15,12 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn, optim
 from torchrl.modules import AdditiveGaussianModule, TanhModule
 from torchrl.objectives import SoftUpdate, TD3Loss
-from torchrl.objectives.value import TD0Estimator
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, not_below_zero
-from rlsync.recipes.hooks.stepping import PureStepper
 from rlsync.recipes.networks import PlainModule, PlainSequential
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
@@ -66,7 +64,7 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
         target = pure.SoftTargets(loss, tau=recipe.tau)
         stepper = make_stepper(recipe, loss, target)
         trainer = make_trainer(run, collector, loss, target, stepper=stepper, moved_by_recipe=True)
-        PureStepper(lambda: pure_update(loss, stepper, target)).register(trainer)
+        pure.PureStepper.of(run, lambda: pure_update(loss, stepper)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting, learned="module.0.")
     return trainer
 
@@ -82,62 +80,38 @@ def make_stepper(recipe: TD3Config, loss: TD3Loss, target: SoftUpdate) -> TD3Opt
     return stepper
 
 
-def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper, target: SoftUpdate) -> pure.Update:
+def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
     """The update as a function of tensors: algorithm 1 of arXiv 1802.09477."""
-    pure.require(loss, TD3Loss, loss_function="l2", reduction="mean")
-    pure.require(loss, TD3Loss, delay_actor=True, delay_qvalue=True)
-    pure.require(stepper, TD3OptimizationStepper)
-    pure.require(loss.actor_network[-1], TanhModule, clamp=False)
-    pure.require(loss.value_estimator, TD0Estimator, average_rewards=False)
-    pi, actors = pure.network(loss.actor_network, loss.actor_network_params, loss.target_actor_network_params)
-    q, critics = pure.network(
+    pi, (actor, target_actor) = pure.network(
+        loss.actor_network, loss.actor_network_params, loss.target_actor_network_params
+    )
+    q, (critics, targets) = pure.network(
         loss.qvalue_network, loss.qvalue_network_params, loss.target_qvalue_network_params
     )
-    low, high = loss.min_action, loss.max_action
+    gamma, low, high = loss.value_estimator.gamma, loss.min_action, loss.max_action
+    spread, most = loss.policy_noise, loss.noise_clip
 
     def act(tensors: Sequence[Tensor], observation: Tensor) -> Tensor:
         return low + (high - low) * (pi(tensors, observation).tanh() + 1) / 2
 
-    def critic_loss(weights: pure.Weights, batch: pure.Transitions, noise: Sequence[Tensor]) -> pure.Found:
+    def critic_loss(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
         with torch.no_grad():
-            smoothing = (noise[0] * loss.policy_noise).clamp(-loss.noise_clip, loss.noise_clip)
-            action = (act(weights["actor, target"], batch.next_observation) + smoothing).clamp(low, high)
-            values = [
-                q(w, batch.next_observation, action).squeeze(-1)
-                for w in pure.unstacked(weights["critics, targets"])
-            ]
-            target = batch.target(weights["gamma"][0], torch.minimum(*values))
-        errors = [
-            (q(w, batch.observation, batch.action).squeeze(-1) - target).square()
-            for w in pure.unstacked(weights["critics"])
-        ]
-        return {
-            "loss_qvalue": batch.mean(errors[0] + errors[1]),
-            "td_error": torch.maximum(*(error.detach() for error in errors)),
-        }
+            action = act(target_actor, b["next_observation"]) + (noise[0] * spread).clamp(-most, most)
+            values = q.each(targets, b["next_observation"], action.clamp(low, high))
+            goal = pure.goal(b, gamma, torch.minimum(*values))
+        errors = [(value - goal).square() for value in q.each(critics, b["observation"], b["action"])]
+        return {"loss_qvalue": pure.mean(b, errors[0] + errors[1]), "td_error": torch.maximum(*errors)}
 
-    def actor_loss(weights: pure.Weights, batch: pure.Transitions, noise: Sequence[Tensor]) -> pure.Found:
-        first = pure.unstacked(pure.detached(weights["critics"]))[0]
-        value = q(first, batch.observation, act(weights["actor"], batch.observation))
-        return {"loss_actor": batch.mean(-value.squeeze(-1))}
+    def actor_loss(b: pure.Batch, noise: Sequence[Tensor]) -> pure.Found:
+        action = act(actor, b["observation"])
+        first = [tensor[:1] for tensor in pure.detached(critics)]
+        return {"loss_actor": -pure.mean(b, q.each(first, b["observation"], action)[0])}
 
     return pure.Update(
         (loss.actor_network, loss.qvalue_network),
-        {
-            "actor": actors[0],
-            "actor, target": actors[1],
-            "critics": critics[0],
-            "critics, targets": critics[1],
-            "gamma": [loss.value_estimator.gamma],
-        },
-        (
-            pure.Phase(stepper.optimizer_critic, critic_loss),
-            pure.Phase(stepper.optimizer_actor, actor_loss),
-        ),
-        pure.Transitions.read,
-        lambda batch: [torch.randn_like(batch.action)],
+        (pure.Phase(stepper.optimizer_critic, critic_loss), pure.Phase(stepper.optimizer_actor, actor_loss)),
+        noise=lambda b: [torch.randn_like(b["action"])],
         due=lambda: 1 + is_actors_turn(stepper),
-        after=target.step,
         idle={"loss_actor": torch.zeros((), device=low.device)},
     )
 

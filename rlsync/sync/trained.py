@@ -36,8 +36,6 @@ class Training:
     optimizers: Callable[[], Iterable[torch.optim.Optimizer]] = tuple
     #: Returns the modules that compute losses, by path. They hold networks, and are none themselves.
     losses: Callable[[], Mapping[str, nn.Module]] = dict
-    #: Whether the optimizer step that is about to be made has a gradient of a parameter.
-    has_gradient: Callable[[Tensor], bool] = lambda parameter: parameter.grad is not None
 
     def parameters(self) -> list[Tensor]:
         return [p for o in self.optimizers() for group in o.param_groups for p in group["params"]]
@@ -204,7 +202,7 @@ class Gradients:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self.steps += 1
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if self._training.has_gradient(parameter):
+            if parameter.grad is not None:
                 self._graded.add(id(parameter))
                 continue
             self._without[id(parameter)] += 1
@@ -301,7 +299,7 @@ class Unchanged:
         if len(before.held) != len(now.held):
             return None  # another optimizer: too early to tell
         moving = [p for p, old, new in zip(parameters, before.held, now.held, strict=True) if old != new]
-        lost = [p for p in names.values() if p not in held and self._training.has_gradient(p)]
+        lost = [p for p in names.values() if p.grad is not None and p not in held]
         if moving and not lost and any(tensor in held for tensor in self._watched().values()):
             return None
         who_moves = f"the optimizers move {_listed(moving, names)}"

@@ -11,20 +11,23 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.testing import assert_close
 from torchrl.data import Bounded, OneHot
 from torchrl.modules import MLP
 from torchrl.trainers import TargetNetUpdaterHook, Trainer
 
-from rlsync.recipes import dqn, ppo, pure, sac, td3
+from rlsync.core.errors import RlsyncWarning
+from rlsync.recipes import checks, dqn, ppo, pure, sac, td3
+from rlsync.recipes.checks import update_errors
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.hooks.stepping import PureStepper
+from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.networks import MixedMLP
+from rlsync.recipes.pure import Graphs, PureStepper
 from rlsync.recipes.replay.normalize import NormalizeConfig, write_statistics
 from rlsync.recipes.replay.settings import OffPolicyConfig
 from rlsync.recipes.sac import SACConfig
-from rlsync.recipes.settings import PPOConfig, RecipeConfig
+from rlsync.recipes.settings import Config, PPOConfig, RecipeConfig
 from rlsync.recipes.spaces import Spaces
 from rlsync.recipes.td3 import TD3Config
 from rlsync.torchrl_plugin.compat.trainers import optimizers
@@ -33,7 +36,7 @@ UPDATES: dict[str, Callable[[Trainer], pure.Update]] = {
     "sac": lambda t: sac.pure_update(t.loss_module, t.optimizer),
     "dqn": lambda t: dqn.pure_update(t.loss_module, t.optimizer),
     "ppo": lambda t: ppo.pure_update(t.loss_module, t.optimizer),
-    "td3": lambda t: td3.pure_update(t.loss_module, t.optimization_stepper, t.target_net_updater),
+    "td3": lambda t: td3.pure_update(t.loss_module, t.optimization_stepper),
 }
 SETTINGS: dict[str, type[RecipeConfig]] = {
     "dqn": DQNConfig,
@@ -91,7 +94,7 @@ class Drawn:
         if isinstance(settings, OffPolicyConfig) and settings.normalize.observations:
             write_statistics(loss, *torch.rand(2, self.features, dtype=self.dtype) + 0.5)
         if self.name == "ppo":
-            return made(loss, optimizer=optim.Adam(loss.parameters(), lr=settings.lr, eps=1e-5))
+            return made(loss, optimizer=optim.Adam(loss.parameters(), lr=settings.lr, eps=1e-5, fused=True))
         if self.name == "dqn":
             target = dqn.CopyEvery(loss, value_network_update_interval=5)
         else:
@@ -210,6 +213,7 @@ def test_losses_gradients_and_what_an_update_writes_are_torchrls(name: str, seed
         stepped(drawn, steps, pure_way=True).assert_close(stepped(drawn, steps, pure_way=False), 1e-12)
 
 
+@pytest.mark.slow
 @every_recipe
 def test_a_hundred_updates_are_torchrls(name: str) -> None:
     drawn = Drawn(name, 3)
@@ -223,3 +227,108 @@ def test_a_checkpoint_of_either_way_resumes_in_the_other(name: str) -> None:
         before = stepped(drawn, 3, pure_way=first)
         resumed = stepped(drawn, 3, pure_way=not first, before=before)
         resumed.assert_close(stepped(drawn, 3, pure_way=False, before=before), 1e-10)
+
+
+def with_graphs(drawn: Drawn, graphs: Graphs) -> Trainer:
+    trainer = drawn.trainer()
+    PureStepper(lambda: UPDATES[drawn.name](trainer), graphs).register(trainer)
+    return trainer
+
+
+def updated(trainer: Trainer, drawn: Drawn, numbers: range, smaller: int | None = None) -> State:
+    """Updates with the batches of these numbers; one of them may have fewer rows."""
+    for number in numbers:
+        torch.manual_seed(number)
+        trainer.optim_steps(drawn.batch(number)[: 3 if number == smaller else None])
+    return State.of(trainer)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["td3"])  # which has two phases
+def test_a_compiled_update_is_the_same_and_is_compiled_once(name: str) -> None:
+    drawn, graphs = Drawn(name, 3), Graphs()
+    compiled = updated(with_graphs(drawn, graphs), drawn, range(6))
+    assert graphs.why_not is None
+    assert str(graphs).startswith("compiled in")
+    compiled.assert_close(stepped(drawn, 6, pure_way=True), 1e-10)
+
+
+@pytest.mark.parametrize("fault", ["no compiler", "another size"])
+def test_where_there_can_be_no_graph_one_warning_says_so_and_updates_go_on(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(function: Callable[..., Any], **_: bool) -> Callable[..., Any]:
+        def fails(*args: object) -> object:
+            if fault == "no compiler":
+                raise RuntimeError("no C++ compiler\nand a long story")
+            return function(*args)
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    drawn, graphs = Drawn("dqn", 3), Graphs()
+    trainer = with_graphs(drawn, graphs)
+    with pytest.warns(RlsyncWarning, match="go on uncompiled: (no C|a batch)") as warned:
+        updated(trainer, drawn, range(3), smaller=1 if fault == "another size" else None)
+    assert len([w for w in warned if isinstance(w.message, RlsyncWarning)]) == 1
+    assert str(graphs).startswith("not compiled: ")
+    if fault == "no compiler":
+        State.of(trainer).assert_close(stepped(drawn, 3, pure_way=True), 1e-12)
+
+
+@every_recipe
+def test_a_hook_or_a_network_that_would_be_passed_by_sends_updates_torchrls_way_and_is_named(
+    name: str,
+) -> None:
+    drawn = Drawn(name, 3)
+    trainer = drawn.trainer()
+    stepper = PureStepper(lambda: UPDATES[name](trainer))
+    stepper.register(trainer)
+    assert stepper.way() == "as functions of tensors, not compiled"
+    calls: list[Tensor] = []
+    handle = next(trainer.loss_module.parameters()).register_hook(calls.append)
+    trainer.optim_steps(drawn.batch(0))
+    trainer.optim_steps(drawn.batch(1))
+    assert "in TorchRL's way: somebody's hook is on the gradient of" in stepper.way()
+    assert calls
+    handle.remove()
+    stepper.look()
+    assert stepper.why_not is None
+    network = trainer.loss_module.critic_network if name == "ppo" else stepper._update.networks[-1]
+    layer = next(module for module in network.modules() if isinstance(module, MLP))
+    layer[1] = nn.SiLU()
+    other = PureStepper(lambda: UPDATES[name](trainer))
+    other.register(trainer)
+    assert other.way() == "in TorchRL's way: SiLU is no layer that it knows"
+
+
+def test_keys_of_updates_are_refused_where_they_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(recipe: RecipeConfig) -> list[str]:
+        return [str(error.where) for error in update_errors(Config(recipe=recipe))]
+
+    asked = {"compile": "on", "update_dtype": "bfloat16"}
+    assert told(ImpalaConfig(**asked)) == ["recipe.compile", "recipe.update_dtype"]
+    monkeypatch.setattr(checks, "has_compiler", lambda: False)
+    monkeypatch.setattr(checks, "bfloat16_instructions", list)
+    assert told(SACConfig(**asked)) == ["recipe.compile=on", "recipe.update_dtype=bfloat16"]
+    assert told(SACConfig()) == []
+
+
+def test_auto_compiles_only_a_long_run_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = (Config(recipe=SACConfig(total_frames=frames)) for frames in (40_000, 4_000))
+    for there in (True, False):
+        monkeypatch.setattr(pure, "has_compiler", lambda there=there: there)
+        assert pure.compiles(long) == there
+        assert not pure.compiles(short)
+
+
+def test_losses_in_bfloat16_are_near_those_in_float32_and_weights_stay_float32() -> None:
+    drawn = Drawn("sac", 3, torch.float32)
+    trainer = drawn.trainer()
+    PureStepper(lambda: UPDATES["sac"](trainer), bfloat16=True).register(trainer)
+    found = updated(trainer, drawn, range(1))
+    plain = stepped(drawn, 1, pure_way=True)
+    assert found.logged != plain.logged
+    assert found.logged == pytest.approx(plain.logged, rel=0.05, abs=0.05)
+    assert {p.dtype for p in trainer.loss_module.parameters()} == {torch.float32}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite
+from rlsync.recipes.pure import PureStepper
 from rlsync.tensors.digest import all_finite
 from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.trainers import optimizers
@@ -58,6 +59,8 @@ class StopIfNotFinite(RegistersItself):
             trainer.loss_module.register_forward_hook(self._seen)
         if isinstance(trainer, Trainer):
             self._seen.watch_methods(trainer)
+            if isinstance(trainer.optimization_stepper, PureStepper):
+                trainer.optimization_stepper.told.append(self._seen.saw)
 
     def _before_step(self, optimizer: optim.Optimizer, args: object, kwargs: object) -> None:
         self._steps += 1
@@ -67,18 +70,6 @@ class StopIfNotFinite(RegistersItself):
             if what:
                 raise self._error(what, optimizer)
         self._seen.forget()
-
-    def look(self, optimizer: optim.Optimizer, losses: dict[str, Tensor], grads: Sequence[Tensor]) -> None:
-        """The same check of a step whose gradients, not clipped yet, are in no parameter's ``grad``."""
-        params = _parameters(optimizer)
-        for parameter, grad in zip(params, grads, strict=True):
-            parameter.grad = grad
-        try:
-            what = self._at_fault({k: v for k, v in losses.items() if k.startswith("loss")}, optimizer)
-        finally:
-            optimizer.zero_grad()
-        if what:
-            raise self._error(what, optimizer)
 
     def _at_fault(self, losses: dict[str, Tensor], optimizer: optim.Optimizer) -> str:
         """What is not finite; empty if only the norm is, because squares of large numbers overflow."""
@@ -133,7 +124,7 @@ class _LastLosses:
     def __init__(self) -> None:
         self._module: nn.Module | None = None
         self._given: tuple[Any, ...] = ()
-        self._returned: TensorDictBase | None = None
+        self._returned: TensorDictBase | Mapping[str, Tensor] | None = None
         self._of_methods: dict[str, Tensor] = {}
 
     def watch_methods(self, trainer: Trainer) -> None:
@@ -150,6 +141,10 @@ class _LastLosses:
     def __call__(self, module: nn.Module, given: tuple[Any, ...], returned: object) -> None:
         if isinstance(returned, TensorDictBase):
             self._module, self._given, self._returned = module, given, returned
+
+    def saw(self, found: Mapping[str, Tensor]) -> None:
+        """Keep losses and norms that no loss module returned."""
+        self._returned = found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _LastLosses:
         return _LastLosses()

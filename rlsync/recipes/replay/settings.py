@@ -110,6 +110,8 @@ class ReplayConfig(RecipeConfig):
 class OffPolicyConfig(ReplayConfig):
     """What the recipes that learn values of flat observations share: ``dqn``, ``sac`` and ``td3``."""
 
+    pure_updates: ClassVar[bool] = True
+
     batch_size: int = above_zero(256)
     #: Widths of the hidden layers of the actor and of the two critics.
     hidden: list[int] = field(default_factory=lambda: [256, 256], metadata=WIDTHS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import nn
 from torchrl.collectors import Collector
 from torchrl.collectors.distributed import DistributedSyncCollector
@@ -28,7 +26,7 @@ from rlsync.torchrl_plugin.collectors.remote import RemoteEndpoint
 from rlsync.torchrl_plugin.compat import collectors, servers
 from rlsync.torchrl_plugin.compat.distributed import Remote
 from rlsync.torchrl_plugin.compat.schemes import schemes_of
-from rlsync.torchrl_plugin.compat.trainers import has_gradient, optimizers, refuse_idle_shards
+from rlsync.torchrl_plugin.compat.trainers import optimizers, refuse_idle_shards
 from rlsync.torchrl_plugin.scheme import BoardScheme
 from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
 
@@ -144,4 +142,4 @@ def training_of(trainer: object) -> Training:
         loss = trainer.loss_module
         return {"loss_module": loss} if isinstance(loss, nn.Module) else {}
 
-    return Training(lambda: optimizers(trainer), losses, partial(has_gradient, trainer))
+    return Training(lambda: optimizers(trainer), losses)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -178,22 +178,6 @@ def call_after_a_step(trainer: Trainer) -> None:
             op(**kwargs)
 
 
-class GradientsInside(OptimizationStepper):
-    """A stepper that computes gradients of its own: no parameter's ``grad`` ever has them."""
-
-    graded: frozenset[int] = (
-        frozenset()
-    )  #: the ids of the parameters that the step to be made has gradients of
-
-
-def has_gradient(trainer: Trainer, parameter: torch.Tensor) -> bool:
-    """Whether the optimizer step that is about to be made has a gradient of a parameter."""
-    stepper = trainer.optimization_stepper
-    return parameter.grad is not None or (
-        isinstance(stepper, GradientsInside) and id(parameter) in stepper.graded
-    )
-
-
 def stock_step(
     trainer: Trainer, stepper: OptimizationStepper | None, batch: TensorDictBase
 ) -> TensorDictBase:
@@ -215,27 +199,12 @@ def is_actors_turn(stepper: TD3OptimizationStepper) -> bool:
 _ALIKE = (RandomSampler, SamplerWithoutReplacement)
 
 
-def own_step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[object, Callable[..., object]]]:
-    """The functions of rlsync that an optimizer calls before a step, each behind its owner."""
-    return [(_owner(hook), hook) for hook in optimizer._optimizer_step_pre_hooks.values() if _ours(hook)]
-
-
-def foreign_hand(
-    trainer: Trainer, optimizers: Iterable[torch.optim.Optimizer], networks: Iterable[nn.Module]
-) -> str | None:
-    """What somebody else has hung on losses, gradients or steps, in words; None if nobody has."""
+def foreign_hand(trainer: Trainer, networks: Iterable[nn.Module]) -> str | None:
+    """What somebody else has hung on losses or gradients, in words; None if nobody has."""
     for op, _ in [*trainer._post_loss_ops, *trainer._process_loss_ops]:
         owner = _owner(_unwrapped(op))
-        samples_alike = isinstance(owner, ReplayBufferTrainer) and type(owner.replay_buffer.sampler) in _ALIKE
-        if not samples_alike:  # which has no priorities to update
+        if not (isinstance(owner, ReplayBufferTrainer) and type(owner.replay_buffer.sampler) in _ALIKE):
             return f"{type(owner).__name__} is registered at post_loss or process_loss"
-    for optimizer in optimizers:
-        hooks = [
-            *optimizer._optimizer_step_pre_hooks.values(),
-            *optimizer._optimizer_step_post_hooks.values(),
-        ]
-        if not all(map(_ours, hooks)):
-            return f"somebody's hook is on the steps of {type(optimizer).__name__}"
     for module in [trainer.loss_module, *(part for network in networks for part in network.modules())]:
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         hooks += [*module._backward_pre_hooks.values(), *module._backward_hooks.values()]
@@ -252,9 +221,7 @@ def _owner(function: object) -> object:
 
 
 def _ours(function: object) -> bool:
-    owner = _owner(function)
-    named = owner if isinstance(owner, FunctionType) else type(owner)
-    return named.__module__.partition(".")[0] == "rlsync"
+    return type(_owner(function)).__module__.partition(".")[0] == "rlsync"
 
 
 def optimizer_steps(trainer: Trainer, counted: int) -> int:
