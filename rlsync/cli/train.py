@@ -146,6 +146,10 @@ def train_job(job: Job) -> int:
                     print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)
                     ending.tell(stop.saved)
                 print(line.summary(interrupts), flush=True)
+                if isinstance(
+                    stepper, PureStepper
+                ):  # with what compiling took, or why the way is another now
+                    print(f"updates {stepper.way()}", flush=True)
                 for part in trainers.registered_modules(trainer):
                     if isinstance(part, InSummary):
                         print(part.summary_line(), flush=True)
