@@ -143,7 +143,7 @@ class Learner:
             assert time.monotonic() < deadline, f"not in time; {self.collector.tally}"
             self.step()
             self.publish()
-            time.sleep(0.01)  # what is waited for needs the processors, too
+            time.sleep(0.05)  # what is waited for needs the processors, too
 
     def hears_from(self, nodes: set[str]) -> Callable[[], bool]:
         """Whether each of the nodes has sent a frame of weights that are published now, or of newer ones."""

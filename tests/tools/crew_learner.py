@@ -52,7 +52,7 @@ def main(address: str, crew: str) -> None:
     for _ in collector:
         heard |= {origin.node for origin in collector.last_origins}
         version = publish(collector)
-        time.sleep(0.01)  # what is waited for needs the processors, too
+        time.sleep(0.05)  # what is waited for needs the processors, too
         if len(heard) == NODES:
             sys.stdout.write(f"{version}\n")
             sys.stdout.flush()
