@@ -356,7 +356,20 @@ def test_on_a_terminal_one_line_is_redrawn_and_elsewhere_lines_are_printed(
     assert "frames 512 / 512" in drawn
     assert drawn.count("\n") == 1, "the line stays in its place"
     assert shown(terminal=False) == ""
-    assert capsys.readouterr().out.startswith("frames 256 / 512  return ")
+    assert re.match(r"frames 256 / 512  return (none yet|[\d.]+)  version", capsys.readouterr().out)
+
+
+class _NothingYet:
+    """Stands for the hooks and the trainer of a run in its prefill."""
+
+    collected_frames, total_frames, mean, version, receipts = 100, 1000, float("nan"), 1, ()
+
+
+def test_what_is_not_known_during_the_prefill_is_not_a_number_in_the_progress() -> None:
+    line = LiveLine.__new__(LiveLine)
+    line.trainer = line.sync = line.returns = _NothingYet()
+    line._metrics, line._staleness, line._started, line._first_frame = [], [_NothingYet()], 0.0, 100
+    assert line.text() == "frames 100 / 1,000  return none yet  version 1  0 frames/s"
 
 
 def test_a_logger_that_is_not_installed_is_refused_before_a_worker_starts(
@@ -500,3 +513,5 @@ def test_a_sweep_runs_every_job_in_a_folder_of_its_own(folder: Path) -> None:
     assert [path.name for path in folders] == ["0", "1"]
     assert [OmegaConf.load(path / "config.yaml").seed for path in folders] == [0, 1]
     assert len(re.findall("^stopped: total_frames collected", run.output, re.MULTILINE)) == 2
+    assert not re.search(r"^\[\d{4}-", run.output, re.MULTILINE), "no line as Hydra logs it"
+    assert "SyncWeights replaces" in (folders[0] / "train.log").read_text()

@@ -6,14 +6,19 @@ import json
 import os
 import re
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from rlsync.cli.main import main
-from rlsync.recipes.run_files import RESOLVED, STATISTICS
+from rlsync.recipes.run_files import BOARD, RESOLVED, STATISTICS
+from rlsync.transport.board import BoardReader
+from rlsync.transport.board.format import EVALUATOR
 from tests.cli.test_main import ENDLESS, Run, folder
+from tests.tools.board_workers import Acts, plain_layout
+from tests.tools.counted_board import CountedBoard
 from tests.tools.parts.processes import descendant_pids, stopped, wait_until
 
 __all__ = ["folder"]  # a fixture
@@ -57,6 +62,20 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
     assert json.loads(capsys.readouterr().out)["statistics"]["version"] > 1
     assert main(["status", str(run_folder)]) == 1
     assert re.match(r"ended \S+ \S+: failed  frames [\d,]+  version \d+\n", capsys.readouterr().out)
+
+
+def test_a_process_that_evaluates_is_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = CountedBoard()
+    board.lay_out(plain_layout())
+    readers = [BoardReader(board.handle, Acts("copy"), number) for number in (0, EVALUATOR)]
+    (tmp_path / BOARD).write_text(json.dumps(asdict(board.handle)))
+    assert [worker["reader"] for worker in workers_of(tmp_path, capsys)] == [0]
+    main(["status", str(tmp_path)])
+    _, worker, evaluator = capsys.readouterr().out.splitlines()
+    assert worker.startswith("worker 0 (pid ")
+    assert evaluator.startswith("evaluator (pid ")
+    assert len(readers) == 2
+    board.close()
 
 
 def test_a_folder_without_a_board_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

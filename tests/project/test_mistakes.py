@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from tensordict import TensorDict
 from torchrl.collectors import Collector, MultiSyncCollector
 from torchrl.trainers import Trainer
 
@@ -32,6 +34,7 @@ from rlsync import (
 )
 from rlsync.cli.main import main
 from rlsync.core.errors import RlsyncError
+from rlsync.torchrl_plugin.compat.stamps import _make_room_for_stamps
 from tests.tools.parts import make_collector, make_counting_env, make_policy, make_ppo_trainer, make_workers
 from tests.tools.running import ACTOR, in_three_lines, running
 
@@ -237,6 +240,10 @@ WRITTEN: dict[str, tuple[Callable[[Trainer], object], str]] = {
         "register it on the same trainer first",
     ),
     "frames without stamps": (lag_without_stamps, "pass track_policy_version=True to the collector"),
+    "a replay buffer that is laid out without stamps": (
+        lambda _: _make_room_for_stamps(TensorDict({"observation": torch.zeros(4, 3)}, [4])),
+        "entries 'policy_version' and ('next', 'policy_version')",
+    ),
     "an action with a typo": (
         lambda _: BoundStaleness(SyncWeights(ACTOR), 1, "dorp"),
         "choose one of: drop, wait, raise",

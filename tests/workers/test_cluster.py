@@ -358,6 +358,7 @@ def test_a_run_is_interrupted_killed_and_resumed_and_leaves_no_process(
     assert first.process.wait(RUN_WAIT_S) == 130, first.output
     assert "stopped: interrupted" in first.output
     assert "Traceback" not in first.output
+    assert "unexpected system error" not in first.output, "Ray's page about agents that the run has ended"
     assert first.leaves_nothing()
     assert main(["status", str(first.folder)]) == 1
     assert "interrupted" in capsys.readouterr().out
