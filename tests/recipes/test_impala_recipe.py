@@ -20,7 +20,6 @@ from torchrl.trainers import Trainer
 from rlsync import SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.evaluator import Evaluator
-from rlsync.evaluation.process import READER
 from rlsync.recipes.checks import errors
 from rlsync.recipes.hooks import Load, MixReplayed, StalenessHistogram, StatisticsHook, UnrollReturns
 from rlsync.recipes.impala.recipe import RECIPE, make_network, probe
@@ -28,6 +27,7 @@ from rlsync.recipes.impala.settings import EvaluationConfig, ImpalaConfig, Model
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
+from rlsync.transport.board.format import EVALUATOR
 from tests.cli.test_main import checked_statistics
 from tests.tools.parts.processes import is_alive, wait_until
 from tests.tools.parts.programs import run_program
@@ -214,7 +214,7 @@ def test_a_separate_process_evaluates_pinned_versions_and_disturbs_neither_lag_n
     assert (tmp_path / EVALUATIONS).read_text().startswith("episodes,return_mean")
     assert "eval/return" in trainer._log_dict
     assert wait_until(lambda: not evaluator._process.is_alive(), 60)
-    assert READER > 1000
+    assert EVALUATOR > 1000
     assert sync.version >= versions[-1]
 
 
