@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rlsync.cli.compose import command_line
@@ -23,7 +24,7 @@ _EXAMPLES = """examples:
   rlsync check --json resume=runs/DATE/TIME      for machines
 
 It checks keys, options, types, bounds, the trigger, the environment (by making one), and the checkpoint to
-resume from. If nothing is wrong with those, and you give a sync map or a folder of configs, it starts the
+resume from. If nothing is wrong with those, and you give a sync map or a recipe of your own, it starts the
 workers and resolves the sync map, as the run will. An unknown option of a group (recipe=pppo) is told before
 keys are looked at, because it decides which keys there are.
 
@@ -44,12 +45,18 @@ def main(arguments: list[str]) -> int:
     line = command_line.read(rest)
     jobs, errors = examined_jobs(line)
     for job in jobs:
-        maps = any(word.lstrip("+~").startswith(("sync.map", "sync=")) for word in job.words)
-        if not errors and (maps or line.config_dir is not None):
+        if not errors and any(_may_map(word, line.config_dir) for word in job.words):
             errors += start_errors(job)
     told = [dict(job.told) for job in jobs]
     print(as_json(errors, told) if given.json else as_text(errors, told))
     return EXIT_USAGE if errors else 0
+
+
+def _may_map(word: str, own: Path | None) -> bool:
+    """Whether an override may bring a sync map that is not shipped: its keys, or a recipe of one's own."""
+    key, _, option = word.lstrip("+~").partition("=")
+    mine = own is not None and key == "recipe" and (own / "recipe" / f"{option}.yaml").is_file()
+    return mine or key == "sync" or key.startswith("sync.map")
 
 
 def start_errors(job: Job) -> list[RlsyncError]:
