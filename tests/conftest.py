@@ -96,6 +96,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves out, and most tests that start processes: it need not be written down."""
     mark_thorough(items)
+    # The two longest tests begin first: the others run beside them, and nobody waits for them at the end.
+    items.sort(key=lambda item: item.path.name != "test_on_ray.py")
     for item in items:
         match item:
             case pytest.Function():
