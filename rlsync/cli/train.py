@@ -125,7 +125,8 @@ def train_job(job: Job) -> int:
         with shut_down(trainer):
             CollectorState.of(trainer)
             if isinstance(stepper := trainer.optimization_stepper, PureStepper):
-                print(f"updates {stepper.way()}", flush=True)
+                way = stepper.way()
+                print(f"updates {way}", flush=True)
             if job.checkpoint is not None:
                 load(trainer, job.checkpoint, job.changes)
                 print(told_of_resume(trainer, job), flush=True)
@@ -145,11 +146,9 @@ def train_job(job: Job) -> int:
                 if stop.lost is not None and stop.saved is not None:
                     print(f"the workers did not end by themselves: {stop.lost}", file=sys.stderr)
                     ending.tell(stop.saved)
-                print(line.summary(interrupts), flush=True)
-                if isinstance(
-                    stepper, PureStepper
-                ):  # with what compiling took, or why the way is another now
+                if isinstance(stepper, PureStepper) and stepper.way() != way:  # compiled, or another way
                     print(f"updates {stepper.way()}", flush=True)
+                print(line.summary(interrupts), flush=True)
                 for part in trainers.registered_modules(trainer):
                     if isinstance(part, InSummary):
                         print(part.summary_line(), flush=True)

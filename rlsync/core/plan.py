@@ -63,6 +63,9 @@ class Source:
         idle: glob patterns of leaf names, relative to ``path``; these leaves are sent, and need not act:
             no output of the policy depends on them, as on a critic that travels along.
 
+    Raises:
+        ConfigError: a string is given in place of several patterns.
+
     Example:
         >>> Source("loss_module.actor_network", exclude=("*.running_mean",)).path
         'loss_module.actor_network'

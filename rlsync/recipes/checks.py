@@ -37,6 +37,11 @@ VIDEO_KEY = "recipe.evaluation.video_every"
 def errors(config: Config) -> Iterator[RlsyncError]:
     """All that is wrong with a config, as far as its values tell: no environment is made."""
     yield from bound_errors(config)
+    yield from _misfits(config)
+
+
+def _misfits(config: Config) -> Iterator[RlsyncError]:
+    """What is wrong though each value is within its own bounds."""
     yield from trigger_errors(config.sync.when)
     yield from map_errors(config.sync)
     yield from caught(lambda: verify_trigger(config.sync), "sync.verify_every_s")
@@ -97,10 +102,8 @@ def more_frames(config: Config) -> str | None:
             {"collector": replace(collector, kind="async")},
         ),
     ]
-    before = len(list(errors(config)))
-    fits = (
-        way for helps, way, keys in ways if helps and len(list(errors(replace(config, **keys)))) <= before
-    )
+    before = len(list(_misfits(config)))
+    fits = (w for helps, w, keys in ways if helps and len(list(_misfits(replace(config, **keys)))) <= before)
     return next(fits, None)
 
 

@@ -8,7 +8,6 @@ as functions of a :data:`Batch` and noise, and lists its phases in an :class:`Up
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -332,5 +331,6 @@ def compiles(config: Config) -> bool:
     """Whether the updates of a run are compiled; ``auto``: on a CPU with a compiler, if there are many."""
     if config.recipe.compile != "auto":
         return config.recipe.compile == "on"
-    (last,) = deque(rounds(config), maxlen=1)
-    return has_compiler() and config.learner.device == "cpu" and last.updates >= PAYS_FROM_UPDATES
+    if config.learner.device != "cpu" or not has_compiler():
+        return False
+    return any(each.updates >= PAYS_FROM_UPDATES for each in rounds(config))

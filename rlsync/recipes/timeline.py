@@ -33,11 +33,8 @@ def rounds(config: Config) -> Iterator[Iteration]:
 
     ConfigError if the recipe cannot tell how many optimizer steps follow a batch.
     """
-    recipe, updates, batches = config.recipe, 0, _batches(config)
-    if batches[_MOST_ROUNDS:]:
-        what = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
-        raise ConfigError(what, f"recipe.total_frames={recipe.total_frames}", "give fewer frames")
-    for frames in batches:
+    recipe, updates = config.recipe, 0
+    for frames in _batches(config):
         due = recipe.updates_after(config, frames, updates)
         if due is None:
             raise ConfigError(
@@ -129,6 +126,9 @@ def timeline(config: Config) -> Timeline:
         >>> [(phase.name, phase.fewest, phase.most) for phase in timeline(Config()).phases]  # ppo
         [('learning', 64, 64)]
     """
+    if _batches(config)[_MOST_ROUNDS:]:
+        what = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
+        raise ConfigError(what, f"recipe.total_frames={config.recipe.total_frames}", "give fewer frames")
     run = list(rounds(config))
     phases, last = _phases(run, config.collector.frames_per_batch), run[-1]
     learned = last.frames - config.recipe.prefill_frames()

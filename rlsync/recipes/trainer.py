@@ -11,7 +11,7 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torch import optim
 from torchrl.checkpoint import Checkpoint, GlobalRNGState
-from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLogger
+from torchrl.record.loggers import Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
 from rlsync import DreamerPlayer, LogReceipts, SyncWeights, VerifySync
@@ -30,7 +30,7 @@ from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS, VERSIONS
 from rlsync.recipes.settings import IN_PROCESS, Config
 from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
-from rlsync.torchrl_plugin.compat.trainers import forget_logged
+from rlsync.torchrl_plugin.compat.trainers import CsvFiles, forget_logged
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
 from rlsync.workers.rollout_collector import RolloutCollector
 
@@ -165,18 +165,6 @@ class RandomState(GlobalRNGState):
             elif not isinstance(here[key], torch.Tensor):  # one for each device
                 here[key] = list(here[key])[: module.device_count()]
         super().load_state_dict(here)
-
-
-class CsvFiles(CSVLogger):
-    """Writes each number to its file and forgets it; TorchRL's class keeps all, in each checkpoint too."""
-
-    def log_scalar(self, name: str, value: float, step: int | None = None) -> None:
-        super().log_scalar(name, value, step)
-        if step is not None:  # without one, TorchRL counts those that it keeps
-            del self.experiment.scalars[name]
-
-    def _checkpoint_state(self) -> dict[str, object]:
-        return {}
 
 
 def make_logger(config: Config) -> Logger | None:

@@ -159,10 +159,12 @@ def bind_route(
     if endpoint.needs_every_leaf:
         _refuse_excluded(endpoint, found, route.exclude, where)
     comparisons, names = _compare(route, leaves, endpoint, found, prefix)
+    there = [spec.name for spec in _below(endpoint.specs(found) or [], prefix)]
+    either = list(dict.fromkeys([*names, *there]))
     for pattern in (*route.exclude, *route.idle):
-        if not any(excluded(name, [pattern]) for name in (*names, *(c.name for c in comparisons))):
-            near = did_you_mean(nearest_name(pattern, names))
-            what, cure = f"no leaf is named like {pattern!r}", f"{near}leaves: {', '.join(names[:12])}"
+        if not any(excluded(name, [pattern]) for name in either):
+            near = did_you_mean(nearest_name(pattern, either))
+            what, cure = f"no leaf is named like {pattern!r}", f"{near}leaves: {', '.join(either[:12])}"
             raise LayoutMismatch(what, f"{where}, exclude or idle of {route.source}", cure)
     by_name = dict(zip(names, leaves.leaves, strict=True))
     sent = [

@@ -143,7 +143,14 @@ class WorkerScheme(WeightSyncScheme):
             publisher.publish_modules({POLICY: policy}, "the collector")
 
     def connect(self, **given: Any) -> None:
-        """TorchRL calls it for each collector and destination; a ConfigError if this is the second one."""
+        """Connect a destination of a collector, as TorchRL does for each.
+
+        Args:
+            given: what TorchRL gives.
+
+        Raises:
+            ConfigError: this is the second destination or collector.
+        """
         if self.synchronized_on_sender:
             raise ConfigError(
                 f"this {type(self).__name__} was given twice, and serves one destination of one collector",

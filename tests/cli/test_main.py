@@ -41,7 +41,7 @@ SMALL = (
     "collector.frames_per_batch=256",
 )
 #: Runs until it is stopped.
-ENDLESS = ("recipe.total_frames=100000000", "recipe.target_return=null")
+ENDLESS = ("recipe.total_frames=100000000", "recipe.target_return=null", "recipe.compile=off")
 
 
 class Run:

@@ -17,7 +17,7 @@ from tests.tools.parts.counted import ID
 
 pytestmark = pytest.mark.usefixtures("fork_workers")
 
-PPO = ("recipe.total_frames=128", "recipe.num_epochs=1", "collector.frames_per_batch=64")
+PPO = ("env.num_envs=1", "recipe.total_frames=128", "recipe.num_epochs=1", "collector.frames_per_batch=64")
 IMPALA = ("recipe=impala", "env.num_envs=2", "recipe.total_frames=160", "recipe.batch_size=4")
 IMPALA += ("recipe.unroll_length=10", "collector.frames_per_batch=40")
 

@@ -129,7 +129,8 @@ SAC = """plan of sac on CartPole-v1
   publish                   every 1 batches: 1,000 versions after the first
   evaluation                never
   checkpoint                every 5,000 frames, and at the end
-  end                       100,000 frames, 99,000 updates, ratio 1"""
+  workers                   2, each with 1 environment: 50 policy calls for a batch; more frames a second: env.num_envs=2
+  end                       100,000 frames, 99,000 updates, ratio 1"""  # noqa: E501
 
 
 def test_a_plan_is_a_table_of_what_happens_when() -> None:

@@ -77,7 +77,7 @@ def small(
     name: str, *, kind: str = "sync", num_envs: int = 1, run_dir: Path | None = None, **keys: Any
 ) -> Config:
     """Four batches of 64 frames, of which the first is the prefill."""
-    settings = SETTINGS[name](**{**SIZES, "pace": RATIO, **keys})
+    settings = SETTINGS[name](**{**SIZES, "pace": RATIO, "compile": "off", **keys})
     return Config(
         env=EnvConfig("CartPole-v1" if name == "dqn" else "Pendulum-v1", num_envs),
         recipe=settings,

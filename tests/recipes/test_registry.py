@@ -56,10 +56,11 @@ def written(folder: Path, *, installed: bool) -> Path:
 SESSION = """
 import json, sys
 from rlsync.cli.main import main
-for words in json.loads(sys.argv[1]):
-    status = main(words)
-    print(chr(30), end="", flush=True)
-    assert status == 0, (words, status)
+if __name__ == "__main__":  # a worker's process imports it, too
+    for words in json.loads(sys.argv[1]):
+        status = main(words)
+        print(chr(30), end="", flush=True)
+        assert status == 0, (words, status)
 """
 
 

@@ -21,6 +21,7 @@ from torchrl.collectors import AsyncBatchedCollector, Collector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data.replay_buffers.samplers import RandomSampler, SamplerWithoutReplacement
 from torchrl.objectives.common import _updater_check_forward_prehook
+from torchrl.record.loggers import CSVLogger
 from torchrl.trainers import OptimizationStepper, ReplayBufferTrainer, Trainer, TrainerHookBase
 from torchrl.trainers import UpdateWeights as StockUpdateWeights
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
@@ -393,3 +394,15 @@ _BRIDGES = {
     AsyncBatchedCollector: (_init_random_frames, _getattr_rb),
     Remote: (_init_random_frames_of_nodes,),
 }
+
+
+class CsvFiles(CSVLogger):
+    """Writes each number to its file and forgets it; TorchRL's class keeps all, in each checkpoint too."""
+
+    def log_scalar(self, name: str, value: float, step: int | None = None) -> None:
+        super().log_scalar(name, value, step)
+        if step is not None:  # without one, TorchRL counts those that it keeps
+            del self.experiment.scalars[name]
+
+    def _checkpoint_state(self) -> dict[str, object]:
+        return {}
