@@ -122,7 +122,7 @@ def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
         ...
         rlsync.core.errors.SourceNotFound: no 'loss_modul' on the trainer (SimpleNamespace)
           where  path 'loss_modul', sync map, entry 1
-          cure   did you mean 'loss_module'? the trainer has: loss_module, collector
+          cure   did you mean 'loss_module'? the trainer has: loss_module
     """
     endpoint, training = endpoint_of(trainer.collector), training_of(trainer)
     bound = bind_routes(sync_map, trainer, endpoint)
