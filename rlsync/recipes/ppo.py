@@ -102,7 +102,7 @@ def pure_update(loss: ClipPPOLoss, optimizer: optim.Adam) -> pure.Update:
             found |= {"entropy": entropy, "loss_entropy": -entropy_coeff * entropy}
         missed, spread = (target - value).var(correction=0), target.var(correction=0)
         return found | {
-            "loss_critic": critic_coeff * smooth_l1_loss(value, target),
+            "loss_critic": critic_coeff * smooth_l1_loss(value, target, reduction="none").mean(),
             "clip_fraction": ((ratio < least) | (ratio > most)).to(ratio.dtype).mean(),
             "kl_approx": -log_ratio.mean(),
             "explained_variance": 1 - missed / (spread + torch.finfo(spread.dtype).eps),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -76,8 +75,7 @@ class TestBesideSpawn:
         assert first != second
 
     def test_an_error_of_a_worker_arrives(self, compared: dict[str, Any]) -> None:
-        assert re.match(r"WorkerLost: worker 0 \(pid \d+, ", compared["error"])
-        assert "LookupError: this environment cannot be made" in compared["error"]
+        assert compared["error"].startswith("LookupError: this environment cannot be made")
 
     def test_a_killed_worker_is_found_as_before(self, compared: dict[str, Any]) -> None:
         for method in METHODS:

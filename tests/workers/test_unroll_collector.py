@@ -458,6 +458,7 @@ def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rou
         hook.register(trainer)
         assert {row.verdict.value for row in hook.plan.rows} == {"cast"}
         assert hook.plan.payload_bytes * 2 == sum(p.nbytes for p in network.parameters())
+        train_on(network)  # the version before would act alike otherwise
         hook.publish()
         check = hook.verification()
         check.ask(hook.judge)

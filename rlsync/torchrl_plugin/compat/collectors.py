@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -267,17 +268,23 @@ def _lead_and_then(users: Callable[[], None] | None) -> None:
 def end_groups(collector: MultiCollector) -> None:
     """End with the workers what they have started. Call this when they are started.
 
-    Until TorchRL does so: it terminates or kills workers that are slow to leave.
+    Until TorchRL does so: it terminates or kills workers that are slow to leave. Each shutdown ends by
+    closing the queue, also that of a collector in garbage, which no weak reference finds any more.
     """
-    pids = [process.pid for process in collector.procs]
+    pids, queue, ours = [process.pid for process in collector.procs], collector.queue_out, os.getpid()
+    if "close" in vars(queue):  # another scheme of this collector has done so
+        return
+    close_it = queue.close
 
-    @in_place_of(collector, "_shutdown_main")
-    def shut_down(self: MultiCollector, *args: Any, **kwargs: Any) -> None:
+    def close() -> None:
+        del queue.close  # a cycle
         try:
-            type(self)._shutdown_main(self, *args, **kwargs)
+            close_it()
         finally:
-            while pids:
+            while pids and os.getpid() == ours:
                 end_group(pids.pop())
+
+    queue.close = close
 
 
 def why_not_ready(message: object) -> tuple[Exception, str] | None:

@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 
 from tensordict import TensorDictBase
 from torchrl.collectors import BaseCollector, Evaluator
+from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
@@ -281,7 +282,8 @@ class SyncWeights(PublishHook):
             sample: what the worker sent.
             images: the published leaves of its version, and of the one before; empty where nobody kept it.
         """
-        return self._bound.judge(sample, images)
+        with set_exploration_type(ExplorationType.DETERMINISTIC):  # as the worker's sample was taken
+            return self._bound.judge(sample, images)
 
     def staleness(self, batch: TensorDictBase) -> Staleness:
         """How old the frames of a batch are, now.
