@@ -94,7 +94,8 @@ def await_start(
     Raises WorkerLost if a worker ended, and AdoptionTimeout if one says nothing. What a worker raised is
     raised here, from a WorkerLost that names the worker. An error of rlsync's own is raised by TorchRL.
     """
-
+    if all("poll" in vars(pipe) for pipe in collector.pipes):
+        return  # another scheme of this collector has waited, and handed the messages back
     unread = list(collector.pipes)
 
     def read() -> None:
