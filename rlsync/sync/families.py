@@ -77,6 +77,7 @@ def lead_group() -> None:
         os.setpgid(0, 0)
     for number in (signal.SIGTTIN, signal.SIGTTOU):  # the terminal stops groups in the background by these
         signal.signal(number, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)  # a forked worker would tell the learner of signals that come to the worker
     # A run holds signals back from its workers, not from what they start: programs begin without handlers.
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for each in held:

@@ -57,7 +57,6 @@ def test_an_environment_that_raises_is_told_with_the_workers_number(
 
 
 @pytest.mark.processes
-@pytest.mark.xfail(reason="it is told, but the exit status is 143", strict=False)
 def test_an_environment_that_hangs_is_told_with_the_place(tmp_path: Path) -> None:
     status, output = run_of(tmp_path, "hangs", *PPO, "collector.start_timeout_s=4")
     assert status == 1
