@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
-from peers.rounds import median, shown
+from peers.rounds import beside, markdown, medians, shown
 from peers.watch import Sample, figures
 
 
@@ -59,20 +59,12 @@ def table(measured: Mapping[str, Sequence[Rates]], peer: str) -> str:
     """
     names = [field.name for field in fields(Rates)]
     compared = ("updates_per_s", "updates_per_cpu_s")
-
-    def medians(contender: str) -> dict[str, float | None]:
-        runs = [asdict(one) for one in measured.get(contender, [])]
-        return {name: median(one[name] for one in runs) for name in names}
-
-    def beside(own: float | None, other: float | None) -> str:
-        return shown(own / other if own and other else None, 2)
-
     heads = [name.replace("_per_", "/").replace("_", " ") for name in names]
     ratios = [f"{heads[names.index(name)]} x {peer}" for name in compared]
     rows = [("contender", *heads, *ratios), ("---", *("---:" for _ in (*heads, *ratios)))]
-    other = medians(peer)
-    for contender in measured:
-        own = medians(contender)
+    other = medians(measured.get(peer, ()), names)
+    for contender, runs in measured.items():
+        own = medians(runs, names)
         found = [shown(own[name], 2) for name in names]
         rows.append((contender, *found, *(beside(own[name], other[name]) for name in compared)))
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(rows)

@@ -109,6 +109,22 @@ def median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
+def medians(runs: Iterable[Any], names: Iterable[str]) -> dict[str, float | None]:
+    """The median over the runs of each figure that is named."""
+    found = [asdict(one) for one in runs]
+    return {name: median(one[name] for one in found) for name in names}
+
+
+def beside(own: float | None, other: float | None) -> str:
+    """A figure as so many times another one, for a table."""
+    return shown(own / other if own and other else None, 2)
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of cells as a Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
 def versions(python: str, packages: Sequence[str]) -> dict[str, str]:
     """The versions of these packages, as that interpreter sees them."""
     ask = (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
-from peers.rounds import median, shown
+from peers.rounds import beside, markdown, medians, shown
 from peers.watch import Sample
 
 
@@ -52,24 +52,16 @@ def whole(samples: Sequence[Sample]) -> Whole:
 def whole_table(measured: Mapping[str, Sequence[Whole]], peer: str) -> str:
     """The medians over the rounds, as a Markdown table; the last two columns put them beside the peer."""
     names = [field.name for field in fields(Whole) if field.name != "reached"]
-
-    def medians(contender: str) -> dict[str, float | None]:
-        runs = [asdict(one) for one in measured.get(contender, [])]
-        return {name: median(one[name] for one in runs) for name in names}
-
     heads = [
         *(name.replace("_", " ") for name in names),
         "reached",
         *(f"{n} x {peer}" for n in ("seconds", "cpu s")),
     ]
     rows = [("contender", *heads), ("---", *("---:" for _ in heads))]
-    other = medians(peer)
+    other = medians(measured.get(peer, ()), names)
     for contender, runs in measured.items():
-        own = medians(contender)
-        beside = [
-            shown(own[name] / other[name] if own[name] and other[name] else None, 2)
-            for name in ("seconds", "cpu_s")
-        ]
+        own = medians(runs, names)
+        times = [beside(own[name], other[name]) for name in ("seconds", "cpu_s")]
         reached = f"{sum(one.reached for one in runs)} of {len(runs)}"
-        rows.append((contender, *(shown(own[name], 1) for name in names), reached, *beside))
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+        rows.append((contender, *(shown(own[name], 1) for name in names), reached, *times))
+    return markdown(rows)

@@ -100,8 +100,7 @@ class Ending:
 
 
 #: The signals that end a run in good order: Ctrl-C, Ctrl-\\, a closed terminal, and what schedulers send.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-SIGNALS = tuple(map(signal.Signals.__getitem__, _NAMES))
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 #: In the pipe of signal numbers: there come no more.
 _END = 0

@@ -116,9 +116,8 @@ def train_job(job: Job) -> int:
     if not goes_on:
         OmegaConf.save(config, run_dir / RESOLVED)
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
-    told = (
-        output_read  # inside, for what ended.json says; outside, because it may not be possible to write it
-    )
+    # Inside, for what ended.json says; outside, because it may not be possible to write that.
+    told = output_read
     with told(run_dir), Interrupts.caught() as interrupts, Ending.of(run_dir) as ending, told(run_dir):
         with interrupts.held():
             trainer = job.build()

@@ -15,8 +15,9 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import Any
+
+from rlsync.transport.board.format import process_stat
 
 #: What multiprocessing says of a process whose fork server is gone, whether the process lives or not.
 UNKNOWN = 255
@@ -53,10 +54,8 @@ class _Process(ForkServerProcess):
 
 def _began(pid: int) -> str | None:
     """When a living process was started, by the kernel's clock: its number may be given again."""
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else fields[19]
-    return None
+    fields = process_stat(pid)
+    return None if fields is None or fields[0] in "ZX" else fields[19]
 
 
 def start_process(

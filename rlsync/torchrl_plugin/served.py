@@ -85,6 +85,8 @@ class ServedProcesses(Served):
         WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time, which is the
         first of the timeouts; the second one is that of silence.
         """
+        if waits.have_started(self.workers):  # the scheme of another destination has waited for them
+            return
         collectors.end_groups(self.workers)
         to_start_s, silent_s = timeouts_s
         waits.await_start(self.workers, to_start_s, logs, lambda: Watch(publisher, self.workers, silent_s))

@@ -266,14 +266,12 @@ def _lead_and_then(users: Callable[[], None] | None) -> None:
 
 
 def end_groups(collector: MultiCollector) -> None:
-    """End with the workers what they have started. Call this when they are started.
+    """End with the workers what they have started. Call this once, when they are started.
 
     Until TorchRL does so: it terminates or kills workers that are slow to leave. Each shutdown ends by
     closing the queue, also that of a collector in garbage, which no weak reference finds any more.
     """
     pids, queue, ours = [process.pid for process in collector.procs], collector.queue_out, os.getpid()
-    if "close" in vars(queue):  # another scheme of this collector has done so
-        return
     close_it = queue.close
 
     def close() -> None:

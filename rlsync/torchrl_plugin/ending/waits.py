@@ -94,8 +94,6 @@ def await_start(
     Raises WorkerLost if a worker ended, and AdoptionTimeout if one says nothing. What a worker raised is
     raised here, from a WorkerLost that names the worker. An error of rlsync's own is raised by TorchRL.
     """
-    if all("poll" in vars(pipe) for pipe in collector.pipes):
-        return  # another scheme of this collector has waited, and handed the messages back
     unread = list(collector.pipes)
 
     def read() -> None:
@@ -126,6 +124,11 @@ def await_start(
         return ""
 
     await_ready(collector.procs, ready, timeout_s, last_words, logs.doing)
+
+
+def have_started(collector: collectors.MultiCollector) -> bool:
+    """Whether :func:`await_start` has waited, and TorchRL has not read what it handed back."""
+    return all("poll" in vars(pipe) for pipe in collector.pipes)
 
 
 def _hand_back(pipe: Any, message: object, read: Callable[[], None]) -> None:

@@ -149,8 +149,15 @@ class BoardWatch:
 
 def process_state(pid: int) -> str | None:
     """``"running"``, ``"stopped"`` or ``"dead"``; None if there is no such process, or it is hidden."""
+    fields = process_stat(pid)
+    if fields is None:
+        return None
+    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(fields[0], "running")
+
+
+def process_stat(pid: int) -> list[str] | None:
+    """What the kernel tells of a process after its name, from the letter of its state on; None likewise."""
     try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")
