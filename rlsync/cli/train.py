@@ -198,12 +198,8 @@ def leave_address(trainer: Trainer, run_dir: Path) -> None:
 
 
 class LiveLine:
-    """Prints frames, return, version, policy lag, staleness, publish time, speed and the time left.
-
-    The policy lag is taken when a batch arrives, before the next publish; the staleness is the mean over the
-    steps that were learned from since. The time left is that for all frames: a target return may end the run
-    before. On a terminal the line is updated after every batch. Elsewhere a new one is printed every few
-    seconds.
+    """Prints frames, return, version, policy lag (before the next publish), mean staleness, publish time,
+    speed and the time left for all frames: after every batch on a terminal, every few seconds elsewhere.
     """
 
     def __init__(self, trainer: Trainer, console: Console) -> None:

@@ -68,13 +68,7 @@ class Crossing:
 
 
 def crossings(leaves: Iterable[Crossing]) -> tuple[Crossing, ...]:
-    """Crossings of single leaves, added up by their devices.
-
-    Example:
-        >>> both = crossings([Crossing("cpu", "cpu", True, 0, 8), Crossing("cpu", "cpu", True, 0, 16)])
-        >>> [crossing.copied_bytes for crossing in both]
-        [24]
-    """
+    """Crossings of single leaves, added up by their devices."""
     by_devices: dict[tuple[str, str, bool], Crossing] = {}
     for leaf in leaves:
         key = leaf.source, leaf.destination, leaf.through_host

@@ -103,12 +103,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse(text: str) -> Path:
-    """Parse ``text`` into a :class:`Path`; PathSyntaxError names the character that breaks the grammar.
-
-    Example:
-        >>> str(parse("a['k'].module.0"))
-        "a['k'].module[0]"
-    """
+    """Parse ``text`` into a :class:`Path`; PathSyntaxError names the character that breaks the grammar."""
     if not isinstance(text, str):
         raise PathSyntaxError(
             f"a path is a string, got {type(text).__name__}",
@@ -163,11 +158,8 @@ def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
 
 
 def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = "") -> Any:
-    """Follow ``path`` from ``root``, the trainer or the collector, and return the object at its end.
-
-    Properties on the path are evaluated, as in any attribute access. No other code runs. If a segment leads
-    nowhere, an ``error`` is raised that names it, what exists there, and the nearest match; it calls the root
-    ``root_name``, and the place in the user's map ``where``.
+    """Follow ``path`` from ``root`` and return what is at its end; only properties on the way run code. A
+    segment that leads nowhere raises ``error``, with what exists there and the nearest match.
     """
     here = root
     for depth, segment in enumerate(path.segments):

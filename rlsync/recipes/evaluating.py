@@ -28,16 +28,9 @@ from rlsync.workers.player import Player
 def register_with_evaluations(
     trainer: Trainer, run: Run[Any], acting: TensorDictModuleBase, learned: str = ""
 ) -> None:
-    """Register what publishes, logs and watches, and the evaluating process if the config wants one.
-
-    With evaluations, ``recipe.target_return`` is theirs: the returns of episodes that explore end nothing.
-    ConfigError if an evaluation is asked for, and the collector has no board.
-
-    Args:
-        trainer: of a recipe whose frames are those of stock collectors.
-        run: the run.
-        acting: what the workers act with, exploration included.
-        learned: the names of the learned leaves of ``acting`` begin with this.
+    """Register what publishes, logs and watches, and the evaluating process if the config wants one; then
+    ``recipe.target_return`` is of its returns. ``acting`` is what workers act with, whose learned leaves have
+    names that begin with ``learned``.
     """
     evaluates = run.recipe.evaluations().every_frames > 0 and run.folder is not None
     returns = register_hooks(trainer, run, stop_at_return=not evaluates)
@@ -49,10 +42,7 @@ def register_with_evaluations(
 
 
 def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
-    """The process that plays on the board that the workers of this machine read, or one like it.
-
-    ConfigError if the collector has no board, or the run no folder.
-    """
+    """The process that plays on the workers' board; a ConfigError without a board or a run folder."""
     board, config, evaluation = board_of(collector), run.config, run.recipe.evaluations()
     folder, films = run.folder, evaluation.video_every
     if board is None or folder is None:
@@ -90,10 +80,8 @@ def require_screen(config: Config) -> None:
 
 
 def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlayer:
-    """What acts with the weights of a run's checkpoint, once they are loaded.
-
-    If workers acted in half precision, it does too: it has the dtype that the sync map declares.
-    ``deterministic`` takes the likeliest action in place of drawing one. A Q network is greedy either way.
+    """What acts with a checkpoint's weights, once loaded, in the dtype that workers acted in;
+    ``deterministic`` takes the likeliest action.
     """
     recipe = recipe_of(config)
     return recipe.player(config, recipe.probe(config.env), deterministic)

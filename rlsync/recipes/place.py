@@ -33,10 +33,7 @@ _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
 class Here:
-    """Workers on this machine, or none: with ``collector.kind=in_process`` the learner's process acts.
-
-    A run asks it, or a ``Cluster`` in its place, and names neither.
-    """
+    """Workers on this machine, or none: with ``collector.kind=in_process`` the learner's process acts."""
 
     def __init__(self, run: Run[Any]) -> None:
         #: What TorchRL's PPOTrainer must be told to publish, though SyncWeights publishes in its place.
@@ -87,11 +84,7 @@ class Here:
         return collector
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
-        """Start workers that make unrolls with the learner's network.
-
-        ``when_full`` says what happens when no slot is free; the nodes of a cluster always wait. ``shared``
-        are the arguments that ``UnrollCollector`` and ``ClusterCollector`` have in common.
-        """
+        """Start workers that make unrolls. ``when_full``: what they do if no slot is free."""
         env = self._run.config.env
         with naming_env(env):
             return UnrollCollector(
@@ -122,20 +115,10 @@ def started_collector(
     ladder: EpsilonLadder | None = None,
     maker: Callable[[EnvConfig], EnvBase] = make_env,
 ) -> Iterator[BaseCollector]:
-    """Worker processes, here or on a cluster, that act with ``policy`` and adopt its weights from a board.
-
-    With ``collector.kind=in_process`` there is no other process and no board: the learner's process acts with
-    ``policy`` itself.
-
-    Policies act on the devices that the config names. Environments step on the CPU, and frames arrive in
-    host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
-    running after the ``with`` block. If the block raises, they are shut down.
-
-    They take random actions in the first ``random_frames`` frames. With a ``ladder`` the environments of
-    each worker have an ``exploration_exponent`` by it. ``maker`` makes those of a worker on this machine.
-
-    ConfigError if an environment cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if
-    workers did not start.
+    """Workers, here or on a cluster, that act with ``policy`` on the config's devices and adopt its weights,
+    until the block raises; with ``collector.kind=in_process`` the learner's process acts with ``policy``
+    itself. They take random actions in the first ``random_frames`` frames; with a ``ladder`` each has an
+    ``exploration_exponent``. ``maker`` makes the environments of a worker on this machine.
     """
     collector = run.place.transitions(policy, random_frames=random_frames, ladder=ladder, maker=maker)
     try:

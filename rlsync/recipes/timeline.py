@@ -29,10 +29,7 @@ class Iteration:
 
 
 def rounds(config: Config) -> Iterator[Iteration]:
-    """All rounds of a run that is not ended early: the last batch reaches ``total_frames``.
-
-    ConfigError if the recipe cannot tell how many optimizer steps follow a batch.
-    """
+    """All rounds of a run that is not ended early; ConfigError if the recipe has no plan of its steps."""
     recipe, updates = config.recipe, 0
     for frames in _batches(config):
         due = recipe.updates_after(config, frames, updates)

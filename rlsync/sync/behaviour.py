@@ -141,10 +141,7 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
 
 
 def _weights(sample: Sample, route: BoundRoute, image: Image, below: str) -> dict[str, Tensor]:
-    """The leaves of a part of the source as they are in an image, or where that lacks them, as they are now.
-
-    With the worker's own buffers and excluded leaves, where it has them.
-    """
+    """A part of the source's leaves as they are in an image, or where it lacks them, as they are now."""
     stem = f"{route.prefix}." if route.prefix else ""
     sent = {one.leaf.name: one.key for one in route.sent}
     kept = sample.held.get(route.destination, {})

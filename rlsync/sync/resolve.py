@@ -253,11 +253,8 @@ def _walk_source(root: object, path: Path, where: str) -> object:
 
 
 def check_trained(root: object, path: Path, where: str) -> None:
-    """Refuse a module of a loss whose trained weights are elsewhere.
-
-    A TorchRL loss keeps what it trains in ``<name>_params``. ``SACLoss.qvalue_network`` is the user's
-    module, untouched; in a deep-copied loss even ``actor_network`` is stale. The AmbiguousSource names the
-    ``_params`` path.
+    """Refuse a module whose trained weights are in ``<name>_params``, and name that path. ``qvalue_network``
+    of SACLoss is the user's module, untouched; a deep-copied loss has even a stale ``actor_network``.
     """
     for depth, segment in enumerate(path.segments):
         if not isinstance(segment, Attr):

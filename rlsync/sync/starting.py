@@ -34,10 +34,8 @@ class StartLog:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Inside the block, what this process prints is kept, and then shown with the worker's number.
-
-        That holds for what code in C prints, too. If the process ends inside, the learner shows it. If the
-        block takes too long, the learner learns where this process hangs.
+        """Inside, what this process prints, also in C, is kept, then shown with the worker's number, by the
+        learner if this process ends. If it takes too long, the learner learns where it hangs.
         """
         try:
             file = SharedFile.open(self.address)

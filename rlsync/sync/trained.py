@@ -159,9 +159,8 @@ _FIRST_STEPS = 10
 
 
 class Gradients:
-    """Notices sent parameters that got no gradient in an optimizer's first steps, while others got some.
-
-    An optimizer of which no sent parameter gets a gradient is no alarm: its policy may wait for the critic.
+    """Notices sent parameters without a gradient in an optimizer's first steps, while others got some. If
+    none got one there is no alarm: the policy may wait for the critic.
     """
 
     def __init__(self, training: Training) -> None:
@@ -210,18 +209,10 @@ class Gradients:
 
 
 class Unchanged:
-    """Watches the sources of a map, and warns if they stand still while the optimizers make steps.
-
-    The usual reason is that the map, or the optimizer, is on a copy. Only sources that require a gradient are
-    watched: target networks, frozen networks and constants may stand still. A publish counts only if an
-    optimizer step was made since the one before.
-
-    Autograd's write counters show cheaply that a source was written to. They do not see all writes, see
-    :func:`writes`. So before there is a warning, the values themselves are compared.
-
-    Sources that an optimizer holds and does not move, while it moves others, are taken to be frozen on
-    purpose, as an actor is while only its critic learns. It warns after ``after`` publishes in a row;
-    ``None`` never warns.
+    """Watches the sources of a map, and warns if those that require a gradient stand still for ``after``
+    publishes in a row, each after an optimizer step: usually map or optimizer are on a copy. Autograd's write
+    counters miss some writes, see :func:`writes`, so values are compared before a warning. Sources that an
+    optimizer holds and does not move, while it moves others, are taken to be frozen on purpose.
     """
 
     def __init__(self, after: int | None, training: Training) -> None:

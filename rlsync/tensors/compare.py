@@ -135,10 +135,8 @@ def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
 def fitted(
     weights: object, where: str, expected: Sequence[LeafSpec] | None, against: str
 ) -> dict[str, Tensor]:
-    """The tensors of a module, tensordict or mapping, under the names of the ``expected`` leaves, if known.
-
-    ``where`` and ``against`` name the weights and what is expected in a LayoutMismatch, which is raised if a
-    leaf is missing, unexpected, or does not fit.
+    """The tensors of a module, tensordict or mapping, under the names of the ``expected`` leaves, if known; a
+    LayoutMismatch names ``where`` and ``against``.
     """
     source = Leaves(weights, where, shards=True)
     names = source.names if expected is None else named_like(source.names, expected)
@@ -176,12 +174,8 @@ Form = tuple[type, torch.Size, torch.dtype, torch.layout]
 
 
 class Fit:
-    """Names the tensors of modules, tensordicts and mappings as their destination does.
-
-    The first time, every leaf is compared with the destination's by name, shape and dtype; see
-    :func:`fitted`. Afterwards, weights of the same structure are recognised: a tensordict by its keys, a
-    module by itself and its tree. Then only the form of each tensor is compared, so that a hand-written loop
-    does not pay for the names again.
+    """Names the tensors of modules, tensordicts and mappings as their destination does, by :func:`fitted` at
+    first; then weights of the same structure are recognised, and only the form of each tensor is compared.
     """
 
     def __init__(self, where: str, against: str) -> None:

@@ -200,10 +200,7 @@ def _extra_reader(module: nn.Module, prefix: str, name: str, where: str) -> Call
 
 
 def memory_key(tensor: Tensor) -> tuple[Any, ...]:
-    """A key that is equal for tensors with the same memory: pointer, shape, stride, dtype, device.
-
-    Sharded tensors are compared by the parts that this process holds.
-    """
+    """Equal for tensors with the same memory and form; of a sharded one, this process's part counts."""
     if tensor.is_meta:
         return (id(tensor),)
     pointer = tensor.data_ptr()

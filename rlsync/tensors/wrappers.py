@@ -49,10 +49,7 @@ def uncompiled(name: str) -> str:
 
 
 def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool = False) -> None:
-    """Refuse a tensor without plain bytes to copy: sharded, uninitialised, sparse or quantized.
-
-    With ``shards``, a sharded one will do if its parts can be put together.
-    """
+    """Refuse a sharded (without ``shards``), uninitialised, sparse or quantized tensor."""
     if is_sharded(tensor):
         if not shards:
             raise _sharded(name, where)

@@ -171,10 +171,7 @@ class RayBoardScheme(WorkerScheme):
 
 
 def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -> NodeReceiver:
-    """In an actor: let a board have the learner's versions, and wait for the newest.
-
-    BoardClosed: the learner has closed the transport or died. AdoptionTimeout: it does not come in time.
-    """
+    """In an actor: let a board have the learner's versions; AdoptionTimeout if the newest does not come."""
     from rlsync.transport.ray.receiver import (
         NodeReceiver,
         RayHandle,  # these load ray

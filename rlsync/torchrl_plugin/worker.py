@@ -28,10 +28,8 @@ AdoptAt = Literal["rollout", "policy_call"]
 
 
 class WorkerSync:
-    """Brings what acts in a worker of a TorchRL collector up to date.
-
-    It adopts before each rollout, before a ``state_dict()`` between two rollouts, and if it is told to,
-    before each call of the policy.
+    """Brings what acts in a worker up to date: before each rollout, a ``state_dict()`` between two rollouts,
+    and if it is told to, each call of the policy.
     """
 
     def __init__(self, handle: Handle, worker_idx: int) -> None:
@@ -63,10 +61,7 @@ class WorkerSync:
         self._adopter.adopt()
 
     def attach(self, collector: Collector) -> None:
-        """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has.
-
-        DestinationNotFound: a destination is not on this collector.
-        """
+        """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has."""
         if self._collector is None:
             self._collector = weakref.ref(collector)
             collectors.drop_first_weights(collector)
@@ -202,13 +197,8 @@ def shadow_of(
 
 
 class ServerSync:
-    """Brings the policy of an inference server up to date, between two of its batches.
-
-    The server is one reader, number 0. Its own loop calls :meth:`between_batches`, in the thread that
-    computes and under the lock that a forward pass takes. Beside the learner, in a thread, it gets a policy
-    of its own.
-
-    BoardClosed: the learner has closed the board or died. PublishError: another living server reads it.
+    """Brings an inference server's policy up to date between two of its batches, under the lock of a forward
+    pass, as reader 0. In a thread beside the learner it gets a policy of its own.
     """
 
     def __init__(

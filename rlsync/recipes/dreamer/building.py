@@ -52,10 +52,8 @@ def make_trainer(
     *,
     within_episodes: bool = False,
 ) -> Trainer:
-    """A trainer that stores the rows of every batch, and learns from sequences at the pace of the config.
-
-    The loss is on the learner's device, and the rate of ``optimizer`` may be lowered. The hooks that publish
-    are not registered yet. With ``within_episodes`` no sequence crosses the end of an episode.
+    """A trainer that stores every batch's rows, and learns from sequences at the config's pace; the hooks
+    that publish are not registered yet.
     """
     recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
@@ -86,9 +84,6 @@ def imagined_env(
 
 
 def let_act(loss: LossModule, policy: TensorDictModuleBase, recipe: DreamerConfig) -> None:
-    """Let a loss have a player as its ``actor_network``, the name by which TorchRL saves what acts.
-
-    It is no submodule: all parts of ``policy`` are parts of the loss already.
-    """
+    """Let a loss have a player, made of its own parts, as ``actor_network``, which TorchRL saves."""
     on_adoption: Any = recipe.on_adoption
     vars(loss)["actor_network"] = DreamerPlayer(policy, on_adoption=on_adoption, window=recipe.window)

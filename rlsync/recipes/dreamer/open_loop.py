@@ -82,10 +82,7 @@ class OpenLoop:
         }
 
     def imagine(self) -> tuple[Tensor, Tensor]:
-        """Real observations ``[sequences, rows, *observation]``, and imagined ones of the rows not seen.
-
-        Pixels are numbers from 0 to 1.
-        """
+        """Real observations ``[sequences, rows, *observation]`` and imagined ones; pixels from 0 to 1."""
         seen, ahead = self._config.seen, self._config.ahead
         rows = self._draw(_SEQUENCES, seen + ahead)
         real = rows["next", "observation"]

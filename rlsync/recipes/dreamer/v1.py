@@ -60,10 +60,8 @@ _PICTURE = "picture"
 
 
 class DreamerV1Loss(LossModule):
-    """The losses of a world model, an actor and a critic in one: their sum has the gradient of each.
-
-    The gradient of the actor's loss goes through the imagined steps, but not into the world model, and that
-    of the critic's goes into the critic alone. Model and critic learn rewards times ``reward_scale``.
+    """The losses of world model, actor and critic in one: their sum has the gradient of each, and none
+    reaches another's weights. Model and critic learn rewards times ``reward_scale``.
     """
 
     def __init__(

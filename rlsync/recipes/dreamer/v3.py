@@ -200,10 +200,8 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
 
 
 def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
-    """What reads an observation, how many numbers it makes of it, and what says which one to expect.
-
-    Pictures stay uint8 until they are used: the encoder and the loss of TorchRL make numbers from 0 to 1 of
-    them. So players and learner convert them alike. The decoder reads a state, of ``features`` numbers.
+    """What reads an observation, how many numbers it makes of it, and what says which one to expect. Pictures
+    stay uint8 until TorchRL's encoder and loss use them: so players and learner convert them alike.
     """
     if spaces.picture is None:
         encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)

@@ -116,10 +116,7 @@ class StopIfNotFinite(RegistersItself):
 
 
 class _LastLosses:
-    """A forward hook that keeps what the loss module was last given and returned.
-
-    An object of its own, so that a deep copy of the loss module does not copy the trainer.
-    """
+    """A forward hook that keeps what the loss module was last given and returned, and no trainer."""
 
     def __init__(self) -> None:
         self._module: nn.Module | None = None

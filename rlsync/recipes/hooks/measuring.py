@@ -131,10 +131,7 @@ class StalenessHistogram(TrainerHookBase):
         return ages
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
-        """Count before each optimizer step, and write at the end.
-
-        ConfigError if ``sync`` is bound to no trainer, or its frames carry no stamps.
-        """
+        """Count before each optimizer step, and write at the end; ConfigError without stamps."""
         self.sync.require_stamps("StalenessHistogram")
         self._registered = True
         trainer.register_op("process_optim_batch", self)

@@ -150,13 +150,9 @@ class UnrollReturns(EpisodeReturns):
 
 
 class EpsilonDecay(TrainerHookBase):
-    """Lowers the exploration rate of an EGreedyModule as frames are collected.
-
-    DQNTrainer does this too, but its checkpoints do not say for how many frames the rate has fallen. They
-    carry the module itself as ``trainer.greedy_module``.
-
-    Logs ``exploration/epsilon``, the rate of the worker that explores most, and ``exploration/epsilon_last``,
-    that of the one that explores least: the rate to the power ``last_exponent``.
+    """Lowers the rate of an EGreedyModule as frames are collected. DQNTrainer does, too, but its checkpoints
+    lack for how many frames it has fallen. Logs ``exploration/epsilon``, of the worker that explores most,
+    and ``exploration/epsilon_last``: the rate to the power ``last_exponent``.
     """
 
     def __init__(self, greedy: EGreedyModule, last_exponent: float = 1.0) -> None:
@@ -192,10 +188,7 @@ class EpsilonDecay(TrainerHookBase):
 
 
 class MixReplayed(TrainerHookBase):
-    """Adds replayed unrolls to what an optimizer step is about to use.
-
-    If checkpoints do not ``keep_contents``, a resumed run starts with an empty replay.
-    """
+    """Adds replayed unrolls to what a step uses; resumed runs begin empty without ``keep_contents``."""
 
     def __init__(self, mix: ReplayMix, *, keep_contents: bool = False) -> None:
         self.mix = mix
@@ -226,15 +219,7 @@ class MixReplayed(TrainerHookBase):
 
 
 class ToLearner:
-    """Moves each batch of a stock collector to the learner's device, before anything computes with it.
-
-    It is the one place where frames leave host memory. Batches that are there already are not copied.
-
-    Example:
-        >>> from tensordict import TensorDict
-        >>> ToLearner(torch.device("cpu"))(TensorDict({"reward": torch.ones(2)}, [2]))["reward"].device
-        device(type='cpu')
-    """
+    """Moves each batch to the learner's device: the one place where frames leave host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

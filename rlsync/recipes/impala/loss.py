@@ -216,13 +216,8 @@ class Steps(NamedTuple):
 def loss_terms(
     seen: Unrolled, steps: Steps, head: PolicyHead, settings: LossSettings
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The policy, baseline and entropy losses before their coefficients, and detached scalars to log.
-
-    These are :data:`DIAGNOSTICS`, and with a trust region :data:`TRUST_DIAGNOSTICS`. It has no branches on
-    the values of tensors, so ``torch.compile(fullgraph=True)`` takes it. ConfigError if an option needs a
-    tensor that is None in ``steps``.
-
-    Source: IMPALA, arXiv 1802.01561, section 4.2; LASER, arXiv 1909.11583.
+    """The policy, baseline and entropy losses before their coefficients, and detached scalars to log; no
+    branch on values, so it compiles whole. ConfigError if an option needs a tensor that is None in ``steps``.
     """
     params = seen.params[:-1]
     log_prob, entropy = head.score(params, steps.action)

@@ -41,10 +41,7 @@ class NormalizeConfig:
 
 
 class Moments:
-    """The number, the mean and the variance of the rows seen so far, merged batch by batch in float64.
-
-    The numbers do not depend on how the rows were split into batches, but for rounding.
-    """
+    """Number, mean and variance of the rows seen, in float64, however they are batched, but for rounding."""
 
     def __init__(self, features: int) -> None:
         self.count = 0
@@ -175,10 +172,7 @@ class Normalize(TrainerHookBase):
 
 
 def write_statistics(loss: nn.Module, mean: Tensor, std: Tensor) -> None:
-    """Write a mean and a spread into every :class:`Standardize` of a TorchRL loss.
-
-    A loss holds the leaves of its networks in sets of parameters, those of several critics in one leaf.
-    """
+    """Write a mean and a spread into every :class:`Standardize` of a loss, several critics' in one leaf."""
     values = {"mean": mean, "std": std}
     for params in loss.children():
         if isinstance(params, TensorDictParams):

@@ -57,12 +57,9 @@ def require_shards(leaves: Sequence[Leaf], route: Route) -> None:
 
 
 class Ranks:
-    """Fills a board's slots with the parts of all ranks.
-
-    For each call of the owner's hook, and for each publish, every other rank is told one thing: bring your
-    parts, or nothing is published now. Ranks on this host write into the slot themselves, others send their
-    parts. A rank that is dead, fails or does not come in time aborts the version: no worker can see the slot,
-    and the number is not used up.
+    """Fills a board's slots with the parts of all ranks. At each call of the owner's hook and each publish,
+    every other rank is told one thing: bring your parts, or nothing is published now. Ranks here write into
+    the slot, others send. One that is dead, fails or is late aborts the version, whose number is not used up.
     """
 
     def __init__(self, board: BoardWriter) -> None:
@@ -87,10 +84,8 @@ class Ranks:
     # ---------------------------------------------------------------------------- who takes part
 
     def meet(self, leaves: Mapping[Key, Tensor]) -> None:
-        """Find the ranks that hold parts of some leaves, and check that theirs are sharded alike.
-
-        PublishError: a rank does not come, or was lost before. LayoutMismatch: a rank does not have a leaf,
-        or has it sharded in another way.
+        """Find the ranks that hold parts of some leaves. PublishError: one does not come, or was lost before.
+        LayoutMismatch: one lacks a leaf, or has it sharded in another way.
         """
         sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
         shardings = {full_name(key): Sharding.of(tensor, key[1], key[0]) for key, tensor in sharded.items()}
@@ -156,10 +151,7 @@ class Ranks:
     def fill(
         self, place: SlotPlace, stamp: Stamp, views: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> None:
-        """Fill a slot with plain tensors, this rank's parts of the sharded ones, and those of the others.
-
-        PublishError: a rank is dead, fails, or does not come in time.
-        """
+        """Fill a slot with the parts of all ranks. PublishError: one is dead or late, or fails."""
         sharded = [i for i, tensor in enumerate(tensors) if is_sharded(tensor)]
         if not sharded:
             copy(views, tensors)

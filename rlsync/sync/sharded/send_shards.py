@@ -51,12 +51,9 @@ class Wanted:
 
 
 class RankEnd:
-    """Writes into slots of another process's board; BoardClosed if it is closed or on another host.
-
-    The owner holds the slot's lock during the whole publish, which keeps workers out. This process holds a
-    lock of its own on the slot while it writes. So if the owner gives a version up while this process is
-    stopped in the middle of a write, the owner leaves the slot alone until the write is over, or this process
-    is dead.
+    """Writes into slots of another process's board; BoardClosed if it is closed or on another host. A lock of
+    its own on the slot makes an owner that gives the version up leave the slot alone until this process,
+    which may be stopped in the middle of a write, has written or is dead.
     """
 
     def __init__(self, handle: BoardHandle) -> None:

@@ -172,10 +172,8 @@ class OtherServerEndpoint(ForeignEndpoint):
 
 
 class CallTransport:
-    """Calls ``collector.update_policy_weights_`` with the tensors of each publish.
-
-    It has the methods of :class:`rlsync.transport.contract.Transport`, so that a publisher can use it.
-    TorchRL carries the bytes, so only law 2 (the stamp) holds.
+    """A transport that calls ``collector.update_policy_weights_`` with the tensors of each publish: TorchRL
+    carries the bytes, so only law 2 of :class:`rlsync.transport.contract.Transport` (the stamp) holds.
     """
 
     background = False

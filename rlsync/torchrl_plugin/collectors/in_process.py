@@ -122,10 +122,8 @@ class InProcessEndpoint:
         return leaves
 
     def _number(self) -> None:
-        """Publish what acts as it is: TorchRL has written it, and its frames need a number of their own.
-
-        Unless a rollout may begin in another thread, this waits until one does: a publish that comes before
-        numbers it, too.
+        """Publish what acts as it is, for TorchRL has written it. This waits until a rollout begins, if one
+        may in another thread, unless a publish comes before.
         """
         self._unnumbered = False
         layout = self.publisher.transport.layout

@@ -18,12 +18,9 @@ _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no ver
 
 
 class RemoteEndpoint(ForeignEndpoint):
-    """A DistributedCollector, RPCCollector or RayCollector that sends weights by TorchRL's own scheme.
-
-    Frames are stamped where TorchRL applies weights between rollouts only: an actor of Ray receives them and
-    collects one after the other, and stamps by itself; with ``sync=True``, nodes wait for the learner while
-    weights travel, and the learner stamps what they collect. Every update that goes through the collector is
-    a version then, also one that the user makes.
+    """A DistributedCollector, RPCCollector or RayCollector that sends by TorchRL's own scheme. Frames are
+    stamped where TorchRL applies weights between rollouts only: an actor of Ray that collects one rollout
+    after the other stamps by itself; with ``sync=True`` the learner stamps.
     """
 
     collector: Remote

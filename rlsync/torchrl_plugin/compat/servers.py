@@ -106,18 +106,12 @@ def _given(server: Server, attribute: str) -> Any:
 
 
 def send_by(collector: AsyncBatchedCollector, schemes: dict[str, WeightSyncScheme]) -> None:
-    """Let ``collector.update_policy_weights_`` send by ``schemes``.
-
-    Until the constructor of AsyncBatchedCollector takes them.
-    """
+    """Let the collector send by ``schemes``. Until the constructor of AsyncBatchedCollector takes them."""
     collector._weight_sync_schemes = schemes
 
 
 def stamp_both_ends(collector: AsyncBatchedCollector) -> None:
-    """Write the version of each step under ``("next", "policy_version")``, too, as other collectors do.
-
-    The server's answer, and so the root of each frame, has it. The environment's part of a frame does not.
-    """
+    """Write the server's version of a step under ``("next", "policy_version")``, too."""
 
     def stamped(name: str, self: AsyncBatchedCollector) -> TensorDictBase:
         frames: TensorDictBase = getattr(type(self), name)(self)

@@ -62,10 +62,7 @@ class PlayerParts:
 
     @property
     def estimates(self) -> bool:
-        """Whether a state estimator makes the belief from the previous action, before the posterior.
-
-        In the other arrangement the prior comes last, and makes the belief of the next step.
-        """
+        """Whether a state estimator makes the belief, before the posterior; else the prior does."""
         return self.prior is self.posterior
 
 
@@ -208,11 +205,7 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
 
 
 def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
-    """Find the parts of losses, given by path on the trainer, that a player acts with.
-
-    Paths of the parts begin with those of the losses. ConfigError if they are no losses of one of DreamerV1
-    and DreamerV3.
-    """
+    """The parts of losses that a player acts with, by path; ConfigError: no losses of a Dreamer."""
     where = "losses: " + ", ".join(f"{path} is {type(loss).__name__}" for path, loss in losses.items())
     below = [
         Unit(_joined(path, name), module)
@@ -242,10 +235,7 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
 
 
 def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
-    """The shapes of what a player carries from step to step, by key.
-
-    ConfigError if the prior does not know the shape of an action.
-    """
+    """What a player carries, as shapes by key; ConfigError if the prior does not know an action's."""
     prior: Any = parts.prior.module.prior if parts.estimates else parts.prior.inner
     width = prior.state_dim if parts.version == 1 else prior.num_categoricals * prior.num_classes
     shapes: dict[str, tuple[int, ...]] = {"state": (width,), "belief": (prior.rnn_hidden_dim,)}

@@ -25,10 +25,7 @@ _DO_NOT_WAIT = frozenset({"close", "reset", "run_free", "pause", "restart"})
 
 
 class KeptRollouts:
-    """Which workers owe a rollout, and the rollouts that came before the learner asked for them.
-
-    Nothing here keeps the collector alive.
-    """
+    """Which workers owe a rollout, and those that came unasked; nothing here keeps the collector alive."""
 
     def __init__(self, collector: MultiAsyncCollector) -> None:
         self.owing: set[int] = set()
@@ -53,10 +50,8 @@ class KeptRollouts:
         return self._kept.popleft() if self._kept else None
 
     def wait_for(self, worker: int) -> None:
-        """Keep what arrives until the rollout of ``worker`` does.
-
-        Waits by the queue's own ``get``, through which WatchWorkers looks at the workers. Without it, a dead
-        worker is not waited for: TorchRL finds it when it sends.
+        """Keep what arrives until the rollout of ``worker`` does, by the queue's own ``get``, through which
+        WatchWorkers looks; without it TorchRL finds a dead worker when it sends.
         """
         collector = self._collector()
         if collector is None or worker not in self.owing:
@@ -73,10 +68,8 @@ class KeptRollouts:
 
 
 def keep_rollouts(collector: MultiAsyncCollector) -> None:
-    """Let every question to a worker of ``collector`` wait for the rollout that it owes.
-
-    Call it once, when the pipes and the queue exist. What wraps the queue or the pipes later must call what
-    is there, as :mod:`rlsync.torchrl_plugin.ending.waits` does.
+    """Let every question to a worker wait for the rollout that it owes; call it once, when pipes and queue
+    exist, before :mod:`rlsync.torchrl_plugin.ending.waits` wraps them.
     """
     kept = KeptRollouts(collector)
 

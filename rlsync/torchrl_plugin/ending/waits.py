@@ -36,10 +36,8 @@ _REAPED_WITHIN_S = 10.0
 
 
 def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[int, str | None]:
-    """How each worker process ended, by its number; ``None`` while it lives.
-
-    Workers that TorchRL has ended by itself, because another one had died, are left out: it closes those.
-    ``dead`` are known to be dead, although their exit may not have been collected yet.
+    """How each worker process ended, by its number; None while it lives. Those that TorchRL has ended by
+    itself, because another one had died, are left out.
     """
     ends: dict[int, str | None] = {}
     for worker, process in enumerate(collector.procs):
@@ -84,15 +82,9 @@ def await_start(
     logs: StartLogs,
     stand: Callable[[], object],
 ) -> None:
-    """Wait until every worker process has said that it is ready, or why it is not.
-
-    TorchRL 0.14 waits for each of them 20 s, does not look whether that helped, and reads for ever. Its
-    error names no worker. What it reads afterwards is what was read here, and when it has, ``stand()`` is
-    called. ``logs`` has what workers print while they make their environments; for ``timeout_s`` see
-    :func:`await_ready`.
-
-    Raises WorkerLost if a worker ended, and AdoptionTimeout if one says nothing. What a worker raised is
-    raised here, from a WorkerLost that names the worker. An error of rlsync's own is raised by TorchRL.
+    """Wait until every worker process is ready; for ``timeout_s`` and errors see :func:`await_ready`. TorchRL
+    0.14 waits 20 s for each, then reads for ever, and names no worker. What it reads afterwards was read
+    here; then ``stand()`` is called. What a worker raised is raised from a WorkerLost.
     """
     unread = list(collector.pipes)
 
@@ -164,12 +156,9 @@ def _talk_in(enter: Enter, pipe: Any) -> None:
 
 
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
-    """Use ``wait`` wherever the learner waits for the started workers of ``collector``.
-
-    The learner waits for batches, for answers, for the lock of a shared replay buffer, and for frames in a
-    buffer that free-running workers fill. For these frames, Trainer reads ``getattr_rb("write_count")``
-    again and again. In TorchRL 0.14 each of these waits lasts for ever if a worker is stopped. Errors of
-    ``wait`` pass through TorchRL. ``came(worker)`` is called when its batch arrives.
+    """Use ``wait`` wherever the learner waits for workers: for batches, answers, the lock of a shared replay
+    buffer, and frames (``getattr_rb("write_count")``), each for ever in TorchRL 0.14 if a worker is stopped.
+    ``came(worker)`` is called when its batch arrives.
     """
     inner = _present_method(collector.queue_out, "get")
 
@@ -194,10 +183,8 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
 def around_server(
     collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
 ) -> None:
-    """Use ``wait`` wherever the learner waits for frames, and iterate over batches inside ``enter()``.
-
-    TorchRL 0.14 looks by itself whether the server lives. It waits for ever if the server is stopped. The
-    server and its environments need not be started. ``came(0)`` is called when frames arrive.
+    """Use ``wait`` wherever the learner waits for a server's frames, in TorchRL 0.14 for ever if it is
+    stopped, and iterate over batches inside ``enter()``. ``came(0)`` is called when frames arrive.
     """
     servers.around_results(collector, lambda queue: _watched_get(queue, wait, came))
     collectors.around_iterations(collector, enter)

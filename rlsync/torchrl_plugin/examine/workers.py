@@ -96,11 +96,7 @@ class ThisProcess(ExaminedWorkers):
 
 
 class ProcessWorkers(ExaminedWorkers):
-    """The workers of a MultiSyncCollector or MultiAsyncCollector.
-
-    TorchRL's ``collector.state_dict()`` asks the workers one after the other, without a deadline. This sends
-    the same question to all of them at once, and waits with a deadline.
-    """
+    """The workers of a process collector. Asks all at once what ``state_dict()`` asks one by one."""
 
     collector: MultiCollector
 

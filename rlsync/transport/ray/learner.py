@@ -120,10 +120,8 @@ class RayTransport(Transport):
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
-        """Publish one version: one copy, and no wait; see the contract.
-
-        ``later`` is not used: everything is copied before this returns. Beyond the contract's errors there is
-        a PublishError if the thread that sends the images has failed.
+        """Publish by one copy and no wait; ``later`` is not used: all is copied before this returns.
+        PublishError if the thread that sends the images has failed.
         """
         self._check_open()
         self._thread.publish(stamp, whole(self, tensors, stamp))
@@ -137,10 +135,7 @@ class RayTransport(Transport):
         return None if buffer is None else (buffer.layout, buffer.leaves)
 
     def status(self) -> list[ReaderStatus]:
-        """The workers on all nodes, as these reported within the last moments.
-
-        Hooks ask at every batch: the mailbox is asked a few times a second at most.
-        """
+        """The workers on all nodes, as these said last; the mailbox is asked a few times a second at most."""
         if time.monotonic() - self._reports_at_s > _FRESH_S:
             self._refresh()
         newest, dead = self.newest_stamp.version, self._actors.dead()
@@ -155,10 +150,7 @@ class RayTransport(Transport):
         await_adoption(self._status_now, version, timeout_s, readers, lambda: self.newest_stamp.version)
 
     def await_arrival(self, timeout_s: float, readers: Iterable[int]) -> None:
-        """Wait until the newest version is on the boards that ``readers`` read; they adopt it later.
-
-        WorkerLost if a reader is dead, AdoptionTimeout if the deadline passes.
-        """
+        """Wait until the newest version is on the boards of ``readers``; see :meth:`wait`."""
         newest = self.newest_stamp.version
 
         def there() -> list[ReaderStatus]:
@@ -195,10 +187,7 @@ class RayTransport(Transport):
         self._thread.close()
 
     def end_mailbox(self) -> None:
-        """End the mailbox, after :meth:`close`. Without this it lives while anybody has its handle.
-
-        A node that has not heard of the close by then takes it for the death of the learner.
-        """
+        """End the mailbox, after :meth:`close`; nodes that have not heard of that take it for a death."""
         if ray.is_initialized():
             with suppress(RayError):  # it is dead
                 ray.kill(self.mailbox, no_restart=True)

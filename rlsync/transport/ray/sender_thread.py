@@ -26,10 +26,8 @@ _LET_PULLS_END_S = 0.1
 
 
 class SenderThread:
-    """Sends the newest version, in a daemon thread, and skips those that come faster than it can.
-
-    There are three buffers of one layout: one is written, one is the newest version, one is on its way to the
-    store. They are made once, so that no publish pays for page faults.
+    """Sends the newest version, in a daemon thread, and skips what comes faster than it can. One of three
+    buffers is written, one is the newest, one is on its way; no publish pays for page faults.
     """
 
     def __init__(self, mailbox: Any, repeat_s: float) -> None:

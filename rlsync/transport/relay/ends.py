@@ -163,10 +163,7 @@ class Sender:
 
     @property
     def full(self) -> bool:
-        """Whether the next version takes the place of an image that a node may be pulling.
-
-        A pull may have ended since the mailbox last said so: :meth:`post_again` asks.
-        """
+        """Whether the next version takes the place of an image that a node may still be pulling."""
         return len(self._kept) >= KEPT_IMAGES
 
     @property

@@ -119,10 +119,8 @@ def newest_stamp(left: Sequence[LeftAgent]) -> Stamp:
 def taken_over(
     left: Sequence[LeftAgent], likeness: Mapping[str, str], mailbox: Any, keep_s: float
 ) -> Iterator[tuple[Machine, Any, AgentState]]:
-    """Let agents follow this learner, and end those that cannot; at ``keep_s=0`` all are ended.
-
-    ``likeness`` is that of the agents that this learner would start. Yields where each agent is that follows,
-    its handle, and what it is like now.
+    """Let agents of this ``likeness`` follow this learner, and end all others, at ``keep_s=0`` all. Yields
+    where each is that follows, its handle, and what it is like now.
     """
     machines = {machine.node_id: machine for machine in living_machines()}
     for agent in left:

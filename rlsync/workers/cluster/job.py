@@ -154,10 +154,7 @@ class Turns:
 
     @contextmanager
     def turn(self, number: int, timeout_s: float) -> Iterator[None]:
-        """Wait for the turn of a call; the next one begins when the block ends.
-
-        PublishError: the calls before it did not end within ``timeout_s``.
-        """
+        """Wait for a call's turn, which ends with the block; PublishError: not within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._next != number:
@@ -199,10 +196,8 @@ def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
 
 
 def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
-    """Copy a rollout out of the array that :func:`pack` made, which is not kept, into flat ``uint8`` memory
-    of ``layout.image_bytes``, which the views lie in afterwards.
-
-    PublishError: the array is none that :func:`pack` made with this layout.
+    """Copy a rollout out of :func:`pack`'s array into ``uint8`` memory of ``layout.image_bytes``, which its
+    views lie in; PublishError if it is none of this layout.
     """
     head = flat[:_HEAD_BYTES].view(np.int64).tolist() if flat.nbytes >= _HEAD_BYTES else [0] * _HEAD_WORDS
     magic, count, used, writer, number, *counted = head

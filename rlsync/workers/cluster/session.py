@@ -33,11 +33,9 @@ _OWN_RAY = {"worker_niceness": 0}
 
 
 class Session:
-    """Ray, for as long as a run needs it; a ConfigError if it is not installed, refuses, or nothing answers.
-
-    If this process is connected already, that connection is used, and left as it is. Otherwise this connects
-    to ``address``, ``HOST:PORT`` or ``"auto"`` for a cluster that was started on this machine. ``None``
-    starts a Ray here, which ends with :meth:`close` and with this process.
+    """Ray, for as long as a run needs it: this process's connection, if it has one, which stays; else one to
+    ``address``, ``HOST:PORT`` or ``"auto"`` (this machine's). ``None`` starts a Ray that ends with
+    :meth:`close`. ConfigError: it is not installed, refuses, or nothing answers.
     """
 
     def __init__(self, address: str | None = None) -> None:
