@@ -23,11 +23,10 @@ from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CLUSTER, CREW, VERSIONS
-from rlsync.workers.cluster.collector import ClusterCollector
+from rlsync.workers.cluster.collector import ClusterCollector, TransitionCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
 from rlsync.workers.cluster.session import ClusterStatus, Session
-from rlsync.workers.cluster.transition_collector import TransitionCollector
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.player import Playable

@@ -25,7 +25,7 @@ from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, servers, stamps
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
-from rlsync.torchrl_plugin.ending.kept_rollouts import keep_rollouts
+from rlsync.torchrl_plugin.ending.waits import keep_rollouts
 from rlsync.torchrl_plugin.ending.watch import Watch
 
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from rlsync import SendShards
 from rlsync.core.errors import ConfigError, LayoutMismatch, PublishError
 from rlsync.sync.publisher import Publisher
-from rlsync.sync.sharded import ranks
+from rlsync.sync.sharded import meeting
 from rlsync.sync.sharded import send_shards as send_shards_module
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.sharded import own_part
@@ -370,11 +370,11 @@ def test_a_rank_that_makes_no_send_shards_is_named_after_the_deadline(four: Rank
 
 
 def publish_with_little_patience(own: Own) -> int | None:
-    patience, ranks.TIMEOUT_S = ranks.TIMEOUT_S, 0.5
+    patience, meeting.TIMEOUT_S = meeting.TIMEOUT_S, 0.5
     try:
         return publish(own)
     finally:
-        ranks.TIMEOUT_S = patience
+        meeting.TIMEOUT_S = patience
 
 
 def test_send_shards_of_weights_that_are_whole_is_refused(four: Ranks) -> None:

@@ -19,10 +19,10 @@ from rlsync.torchrl_plugin.collectors.foreign import (
     WITH_A_BOARD,
     ForeignEndpoint,
     OtherServerEndpoint,
+    RemoteEndpoint,
     what_keeps_them,
 )
 from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
-from rlsync.torchrl_plugin.collectors.remote import RemoteEndpoint
 from rlsync.torchrl_plugin.compat import collectors, servers
 from rlsync.torchrl_plugin.compat.distributed import Remote
 from rlsync.torchrl_plugin.compat.schemes import schemes_of

@@ -8,15 +8,7 @@ from typing import Any
 
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
-from torchrl.modules import (
-    RSSMPosterior,
-    RSSMPosteriorV3,
-    RSSMPrior,
-    RSSMPriorV3,
-    RSSMRollout,
-    RSSMRolloutV3,
-    RSSMStateEstimatorV3,
-)
+from torchrl import modules
 from torchrl.objectives import (
     DreamerActorLoss,
     DreamerModelLoss,
@@ -31,7 +23,7 @@ from rlsync.core.plan import Source
 #: Parameters of DreamerV3's prior that predict the state without an observation. A player always observes.
 NOT_ACTING = ("rnn_to_prior_projector.*",)
 
-_UNIT = (RSSMRollout, RSSMRolloutV3, RSSMStateEstimatorV3)
+_UNIT = (modules.RSSMRollout, modules.RSSMRolloutV3, modules.RSSMStateEstimatorV3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +174,18 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
     """Find the parts of what acts; ConfigError if it is no player of DreamerV1 or DreamerV3."""
     inside = list(units(player))
     where = f"player, {type(player).__name__}"
-    estimators = [unit for unit in inside if isinstance(unit.module, RSSMStateEstimatorV3)]
+    estimators = [unit for unit in inside if isinstance(unit.module, modules.RSSMStateEstimatorV3)]
     if estimators:
         posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
         version = 3
     else:
-        posteriors = [u for u in inside if isinstance(u.inner, (RSSMPosterior, RSSMPosteriorV3))]
-        priors = [u for u in inside if isinstance(u.inner, (RSSMPrior, RSSMPriorV3))]
+        posteriors = [
+            u for u in inside if isinstance(u.inner, (modules.RSSMPosterior, modules.RSSMPosteriorV3))
+        ]
+        priors = [u for u in inside if isinstance(u.inner, (modules.RSSMPrior, modules.RSSMPriorV3))]
         posterior = _one(posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where)
         prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
-        version = 3 if isinstance(prior.inner, RSSMPriorV3) else 1
+        version = 3 if isinstance(prior.inner, modules.RSSMPriorV3) else 1
     at = inside.index(posterior)
     encoders = tuple(inside[:at])
     actors = tuple(unit for unit in inside[at + 1 :] if unit.learns and unit is not prior)
@@ -227,7 +221,9 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
             "give both losses of one version",
         )
     made = list(units(model.module.world_model, f"{model.path}.world_model"))
-    rollouts = [unit for unit in made if isinstance(unit.module, (RSSMRollout, RSSMRolloutV3))]
+    rollouts = [
+        unit for unit in made if isinstance(unit.module, (modules.RSSMRollout, modules.RSSMRolloutV3))
+    ]
     rollout = _one(rollouts, "RSSMRollout or RSSMRolloutV3", where)
     encoders = tuple(unit for unit in made[: made.index(rollout)] if unit.learns)
     acting = units(actor.module.actor_model, f"{actor.path}.actor_model")
