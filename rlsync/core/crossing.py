@@ -10,18 +10,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Leaves whose sources are on one device, and whose destinations are on one device.
-
-    Example:
-        >>> print(Crossing("cuda:0", "cuda:0", False, aliased_leaves=4))
-        cuda:0: 4 leaves aliased, 0 bytes
-        >>> print(Crossing("cuda:0", "cuda:0", False, copied_bytes=904))
-        cuda:0: 904 bytes copied on the device
-        >>> print(Crossing("cuda:0", "cpu", False, copied_bytes=904))
-        cuda:0 -> cpu: 904 bytes cross at a publish
-        >>> print(Crossing("cuda:0", "cuda:1", True, copied_bytes=904))
-        cuda:0 -> host memory -> cuda:1: 904 bytes cross at a publish, 904 at each adoption
-    """
+    """Leaves whose sources are on one device, and whose destinations are on one device."""
 
     source: str  #: empty if it is not known
     destination: str  #: several, with commas, where workers differ; empty if unknown

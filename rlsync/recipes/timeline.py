@@ -51,11 +51,9 @@ def _batches(config: Config) -> range:
 
 
 def publishes(when: Trigger, run: Iterable[Iteration]) -> Iterator[float]:
-    """The versions that a run publishes after its first one: each by the frames collected until then.
-
-    The trigger is asked where ``SyncWeights`` asks it: after an optimizer step if it counts these, and after
-    a batch if it counts anything else. The steps of a round are taken to lie evenly between its frames.
-    Nothing is said of a trigger that looks at the time.
+    """The versions that a run publishes after its first one, each by the frames collected until then. The
+    trigger is asked after an optimizer step if it counts these, and after a batch if it counts anything else;
+    the steps of a round lie evenly between its frames. Nothing is said of one that looks at the time.
 
     Example:
         >>> from rlsync import Every
@@ -112,17 +110,7 @@ class Timeline:
 
 
 def timeline(config: Config) -> Timeline:
-    """The plan of a run; ConfigError if the recipe does not tell enough, see :func:`rounds`.
-
-    Example:
-        >>> from rlsync.recipes.settings import CollectorConfig
-        >>> from rlsync.recipes.sac import SACConfig
-        >>> plan = timeline(Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100)))
-        >>> [(phase.name, phase.first_frame, phase.updates) for phase in plan.phases]
-        [('prefill', 0, 0), ('learning', 1000, 99000)]
-        >>> [(phase.name, phase.fewest, phase.most) for phase in timeline(Config()).phases]  # ppo
-        [('learning', 64, 64)]
-    """
+    """The plan of a run; ConfigError if the recipe does not tell enough, see :func:`rounds`."""
     if _batches(config)[_MOST_ROUNDS:]:
         what = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
         raise ConfigError(what, f"recipe.total_frames={config.recipe.total_frames}", "give fewer frames")

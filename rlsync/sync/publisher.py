@@ -25,10 +25,8 @@ Seen = Callable[[int, Layout, Sequence[Tensor | None]], None]
 
 
 class Publish:
-    """One publish: begun, filled, visible, recorded. :meth:`Publisher.begin` makes it, for a ``with`` block.
-
-    It has the ledger's next number from the beginning. The number is used up when the version is visible: a
-    block that fills nothing, is coalesced or raises leaves it to the next publish.
+    """One publish: begun, filled, visible, recorded; :meth:`Publisher.begin` makes it, for a ``with`` block.
+    It has the ledger's next number, which is used up when the version is visible, and else left to the next.
     """
 
     def __init__(self, publisher: Publisher, besides: Mapping[Key, Tensor]) -> None:
@@ -46,12 +44,9 @@ class Publish:
             self._publisher.ranks.tell(error)
 
     def fill(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
-        """Bring the leaves, and with them a whole version: what is not among them stays as it was. Returns
-        the version; ``None`` when it was coalesced.
-
-        The other ranks of the learner bring their parts of sharded leaves; a PublishError if one does not.
-        Nobody may write to those in ``steady`` before the publish is joined: they may be copied after this
-        returns.
+        """Bring the leaves, and with them a whole version: others stay as they were, and other ranks bring
+        their parts (PublishError if not). Returns the version; ``None`` when it was coalesced. Nobody may
+        write to those in ``steady`` before the publish is joined.
         """
         publisher = self._publisher
         if self._besides:
@@ -70,10 +65,8 @@ class Publish:
         return version
 
     def finish(self) -> None:
-        """Wait until the leaves that were put off are copied, and the version is visible.
-
-        PublishError: one was written to meanwhile. If the copy was over by then, the version is visible all
-        the same.
+        """Wait until the leaves that were put off are copied, and the version is visible. PublishError: one
+        was written to meanwhile; if the copy was over by then, the version is visible all the same.
         """
         transport = self._publisher.transport
         try:

@@ -38,18 +38,9 @@ def compare(
     source_tensors: Mapping[str, Tensor] | None = None,
     destination_tensors: Mapping[str, Tensor] | None = None,
 ) -> list[Comparison]:
-    """Compare two sets of leaves name by name.
-
-    Different shapes are a mismatch, even if they could be broadcast. A different dtype is a mismatch too,
-    unless it is ``cast_to``, which the route declares for floating-point leaves. Leaves whose names match a
-    glob pattern of ``exclude`` are left out. If one process holds the live tensors of both sides, leaves with
-    the same memory are aliased.
-
-    Example:
-        >>> weight = LeafSpec("weight", "parameter", (2, 1), torch.float32)
-        >>> wider = LeafSpec("weight", "parameter", (2, 3), torch.float32)
-        >>> str(compare([weight], [wider])[0].verdict)
-        'mismatch'
+    """Compare two sets of leaves name by name, but those whose names match a glob of ``exclude``. Another
+    shape is a mismatch, even if it could be broadcast; another dtype, too, unless it is ``cast_to``, which is
+    for floating-point leaves. With the live tensors of both sides, leaves with the same memory are aliased.
     """
     sent = {spec.name: spec for spec in source}
     found: list[Comparison] = []

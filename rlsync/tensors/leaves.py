@@ -44,14 +44,8 @@ class ExtraState:
 
 class Leaves:
     """The named leaves of a module (also inside wrappers), a tensordict, or a mapping such as a state dict.
-
-    With ``shards``, leaves may be sharded over ranks; they are described as whole leaves. Raises
-    LayoutMismatch, which names ``root`` as ``where``, if a leaf cannot be sent: it is sharded, uninitialised
-    or sparse, or it is extra state that is neither a tensor nor a number.
-
-    Example:
-        >>> [spec.name for spec in Leaves(nn.Linear(2, 1), "policy").specs()]
-        ['weight', 'bias']
+    Those that ``shards`` lets be sharded are described as whole leaves. Raises LayoutMismatch, with
+    ``where``, if a leaf is sharded, uninitialised or sparse, or extra state but neither tensor nor number.
     """
 
     def __init__(self, root: object, where: str, *, shards: bool = False) -> None:

@@ -99,19 +99,12 @@ _SEQUENCES = 16
 
 
 class OpenLoop:
-    """Lets the world model imagine replayed sequences, and logs how far that is from what happened.
-
-    The model sees the first rows of a sequence. From then on it is told the actions alone ("open loop"), and
-    its decoder says what it expects to see. Errors are in units of the spread of the observations: 1 is as
-    bad as saying their mean. Each number of a vector has a spread of its own; all of a picture have one,
-    because most of its pixels never change.
-
-    Logs ``imagination/error_first`` and ``imagination/error_last``, of the first and of the last imagined
-    step, and ``imagination/still``: the error in that last step of somebody who says that nothing changes.
-    One sequence is written to the run's folder: what was imagined and what was real, as numbers to draw, or
-    as a picture with the real one above the imagined one at each step.
-
-    It keeps nothing in checkpoints, and leaves torch's random numbers as they were.
+    """Lets the world model imagine replayed sequences, and logs how far that is from what happened. It sees
+    the first rows, then is told the actions alone. Errors are in units of the spread of the observations: 1
+    is as bad as saying their mean; a picture has one spread, because most of its pixels never change. Logs
+    ``imagination/error_first`` and ``imagination/error_last``, of the first and the last imagined step, and
+    ``imagination/still``: the error there of somebody who says that nothing changes. One sequence is written
+    to the run's folder. It keeps nothing in checkpoints, and leaves torch's random numbers as they were.
     """
 
     def __init__(

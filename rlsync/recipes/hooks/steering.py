@@ -17,15 +17,10 @@ from rlsync.workers.replay.pacing import Pace, PaceFrom
 
 
 class KeepPace(TrainerHookBase):
-    """Lets a trainer do as many optimizer steps after each batch as its frames allow, and logs the ratio.
-
-    Whichever side is ahead waits. The learner does no update that no frame has allowed: it waits for the next
-    batch. Workers collect one rollout ahead at most, and begin the next one when the learner takes it.
-
-    With ``refills`` checkpoints have no replay buffer: a resumed run collects as many frames as the prefill
-    has before its next update, and the ratio holds from there on.
-
-    Logs ``pace/ratio``, the updates for each frame that were really done, and ``pace/updates``.
+    """Lets a trainer do as many optimizer steps after each batch as its frames allow; whichever side is ahead
+    waits. Workers collect one rollout ahead at most. With ``refills`` checkpoints have no replay buffer: a
+    resumed run first collects as many frames as the prefill has. Logs ``pace/ratio``, the updates for each
+    frame that were really done, and ``pace/updates``.
     """
 
     def __init__(self, pace: Pace, *, refills: bool = False) -> None:

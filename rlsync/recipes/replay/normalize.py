@@ -114,13 +114,9 @@ class Standardized(nn.Module):
 
 
 class Normalize(TrainerHookBase):
-    """Counts every collected frame, and writes the statistics into the networks of the trainer's loss.
-
-    All its networks get them, target networks too: they see the same observation as the same numbers. Rewards
-    are divided by the root of their mean square when an optimizer step draws them, so that frames of any age
-    count in one unit. Nothing is subtracted from a reward, since that would change which policy is best.
-
-    Logs ``normalize/frames`` and, for rewards, ``normalize/reward_scale``.
+    """Counts every collected frame, and writes the statistics into all networks of the trainer's loss.
+    Rewards are divided by the root of their mean square when they are drawn, so that frames of any age count
+    in one unit; subtracting would change which policy is best. It logs ``normalize/frames`` and the scale.
     """
 
     def __init__(self, config: NormalizeConfig, features: int) -> None:

@@ -55,15 +55,10 @@ class Actors:
 
 
 class RayTransport(Transport):
-    """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`.
-
-    A publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
-    Ray's object store, once, and posts a message about it to the mailbox. Every node pulls it from there, and
-    the learner sends no worker anything. The thread skips versions that come faster than it can put them. It
-    also repeats its message every ``repeat_s`` seconds, because the mailbox may be killed, and puts an image
-    again that a node could not get. ``mailbox`` is an actor made by
-    :func:`rlsync.transport.ray.mailbox_actor.start_mailbox`; by default the transport starts one of its own.
-    ConfigError if Ray is not initialised in this process.
+    """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`. A
+    publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
+    Ray's object store, once, and posts a message to the mailbox, again every ``repeat_s`` seconds, for that
+    may be killed. Every node pulls the image; one that it could not get is put again.
     """
 
     background = False

@@ -74,18 +74,12 @@ class BoardReport:
 
 
 class NodeReceiver:
-    """Keeps an ordinary board on this node supplied with the learner's versions.
-
-    Each version is pulled once, whatever the number of workers that read the board, checked, and published
-    under the learner's own stamp. One that is late skips to the newest. What workers of this node adopt and
-    leave for the learner goes the other way. Everything happens in a daemon thread of this process, which is
-    the only one that publishes on the board.
-
-    ``mailbox`` is the learner's (:attr:`rlsync.transport.ray.learner.RayTransport.mailbox`), and ``node`` a
-    name that no other receiver of it has. The board stays the caller's: close it after this. What it has
-    stays there until something newer comes. ``numbers`` has the learner's number of each reader of the board,
-    in order; by default they are the same. An image may take ``pull_s`` seconds to come to this node, and
-    ``again_s`` pass before it is asked for again.
+    """Keeps an ordinary board on this node supplied with the learner's versions, in a daemon thread, which
+    alone publishes there: each is pulled once, checked, and published under the learner's stamp; a late one
+    skips to the newest. What workers adopt and leave goes the other way. ``node`` is a name that no other
+    receiver of ``mailbox`` has. The board stays the caller's: close it after this. ``numbers`` has the
+    learner's number of each reader. An image may take ``pull_s``, and ``again_s`` pass before it is asked for
+    again.
     """
 
     def __init__(

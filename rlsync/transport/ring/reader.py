@@ -223,12 +223,9 @@ class RolloutRing:
             self._words[written] += 1
 
     def _in_order(self) -> list[tuple[int, int]]:
-        """When each full slot was filled, and which slot it is; the one that was filled first is first.
-
-        One look is not enough: it may pass a slot just before that is filled, and then find a later rollout
-        of the same writer. The second look sees all that a writer had completed before any rollout which
-        the first look found, because only the learner takes a slot out of FULL. What is newer than these has
-        to wait: rollouts before it may be missing.
+        """When each full slot was filled, and which one it is, the first one first. It looks twice, for one
+        look may pass a slot before it is filled, and find a later rollout of the same writer. The second sees
+        all that came before what the first found: only the learner takes a slot out of FULL. Newer ones wait.
         """
         found = self._full()
         if not found:

@@ -53,34 +53,19 @@ class ClusterCollector(RolloutCollector):
     """Collects unrolls as :class:`~rlsync.workers.collector.UnrollCollector` does, on the nodes of a cluster.
 
     One agent on each node keeps a board and a ring, as on one host, and starts workers there. Versions reach
-    the boards through Ray's object store, once for each node; full slots come back as one flat object each.
-    Batches, stamps and publishing are the same. An agent sends no more than ``placement.credits`` rollouts
-    ahead of the learner, so a slow learner stops its workers.
+    the boards through Ray's object store, once for each node; full slots come back as one flat object each,
+    no more than ``placement.credits`` ahead of the learner, so a slow learner stops its workers.
 
-    A node that joins later gets an agent; its workers begin with the newest version. What had arrived of a
-    node that is lost is good; what had not is lost and counted in :attr:`tally`. The run ends when no node is
-    left. Agents and workers end with :meth:`shutdown`, and when this process dies.
+    A node that joins later gets an agent. What had arrived of a node that is lost is good; what had not is
+    lost and counted in :attr:`tally`. Agents and workers end with :meth:`shutdown`, and with this process.
 
-    Args:
-        network, env: parts of player and environment must be importable on all nodes.
-        workers_per_node: worker processes on each node.
-        placement: which nodes get an agent, and how agents are looked after.
-        crew: the name of the run's agents. With it, this learner finds the agents that an earlier one left,
-            and takes them over or ends them. Its versions follow theirs, in the next generation.
-        session: closed at the end; by default the connection of this process, which stays open.
-        slots: of the ring of each node; by default two more than it has workers.
-        policy_device: where the players of a node act: one device, or one for each of its workers.
-        steps, envs_per_worker, overlap, rollouts_per_batch, total_frames, store_params, store_value, dtype,
-            adopt, storing_device, seed, restarts, start_method, silent_timeout_s, versions_file: see
-            ``UnrollCollector``.
+    ``workers_per_node`` have two slots more than they are, and act on one ``policy_device`` or one each. The
+    agents that an earlier learner of the same ``crew`` left are taken over or ended; versions follow theirs,
+    in the next generation. ``session`` is closed at the end. Other arguments: see ``UnrollCollector``.
 
-    Raises:
-        ConfigError: a number is out of range, ``adopt`` is unknown, Ray is not initialised, or the agents of
-            ``crew`` belong to a learner that lives.
-        WorkerLost: a node was lost before its workers were ready. While iterating: no node is left.
-        AdoptionTimeout: nodes are not ready in time. While iterating: no rollout comes from any node.
-
-    Source: IMPALA, arXiv 1802.01561; Ray, arXiv 1712.05889.
+    ConfigError: a number is out of range, Ray is not initialised, or the agents of ``crew`` belong to a
+    learner that lives. WorkerLost: a node was lost before its workers were ready, or, later, none is left.
+    AdoptionTimeout: nodes are not ready in time, or no rollout comes from any. Source: arXiv 1802.01561.
     """
 
     def __init__(
@@ -313,18 +298,12 @@ _LOOK_S = 0.005
 
 
 class TransitionCollector(ClusterCollector):
-    """Collects transitions as TorchRL's ``MultiSyncCollector`` or ``MultiAsyncCollector`` does, on a cluster.
-
-    Batches are those of :func:`~rlsync.workers.players.torchrl_policy.transitions`: B unrolls of T steps,
-    ``[B, T]``. All frames are stamped with the version that acted.
-
-    With ``waits``, each batch has frames of the newest version alone. Between two batches no worker begins a
-    rollout; rollouts of older versions, or beyond the batch, are left out and counted as dropped. Without it,
-    workers never wait for the learner, and a batch is what arrives.
-
-    Workers draw their actions uniformly until ``random_frames`` were collected and a version was published
-    after that. Publish ``collector.prefill`` as ``"prefill"``, with the weights. The other arguments, and the
-    errors, are those of :class:`ClusterCollector`.
+    """Collects transitions as TorchRL's process collectors do, on a cluster; see
+    :func:`~rlsync.workers.players.torchrl_policy.transitions`. With ``waits``, each batch has frames of the
+    newest version alone: between two batches no worker begins a rollout, and others are left out and counted
+    as dropped. Without it, workers never wait for the learner. Workers draw their actions uniformly until
+    ``random_frames`` were collected and a version was published after that: publish ``collector.prefill`` as
+    ``"prefill"``, with the weights.
     """
 
     def __init__(

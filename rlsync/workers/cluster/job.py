@@ -130,21 +130,8 @@ def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:
 
 
 class Turns:
-    """Serves numbered calls one at a time, in order. Ray does not promise that an actor with several threads
-    begins calls in the order in which they were made.
-
-    Every number from ``first`` must be used. A call ends its turn however it ends.
-
-    Example:
-        >>> turns = Turns()
-        >>> with turns.turn(0, timeout_s=1.0):
-        ...     pass
-        >>> with turns.turn(2, timeout_s=0.0):  # 1 was not served yet
-        ...     pass
-        Traceback (most recent call last):
-        rlsync.core.errors.PublishError: call 2 waited 0 s for its turn; call 1 is next
-          where  a node's agent
-          cure   look what holds that call up; the learner ends this agent and starts another one
+    """Serves numbered calls one at a time, in order, from ``first``: Ray does not promise that an actor with
+    several threads begins them so. Every number must be used. A call ends its turn however it ends.
     """
 
     def __init__(self, first: int = 0) -> None:
