@@ -159,12 +159,7 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
 
 
 def seed_after(seed: int, frames: int) -> int:
-    """The seed of a resumed run's workers. With that of the run before, they would play its frames again.
-
-    Example:
-        >>> seed_after(0, 640) == seed_after(0, 640), seed_after(0, 640) == seed_after(0, 1280)
-        (True, False)
-    """
+    """The seed of a resumed run's workers: with that of the run before they would play its frames again."""
     return int(np.random.SeedSequence([seed, frames]).generate_state(1)[0]) % 2**30
 
 

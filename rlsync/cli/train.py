@@ -264,12 +264,7 @@ class LiveLine:
 
 
 def duration(seconds: float) -> str:
-    """A duration in the two largest units that it has.
-
-    Example:
-        >>> duration(7), duration(250), duration(8000), duration(200_000)
-        ('7 s', '4 min 10 s', '2 h 13 min', '2 d 7 h')
-    """
+    """A duration in the two largest units that it has, such as "4 min 10 s"."""
     whole = max(0, round(seconds))
     for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:

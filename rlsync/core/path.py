@@ -212,7 +212,7 @@ def _not_found(
         cure = did_you_mean(nearest_name(wanted, names, 0.8))
     has = holders or list(siblings)
     if len(has) > _SHOWN:
-        has = sorted(has, key=lambda name: -_likeness(wanted, name))
+        has = sorted(has, key=lambda name: -difflib.SequenceMatcher(None, wanted, name).ratio())
     shown = ", ".join(has[:_SHOWN]) + (", ..." if len(has) > _SHOWN else "")
     cure += f"{reached} has: {shown}" if has else f"{reached} has nothing to choose from"
     what = f"no {wanted!r} on {reached} ({type(here).__name__})"
@@ -233,10 +233,6 @@ def _holds(held: Any) -> bool:
 def _begins(wanted: str, names: Iterable[str]) -> str:
     """The shortest name that begins like ``wanted``; or nothing."""
     return min((name for name in names if name.startswith(wanted)), key=len, default="")
-
-
-def _likeness(wanted: str, name: str) -> float:
-    return difflib.SequenceMatcher(None, wanted, name).ratio()
 
 
 def _siblings(here: Any, segment: Segment) -> dict[str, Any]:

@@ -17,14 +17,6 @@ T = TypeVar("T")
 def write_whole(file: Path, write: Callable[[Path], object], *, durable: bool = False) -> None:
     """Let ``write`` write a file beside its place, then move it there in one step. If it raises or is killed,
     the file of before stays. A ``durable`` one is on the disk when this returns.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "note.txt"
-        ...     write_whole(file, lambda beside: beside.write_text("whole"))
-        ...     file.read_text()
-        'whole'
     """
     beside = file.with_name(f".{os.getpid()}.{file.name}")  # the suffix may say how it is written
     try:

@@ -173,13 +173,7 @@ def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
 
 
 def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:
-    """The error that ``check`` raises, if any. A ``key`` is put before the place that the error names.
-
-    Example:
-        >>> from rlsync.core.path import parse
-        >>> [error.where for error in caught(lambda: parse("a..b"), "sync.map.0.source")]
-        ["sync.map.0.source: character 3, at '.'"]
-    """
+    """The error that ``check`` raises, if any. A ``key`` is put before the place that the error names."""
     try:
         check()
     except RlsyncError as error:

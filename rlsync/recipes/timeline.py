@@ -54,11 +54,6 @@ def publishes(when: Trigger, run: Iterable[Iteration]) -> Iterator[float]:
     """The versions that a run publishes after its first one, each by the frames collected until then. The
     trigger is asked after an optimizer step if it counts these, and after a batch if it counts anything else;
     the steps of a round lie evenly between its frames. Nothing is said of one that looks at the time.
-
-    Example:
-        >>> from rlsync import Every
-        >>> list(publishes(Every(3, "optim_steps"), [Iteration(100, 4), Iteration(200, 8)]))
-        [75.0, 150.0]
     """
     units, last, before = when.units(), Counters(), Iteration(0, 0)
     for batches, after in enumerate(run):

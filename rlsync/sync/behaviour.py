@@ -19,8 +19,8 @@ from rlsync.sync.acts import undisturbed
 from rlsync.sync.resolve import BoundRoute
 from rlsync.sync.sample import Image, Judgement, PartCall, Sample, selected
 from rlsync.tensors.layout import dtype_named
+from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
 from rlsync.tensors.sharded import is_sharded
-from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
 
 #: By dtype: how far outputs may be apart, relative to the largest one, where both sides compute alike.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}

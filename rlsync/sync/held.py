@@ -14,8 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from rlsync.core.plan import DROPS
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest
+from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
 from rlsync.tensors.sharded import is_sharded
-from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
 
 #: What every module has, besides ``training``: stores, hooks and marks of torch's own.
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}

@@ -117,13 +117,7 @@ _COUNTED_BETWEEN_LOOKS = 0.25
 
 
 class Silence:
-    """Counts for how long workers were seen to give no sign of life.
-
-    Example:
-        >>> silence = Silence(timeout_s=60.0)
-        >>> silence.look({0: 0.1, 1: 3600.0})  # seen for the first time
-        []
-    """
+    """Counts for how long workers were seen to give no sign of life."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s

@@ -197,14 +197,13 @@ class Publisher:
     def lay_out(self, leaves: Mapping[Key, Tensor]) -> tuple[Layout, Sequence[Key]]:
         """The transport's layout, made anew where these leaves need another one, and who owns its entries."""
         layout, same = self.transport.layout, leaves.keys() == self._last_keys
-        if layout is None or (not same and self._brings_others(leaves)) or self._tie_broken(leaves):
+        brought = {} if same else _by_destination(leaves)
+        others = any(self._brought.get(destination) != names for destination, names in brought.items())
+        if layout is None or others or self._tie_broken(leaves):
             layout = self._lay_out(leaves)
         if not same:
             self._last_keys = frozenset(leaves)
         return layout, self._owners
-
-    def _brings_others(self, leaves: Iterable[Key]) -> bool:
-        return any(self._brought.get(d) != names for d, names in _by_destination(leaves).items())
 
     def _tie_broken(self, leaves: Mapping[Key, Tensor]) -> bool:
         return any(

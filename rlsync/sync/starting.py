@@ -63,7 +63,7 @@ class StartLog:
             _point_output_at(kept)
             for fd in kept:
                 os.close(fd)
-            show(self.worker, _without_stack(_text(file)))
+            show(self.worker, _text(file).partition(_STACK)[0])
             file.resize(0)
             file.close()
 
@@ -121,10 +121,6 @@ def show(worker: int, text: str) -> None:
 
 def _text(file: SharedFile) -> str:
     return "" if file.fd < 0 else file.read(file.size_bytes(), 0).decode(errors="replace")
-
-
-def _without_stack(text: str) -> str:
-    return text.partition(_STACK)[0]
 
 
 def _point_output_at(fds: tuple[int, int]) -> None:

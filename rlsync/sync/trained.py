@@ -17,8 +17,7 @@ from rlsync.core.plan import Route, listed
 from rlsync.sync.held import OF_EVERY_MODULE
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes
-from rlsync.tensors.leaves import Leaf, Leaves
-from rlsync.tensors.wrappers import uncompiled
+from rlsync.tensors.leaves import Leaf, Leaves, uncompiled
 
 
 @dataclass(frozen=True, slots=True)

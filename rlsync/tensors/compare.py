@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +14,8 @@ from torch import Tensor, nn
 from rlsync.core.errors import LayoutMismatch
 from rlsync.core.plan import Verdict
 from rlsync.tensors.layout import LeafSpec, dtype_name
-from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.leaves import Leaves, is_tensordict, memory_key, uncompiled
 from rlsync.tensors.sharded import Sharding, any_sharded, is_sharded
-from rlsync.tensors.wrappers import is_tensordict, uncompiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,7 @@ def _sharded(comparison: Comparison, source: Mapping[str, Tensor]) -> Comparison
 
 
 def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
-    """Names of a tensordict or state dict, without the prefixes of wrappers if they then match better.
-
-    Example:
-        >>> w = [LeafSpec("0.weight", "parameter", (1,), torch.float32)]
-        >>> named_like(["module.0.weight"], w), named_like(["_orig_mod.0.weight"], w)
-        (['0.weight'], ['0.weight'])
-    """
+    """Names of a tensordict or state dict, without the prefixes of wrappers if they then match better."""
     wanted = {spec.name for spec in expected}
     plain = [uncompiled(name) for name in names]
     bare = [name.removeprefix("module.") for name in plain]
@@ -140,7 +134,8 @@ def check_same_leaves(
     found: Sequence[LeafSpec], expected: Sequence[LeafSpec], where: str, against: str
 ) -> None:
     """Refuse leaves that differ from the expected ones in name, shape or dtype (LayoutMismatch)."""
-    wrong = [c for c in compare(found, [_untied(s) for s in expected]) if c.verdict is not Verdict.COPIED]
+    untied = [LeafSpec(s.name, s.kind, s.shape, s.dtype) for s in expected]
+    wrong = [c for c in compare(found, untied) if c.verdict is not Verdict.COPIED]
     if wrong:
         first = wrong[0]
         said = {
@@ -154,10 +149,6 @@ def check_same_leaves(
             "send all leaves of a module built like the one in the workers; or use SyncWeights, which also "
             "carries nested extra state and can exclude leaves",
         )
-
-
-def _untied(spec: LeafSpec) -> LeafSpec:
-    return LeafSpec(spec.name, spec.kind, spec.shape, spec.dtype)
 
 
 #: What must be the same for a tensor to fit where another one did.
@@ -185,7 +176,7 @@ class Fit:
         if known and _forms(tensors) == self._forms:
             return dict(zip(self._names, tensors, strict=True))
         found = fitted(weights, self._where, expected, self._against)
-        same = len(tensors) == len(found) and all(map(_is, tensors, found.values()))
+        same = len(tensors) == len(found) and all(map(operator.is_, tensors, found.values()))
         self._expected, self._structure = expected, structure if same else None
         self._names, self._forms = list(found), _forms(found.values())
         self.sharded = any_sharded(found.values())
@@ -209,7 +200,3 @@ class Fit:
 
 def _forms(tensors: Iterable[Tensor]) -> list[Form]:
     return [(t.__class__, t.shape, t.dtype, t.layout) for t in tensors]
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

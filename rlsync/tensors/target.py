@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.device import Lanes, Moment, all_on_cpu, is_queued, queued_devices
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import ExtraState, Leaves, rebuild_state
-from rlsync.tensors.wrappers import is_compiled_wrapper
+from rlsync.tensors.leaves import ExtraState, Leaves, is_compiled_wrapper, rebuild_state
 
 
 class Target:

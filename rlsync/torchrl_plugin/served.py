@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torchrl.collectors import AsyncBatchedCollector, MultiAsyncCollector
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
+from torchrl.modules.inference_server import ProcessInferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import ConfigError, DestinationNotFound
@@ -25,7 +26,6 @@ from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, servers, stamps
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
-from rlsync.torchrl_plugin.ending.waits import keep_rollouts
 from rlsync.torchrl_plugin.ending.watch import Watch
 
 
@@ -71,7 +71,7 @@ class ServedProcesses(Served):
         collectors.lead_groups(self.workers)
         collectors.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
         if isinstance(self.workers, MultiAsyncCollector):
-            keep_rollouts(self.workers)
+            waits.keep_rollouts(self.workers)
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(
@@ -148,7 +148,7 @@ class ServedServer:
             )
         self._holder = weakref.ref(holder)
         self._server = weakref.ref(server)
-        self.in_a_process = servers.is_in_a_process(server)
+        self.in_a_process = isinstance(server, ProcessInferenceServer)
         self.destination: str = servers.destination_of_server(server)
         self.stamped = servers.is_stamped_by(server)
         self._specs: list[LeafSpec] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, NoReturn
 
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.modules.inference_server import InferenceServer
@@ -64,7 +65,7 @@ class WorkerSync:
         """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has."""
         if self._collector is None:
             self._collector = weakref.ref(collector)
-            collectors.drop_first_weights(collector)
+            collector.policy_weights = TensorDict()  # the first memory of the policy, which nobody reads here
             collectors.around_rollouts(collector, self._rollout)
             collectors.before_state_dict(collector, self._between_rollouts)
             self._owned = tuple(own_shared_memory(collectors.policy_of(collector), "policy"))
@@ -210,18 +211,18 @@ class ServerSync:
         *,
         beside_learner: bool,
     ) -> None:
-        if beside_learner:
-            servers.give_own_policy(server)
+        if beside_learner and isinstance(server.model, nn.Module):
+            server.model = copy.deepcopy(server.model)  # the learner may train the one that it has
         self._server = weakref.ref(server)
         self._acting = ExitStack()  #: what ends the use of the version that acts
         self._began = False
         self._adopter = Adopter(handle, 0)
         if not beside_learner:
             self._adopter.end_with_the_learner()
-        recorded = servers.records_a_graph(server)
+        recorded = server.static_batch_size is not None  # a CUDA graph does not see a parameter's new memory
         self._adopter.place({destination: Destination(self._policy, "copy" if recorded else adopt)})
         self._adopter.tell()
-        servers.refuse_updates(server, _refuse_update)
+        server.update_model = server.update_policy_weights_ = _refuse_update
 
     def between_batches(self) -> None:
         """Answer the learner's question about the batches before, adopt the newest version, and stamp."""

@@ -7,6 +7,7 @@ import mmap
 import os
 import resource
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from rlsync.sync.publisher import Publisher
 from rlsync.sync.sharded import meeting
 from rlsync.sync.sharded import send_shards as send_shards_module
 from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.sharded import own_part
+from rlsync.tensors.sharded import Sharding, own_part
 from rlsync.transport.board import BoardHandle, BoardWriter
 from rlsync.transport.board import format as fmt
 from tests.conftest import may_start_processes
@@ -570,3 +571,16 @@ def at_the_second_part(own: Own, number: int) -> None:
         return cut(part, block)
 
     send_shards_module.block_of = block_of
+
+
+def test_messages_arrive_whole_and_one_that_is_not_there_is_none() -> None:
+    here, there = map(meeting.Wire, socket.socketpair())
+    here.send({"say": "skip"}, timeout_s=1.0)
+    assert (there.receive(timeout_s=1.0), there.receive(timeout_s=0.0)) == ({"say": "skip"}, None)
+    here.close()
+    there.close()
+
+
+def test_a_rank_brings_its_rows() -> None:
+    sharding = Sharding((5, 2), "float32", (2,), (0, 1), ((0, 1),))
+    assert sharding.blocks(1, owner=0) == [((0, 3, 2), (0, 0, 2))], "rows 3 and 4, both columns"

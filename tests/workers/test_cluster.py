@@ -225,6 +225,18 @@ def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
         check_address(address)
 
 
+@needs_ray
+def test_agents_are_kept_only_if_asked_and_nodes_taken_only_with_the_resources() -> None:
+    from rlsync.workers.cluster.crew import Crew
+    from rlsync.workers.cluster.node import Machine
+    from rlsync.workers.cluster.nodes import Placement
+
+    assert Crew("a1b2c3", keep_s=600.0).options()["lifetime"] == "detached"
+    assert Crew("a1b2c3").options() == {}
+    assert not Placement(resources={"rollouts": 1.0}).takes({"CPU": 8.0})
+    assert str(Machine("0a1b2c3d4e5f", "10.0.0.7", "worker-3")) == "worker-3 (10.0.0.7, node 0a1b2c3d)"
+
+
 def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
     with closing(socket.socket()) as taken:  # bound and not listening, so nobody else listens there either
         taken.bind(("127.0.0.1", 0))

@@ -94,12 +94,7 @@ def _plain(value: Any) -> Any:
 
 
 def _in_words(annotation: Any) -> str:
-    """A field's type, as text.
-
-    Example:
-        >>> _in_words("list[int] | None"), _in_words("dict[str, Any]"), _in_words(float)
-        ('list of whole number or null', 'mapping', 'number')
-    """
+    """A field's type, as text: ``list[int] | None`` is "list of whole number or null"."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     parts = text.split(" | ")
     return " or ".join(_word(part) for part in parts if not (part == "int" and "float" in parts))

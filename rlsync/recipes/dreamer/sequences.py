@@ -31,14 +31,7 @@ STREAM, ROW = "stream", "row"
 
 class NumberRows(OwnTransform):
     """Writes a number on each observation, which grows by one from row to row, and the random id of its
-    stream. Sequences are found by these numbers, in whatever order frames arrive; a lost rollout leaves a
-    gap.
-
-    Example:
-        >>> from torchrl.envs import GymEnv, TransformedEnv
-        >>> frames = TransformedEnv(GymEnv("CartPole-v1"), NumberRows()).rollout(3)
-        >>> frames["row"].flatten().tolist(), frames["next", "row"].flatten().tolist()
-        ([0, 1, 2], [1, 2, 3])
+    stream. Sequences are found by these, in whatever order frames arrive; a lost rollout leaves a gap.
     """
 
     def __init__(self) -> None:

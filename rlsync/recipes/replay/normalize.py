@@ -79,14 +79,7 @@ class Moments:
 
 
 class Standardize(nn.Module):
-    """Subtracts ``mean`` and divides by ``std``, buffers ``[features]``, and clips the result at ``clip``.
-
-    Example:
-        >>> see = Standardize(2, clip=3.0)
-        >>> _ = see.mean.copy_(torch.tensor([1.0, 0.0])), see.std.copy_(torch.tensor([2.0, 0.1]))
-        >>> see(torch.tensor([2.0, 5.0]))
-        tensor([0.5000, 3.0000])
-    """
+    """Subtracts ``mean`` and divides by ``std``, buffers ``[features]``, and clips the result at ``clip``."""
 
     mean: Tensor
     std: Tensor

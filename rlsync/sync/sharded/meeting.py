@@ -37,13 +37,6 @@ class Wire:
     """JSON messages over a stream socket, which it closes, and raw bytes where both sides expect them. A late
     message comes with a later call. EOFError says that the other end is gone, and a TimeoutError of
     :meth:`send` or :meth:`receive_into` ends this one.
-
-    Example:
-        >>> here, there = map(Wire, socket.socketpair())
-        >>> here.send({"say": "skip"}, timeout_s=1.0)
-        >>> there.receive(timeout_s=1.0), there.receive(timeout_s=0.0)
-        ({'say': 'skip'}, None)
-        >>> here.close(); there.close()
     """
 
     def __init__(self, connection: socket.socket) -> None:

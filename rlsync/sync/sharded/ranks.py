@@ -117,11 +117,13 @@ class Ranks:
 
     def tell(self, error: BaseException | None) -> None:
         """Tell the other ranks what this publish has come to: a version, none, or an error."""
-        if error is not None:
-            self._tell(_failure(self._number, error))
+        if error is None:
+            version = None if self._filled is None else self._filled.version
+            self._tell({"say": "done", "number": self._number, "version": version})
             return
-        version = None if self._filled is None else self._filled.version
-        self._tell({"say": "done", "number": self._number, "version": version})
+        told = error if isinstance(error, RlsyncError) else RlsyncError(f"{type(error).__name__}: {error}")
+        words = {"what": told.what, "where": told.where, "cure": told.cure}
+        self._tell({"say": "failed", "number": self._number, **words})
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Tell all that can be reached; the next publish refuses to do without the others."""
@@ -225,11 +227,6 @@ class Ranks:
             "look where that rank is: every rank calls its SendShards wherever this one publishes. Workers "
             "go on with the version before",
         )
-
-
-def _failure(number: int, error: BaseException) -> dict[str, Any]:
-    said = error if isinstance(error, RlsyncError) else RlsyncError(f"{type(error).__name__}: {error}")
-    return {"say": "failed", "number": number, "what": said.what, "where": said.where, "cure": said.cure}
 
 
 def _without_board(subject: str, where: str) -> LayoutMismatch:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
@@ -41,11 +41,6 @@ class SeededCollector(Collector):
 def has_own_policy_template(collector: MultiCollector) -> bool:
     """Whether the workers' policy is built from ``collector.policy``, and not by a policy_factory."""
     return collector.policy is not None and not any(collector.policy_factory)
-
-
-def drop_first_weights(collector: Collector) -> None:
-    """Release a worker's first memory of the policy, which ``Collector.policy_weights`` keeps."""
-    collector.policy_weights = TensorDict()
 
 
 def runs_compiled(collector: Collector) -> bool:

@@ -14,11 +14,7 @@ from tensordict import TensorDictBase
 from torch import distributed, nn
 from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
-from torchrl.collectors.distributed import (
-    DistributedCollector,
-    RayCollector,
-    RPCCollector,
-)
+from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 from torchrl.weight_update import RayWeightSyncScheme
 
 from rlsync.torchrl_plugin.compat import in_place_of, present
@@ -208,7 +204,7 @@ def single_collectors(collector: Remote) -> bool:
 
 
 def applies_between_rollouts(collector: RayCollector) -> bool:
-    """Whether actors run one task at a time, which ``remote_configs`` can change."""
+    """Whether actors receive weights and collect one after the other, so that a batch has one version."""
     schemes = (collector._weight_sync_schemes or {}).values()
     return bool(schemes) and all(type(scheme) is RayWeightSyncScheme for scheme in schemes)
 
@@ -231,11 +227,6 @@ def around_batches(collector: BaseCollector, change: Callable[[TensorDictBase], 
 def waits_for_learner(collector: Remote) -> bool:
     """Whether the workers begin a rollout only when the learner asks for the next batch."""
     return bool(collector._sync)
-
-
-def schemes_in_actors(collector: RayCollector) -> list[dict[str, object]]:
-    """The schemes that each actor's own collector was given, by destination."""
-    return [dict(arguments.get("weight_sync_schemes") or {}) for arguments in collector.collector_kwargs]
 
 
 def actors_are_stamped(collector: RayCollector) -> bool:

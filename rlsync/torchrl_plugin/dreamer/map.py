@@ -9,12 +9,7 @@ from typing import Any
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 from torchrl import modules
-from torchrl.objectives import (
-    DreamerActorLoss,
-    DreamerModelLoss,
-    DreamerV3ActorLoss,
-    DreamerV3ModelLoss,
-)
+from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerV3ActorLoss, DreamerV3ModelLoss
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import parse

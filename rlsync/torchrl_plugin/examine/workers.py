@@ -12,7 +12,7 @@ from torchrl.collectors import Collector
 
 from rlsync.core.path import Attr, parse
 from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.tensors.wrappers import uncompiled
+from rlsync.tensors.leaves import uncompiled
 from rlsync.torchrl_plugin.compat.collectors import MultiCollector
 from rlsync.torchrl_plugin.ending.waits import worker_ends
 

@@ -64,13 +64,13 @@ class RayTransport(Transport):
     background = False
     through_host = True
 
-    def __init__(self, mailbox: Any = None, *, repeat_s: float = 1.0) -> None:
+    def __init__(self, *, repeat_s: float = 1.0) -> None:
         if not ray.is_initialized():
             raise ConfigError(
                 "Ray is not initialised in this process", "RayTransport()", "call ray.init() before"
             )
         #: The mailbox's handle, for :class:`rlsync.transport.ray.receiver.NodeReceiver`.
-        self.mailbox: Any = start_mailbox() if mailbox is None else mailbox
+        self.mailbox: Any = start_mailbox()
         self._pid = os.getpid()
         self._reports: dict[str, BoardReport] = {}  #: by node
         self._reports_at_s = 0.0

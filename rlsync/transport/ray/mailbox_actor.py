@@ -99,11 +99,11 @@ class MailboxActor:
         news.set()
 
 
-def start_mailbox(name: str | None = None) -> Any:
-    """Start a mailbox here, by default with a name of its own; it ends with its last handle or the caller."""
+def start_mailbox() -> Any:
+    """Start a mailbox beside the caller; it ends with its last handle, or with the caller."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     options = {
-        "name": name or f"rlsync-mailbox-{uuid.uuid4().hex[:12]}",
+        "name": f"rlsync-mailbox-{uuid.uuid4().hex[:12]}",
         "num_cpus": 0,
         "max_restarts": -1,
         "max_task_retries": 0,

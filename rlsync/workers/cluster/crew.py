@@ -32,14 +32,7 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The agents of one run, in all of its lives; a ConfigError if ``keep_s`` is below 0.
-
-    Example:
-        >>> Crew("a1b2c3", keep_s=600.0).options()["lifetime"]
-        'detached'
-        >>> Crew("a1b2c3").options()
-        {}
-    """
+    """The agents of one run, in all of its lives; a ConfigError if ``keep_s`` is below 0."""
 
     name: str  # by which a learner finds what an earlier one left; no two runs of a cluster have the same
     # Seconds for which agents wait for the next learner when theirs was killed. 0: they end with it, and a

@@ -33,12 +33,7 @@ NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine of the cluster: Ray's id of it, its IP address and name, and what resources Ray says it has.
-
-    Example:
-        >>> print(Machine("0a1b2c3d4e5f", "10.0.0.7", "worker-3"))
-        worker-3 (10.0.0.7, node 0a1b2c3d)
-    """
+    """A machine of the cluster: Ray's id of it, its IP address, its name, and the resources that it has."""
 
     node_id: str
     address: str

@@ -32,12 +32,7 @@ _END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which nodes get an agent; a ConfigError if a number is out of range.
-
-    Example:
-        >>> Placement(resources={"rollouts": 1.0}).takes({"CPU": 8.0})
-        False
-    """
+    """Which nodes get an agent; a ConfigError if a number is out of range."""
 
     beside_learner: bool = True  # whether the learner's own node gets one, too
     # what an agent takes of Ray's resources, by name; a node that has less gets none
