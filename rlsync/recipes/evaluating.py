@@ -28,9 +28,16 @@ from rlsync.workers.player import Player
 def register_with_evaluations(
     trainer: Trainer, run: Run[Any], acting: TensorDictModuleBase, learned: str = ""
 ) -> None:
-    """Register what publishes, logs and watches, and the evaluating process if the config wants one; then
-    ``recipe.target_return`` is of its returns. ``acting`` is what workers act with, whose learned leaves have
-    names that begin with ``learned``.
+    """Register what publishes, logs and watches, and the evaluating process if the config wants one.
+
+    With evaluations, ``recipe.target_return`` is theirs: the returns of episodes that explore end nothing.
+    ConfigError if an evaluation is asked for, and the collector has no board.
+
+    Args:
+        trainer: of a recipe whose frames are those of stock collectors.
+        run: the run.
+        acting: what the workers act with, exploration included.
+        learned: the names of the learned leaves of ``acting`` begin with this.
     """
     evaluates = run.recipe.evaluations().every_frames > 0 and run.folder is not None
     returns = register_hooks(trainer, run, stop_at_return=not evaluates)

@@ -169,10 +169,20 @@ def started_collector(
     ladder: EpsilonLadder | None = None,
     maker: Callable[[EnvConfig], EnvBase] = make_env,
 ) -> Iterator[BaseCollector]:
-    """Workers, here or on a cluster, that act with ``policy`` on the config's devices and adopt its weights,
-    until the block raises; with ``collector.kind=in_process`` the learner's process acts with ``policy``
-    itself. They take random actions in the first ``random_frames`` frames; with a ``ladder`` each has an
-    ``exploration_exponent``. ``maker`` makes the environments of a worker on this machine.
+    """Worker processes, here or on a cluster, that act with ``policy`` and adopt its weights from a board.
+
+    With ``collector.kind=in_process`` there is no other process and no board: the learner's process acts with
+    ``policy`` itself.
+
+    Policies act on the devices that the config names. Environments step on the CPU, and frames arrive in
+    host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
+    running after the ``with`` block. If the block raises, they are shut down.
+
+    They take random actions in the first ``random_frames`` frames. With a ``ladder`` the environments of
+    each worker have an ``exploration_exponent`` by it. ``maker`` makes those of a worker on this machine.
+
+    ConfigError if an environment cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if
+    workers did not start.
     """
     collector = run.place.transitions(policy, random_frames=random_frames, ladder=ladder, maker=maker)
     try:

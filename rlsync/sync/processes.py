@@ -77,7 +77,8 @@ def await_ready(
     doing: Callable[[int], str] = lambda _: "",
 ) -> None:
     """Wait until ``ready(worker, seconds)`` is true for every process. WorkerLost at once if one ends, with
-    its ``last_words``; AdoptionTimeout, with what one is ``doing``, if all together take over ``timeout_s``.
+    its ``last_words``. AdoptionTimeout, with what one is ``doing``, after ``timeout_s`` for all; None: no
+    limit.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     waiting = dict(enumerate(processes))
@@ -125,7 +126,7 @@ class Silence:
         self._silent_s: dict[int, float] = {}
 
     def look(self, ages_s: Mapping[int, float]) -> list[int]:
-        """The workers that were silent for too long, of ``ages_s``: seconds since each one's sign of life."""
+        """Workers silent for too long. ``ages_s``: seconds since a sign of life; others are forgotten."""
         now = time.monotonic()
         since_s = 0.0 if self._looked_at is None else now - self._looked_at
         counted_s = min(since_s, self.timeout_s * _COUNTED_BETWEEN_LOOKS)

@@ -263,7 +263,8 @@ _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no ver
 class RemoteEndpoint(ForeignEndpoint):
     """A DistributedCollector, RPCCollector or RayCollector that sends by TorchRL's own scheme. Frames are
     stamped where TorchRL applies weights between rollouts only: an actor of Ray that collects one rollout
-    after the other stamps by itself; with ``sync=True`` the learner stamps.
+    after the other stamps by itself; with ``sync=True`` the learner stamps. Then every update through the
+    collector is a version, also one of the user's.
     """
 
     collector: Remote

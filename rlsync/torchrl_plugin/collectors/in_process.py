@@ -122,8 +122,8 @@ class InProcessEndpoint:
         return leaves
 
     def _number(self) -> None:
-        """Publish what acts as it is, for TorchRL has written it. This waits until a rollout begins, if one
-        may in another thread, unless a publish comes before.
+        """Publish what acts as it is: TorchRL has written it, and its frames need a number of their own.
+        Called when a rollout begins, or at once if one may begin in another thread.
         """
         self._unnumbered = False
         layout = self.publisher.transport.layout

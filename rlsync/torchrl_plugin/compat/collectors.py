@@ -62,8 +62,9 @@ def collects_in_the_background(collector: object) -> bool:
 def around_rollouts(
     collector: Collector, enter: Callable[[Collector], AbstractContextManager[object]]
 ) -> None:
-    """Run every rollout inside ``enter(collector)``, in the thread that acts. ``pre_collect_hook`` is the
-    user's to set; an LLMCollector's ``rollout`` is a property, which returns one of several methods.
+    """Run every rollout inside ``enter(collector)``, in the thread that acts; not by ``pre_collect_hook``,
+    which a hook of the user's would replace. An LLMCollector's ``rollout`` is a property, which returns one
+    of several methods: that one is wrapped.
     """
     several = isinstance(type(collector).rollout, property)
     name = collector.rollout.__name__ if several else "rollout"

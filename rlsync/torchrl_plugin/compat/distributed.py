@@ -63,7 +63,9 @@ class DistributedWorkers(_WorkersOf[DistributedCollector]):
         return bool(getattr(self.collector, "_shutdown", False))
 
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """Wait for all workers together, 10 s by default, and kill those that stay; never raises."""
+        """Wait for all workers together, 10 s by default, kill those that stay, and raise nothing; TorchRL
+        waits 10 s for each one that is dead, and then raises.
+        """
         collector = self.collector
         if self.closed:
             return

@@ -94,8 +94,9 @@ def make_room_for_the_stamp() -> None:
 
 
 def _call_policies_without_the_stamp() -> None:
-    """Do not call a plain ``nn.Module`` with ``policy_version`` when a collector wraps it. Until
-    ``_make_compatible_policy`` gives a policy the arguments that its signature names.
+    """Do not call a plain ``nn.Module`` with ``policy_version`` when a collector wraps it: a ``forward`` that
+    does not know this keyword would end the worker. Until ``_make_compatible_policy`` gives a policy the
+    arguments that its signature names.
     """
     stock = utils._make_compatible_policy
 

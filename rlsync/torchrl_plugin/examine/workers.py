@@ -96,7 +96,7 @@ class ThisProcess(ExaminedWorkers):
 
 
 class ProcessWorkers(ExaminedWorkers):
-    """The workers of a process collector. Asks all at once what ``state_dict()`` asks one by one."""
+    """The workers of a process collector, all asked at once and with a deadline, unlike by TorchRL."""
 
     collector: MultiCollector
 

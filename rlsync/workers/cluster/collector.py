@@ -16,7 +16,7 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlsync.core.errors import AdoptionTimeout
-from rlsync.core.ledger import Ledger
+from rlsync.core.ledger import NOTHING, Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
@@ -27,7 +27,7 @@ from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.cluster.agent import NodeAgent, has_version
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
-from rlsync.workers.cluster.crew import Crew, LeftAgent, newest_stamp, taken_over
+from rlsync.workers.cluster.crew import Crew, LeftAgent, taken_over
 from rlsync.workers.cluster.job import NodeJob, likeness_of
 from rlsync.workers.cluster.node import Machine, Node
 from rlsync.workers.cluster.nodes import NodeCounts, Nodes, Placement
@@ -119,7 +119,7 @@ class ClusterCollector(RolloutCollector):
         self._crew = crew
         left = [] if crew is None else crew.left()
         ledger = Ledger()
-        ledger.follow(newest_stamp(left))
+        ledger.follow(max((agent.state.stamp for agent in left), default=NOTHING))
         self._here: BoardHere | None = None
         self._transport = RayTransport()
         super().__init__(  # num_workers grows with each node

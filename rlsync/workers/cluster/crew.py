@@ -15,7 +15,6 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.workers.cluster.job import AgentState
 from rlsync.workers.cluster.node import Machine, living_machines, why
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S
@@ -102,11 +101,6 @@ class LeftAgent:
     def end(self) -> None:
         ray.wait([self.agent.end.remote(LEAVE_TIMEOUT_S)], timeout=_ANSWER_S)
         _kill(self.agent)
-
-
-def newest_stamp(left: Sequence[LeftAgent]) -> Stamp:
-    """The newest version that agents have heard of."""
-    return max((agent.state.stamp for agent in left), default=NOTHING)
 
 
 def taken_over(
