@@ -8,8 +8,9 @@ from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes.checks import check
 from rlsync.recipes.evaluating import make_evaluator, register_with_evaluations
 from rlsync.recipes.networks import MixedMLP, mlp, workers_dtype, workers_policy
+from rlsync.recipes.place import EXPONENT, started_collector
 from rlsync.recipes.registry import Recipe
-from rlsync.recipes.run import EXPONENT, Run, started_collector
+from rlsync.recipes.run import Run
 from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
 from rlsync.recipes.spaces import ANY, BOX, DISCRETE, Spaces, make_env, making, naming_env, probe
 from rlsync.recipes.trainer import annealing, policy_player, register_hooks, register_sync, trainer_settings

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from rlsync.core.errors import ConfigError
-from rlsync.recipes import ppo
+from rlsync.recipes import place, ppo
 from rlsync.recipes.checks import check, errors, stock_device_errors
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet, UnrollCollector
 from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.run import Run, _devices
+from rlsync.recipes.run import Run
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config, DeviceConfig, PPOConfig
 from rlsync.recipes.td3 import TD3Config
@@ -92,7 +92,7 @@ def test_cpus_are_cpus_however_they_are_written(device: Any) -> None:
     config = config_with("collector.device", device)
     devices = Run(check(config)).worker_devices
     assert devices == (CPU, CPU)
-    assert _devices(devices) == {
+    assert place._devices(devices) == {
         "policy_device": [None, None],
         "env_device": [None, None],
         "storing_device": [None, None],

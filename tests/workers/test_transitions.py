@@ -17,7 +17,7 @@ from torchrl.modules import QValueActor
 
 from rlsync.recipes.dqn import GreedyOnLadder
 from rlsync.recipes.env_settings import EnvConfig
-from rlsync.recipes.run import make_env_on_rung
+from rlsync.recipes.place import make_env_on_rung
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.envs.specs import GymnasiumEnvs, make_venv
 from rlsync.workers.frames import RolloutShape, batch_of

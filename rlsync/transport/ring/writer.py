@@ -17,8 +17,11 @@ from rlsync.transport.rules import pauses
 
 
 class RingWriter:
-    """Fills slots of a ring, one at a time, by a file and a line that the kernel frees when the process dies.
-    BoardClosed: the learner is gone. PublishError: another process holds the line of number ``writer``.
+    """Fills slots of a ring, one at a time; blocks while none is free, unless the ring drops the newest.
+
+    One open file, one line on the ring, both held for life: when the process dies the kernel frees them.
+    BoardClosed if the learner has closed the ring or died, ConfigError if the ring has no line for the number
+    ``writer``, PublishError if a living process holds it.
     """
 
     def __init__(self, handle: RingHandle, writer: int) -> None:

@@ -1,0 +1,158 @@
+"""Where a run's workers are, and the collectors that they make there: processes here, or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.data import Unbounded
+from torchrl.envs import EnvBase, TensorDictPrimer
+from torchrl.trainers import Trainer
+
+from rlsync import BoardScheme, Forkserver
+from rlsync.recipes.env_settings import EnvConfig
+from rlsync.recipes.networks import workers_policy
+from rlsync.recipes.run import Run
+from rlsync.recipes.run_files import VERSIONS
+from rlsync.recipes.settings import IN_PROCESS
+from rlsync.recipes.spaces import make_env, making, naming_env
+from rlsync.torchrl_plugin.compat.collectors import SeededCollector
+from rlsync.workers.collector import UnrollCollector
+from rlsync.workers.devices import CPU
+from rlsync.workers.player import Playable
+from rlsync.workers.players.q import EpsilonLadder
+from rlsync.workers.players.torchrl_policy import EXPONENT
+from rlsync.workers.rollout_collector import RolloutCollector
+
+_COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
+
+
+class Here:
+    """Workers on this machine, or none: with ``collector.kind=in_process`` the learner's process acts.
+
+    A run asks it, or a ``Cluster`` in its place, and names neither.
+    """
+
+    def __init__(self, run: Run[Any]) -> None:
+        #: What TorchRL's PPOTrainer must be told to publish, though SyncWeights publishes in its place.
+        self.update_map: dict[str, str] | None = {"policy": "loss_module.actor_network"}
+        self._run = run
+        self._settings = run.config.collector
+        self.workers = self._settings.num_workers  #: on each machine
+
+    def transitions(
+        self,
+        policy: TensorDictModuleBase,
+        *,
+        random_frames: int,
+        ladder: EpsilonLadder | None,
+        maker: Callable[[EnvConfig], EnvBase],
+    ) -> BaseCollector:
+        """Start workers that act with a policy of TorchRL's; see :func:`started_collector`."""
+        run, settings, env = self._run, self._settings, self._run.config.env
+        makers = [partial(maker, env)] * self.workers
+        if ladder is not None:
+            rungs = [ladder.exponent(worker, self.workers) for worker in range(self.workers)]
+            makers = [partial(make_env_on_rung, env, rung) for rung in rungs]
+        common: dict[str, Any] = {
+            "frames_per_batch": settings.frames_per_batch,
+            "total_frames": -1,  # the trainer counts
+            "init_random_frames": random_frames,
+        }
+        acting = workers_policy(run.config.sync, policy)
+        if settings.kind == IN_PROCESS:
+            devices = {name: each[0] for name, each in _devices([run.device]).items()}
+            with making(env):
+                return SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
+        adopt: Any = settings.adopt
+        board = BoardScheme(
+            adopt, start_timeout_s=settings.start_timeout_s, silent_timeout_s=settings.silent_timeout_s
+        )
+        if (versions_file := run.file(VERSIONS)) is not None:
+            board.board.ledger.reserve_in(versions_file)  # the first one is published when workers start
+        with naming_env(env), Forkserver(preload=[__name__]):
+            collector: BaseCollector = _COLLECTORS[settings.kind](
+                makers,
+                acting,
+                **common,
+                **_devices(run.worker_devices),
+                num_sub_threads=1,
+                weight_sync_schemes={"policy": board},
+            )
+        return collector
+
+    def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
+        """Start workers that make unrolls with the learner's network.
+
+        ``when_full`` says what happens when no slot is free; the nodes of a cluster always wait. ``shared``
+        are the arguments that ``UnrollCollector`` and ``ClusterCollector`` have in common.
+        """
+        env = self._run.config.env
+        with naming_env(env):
+            return UnrollCollector(
+                network,
+                env.spec(),
+                num_workers=self.workers,
+                policy_device=self._run.worker_devices,
+                when_full=when_full,
+                start_timeout_s=self._settings.start_timeout_s,
+                versions_file=self._run.file(VERSIONS),
+                **shared,
+            )
+
+    def routes(self, collector: BaseCollector) -> dict[str, str]:
+        """What is published besides the sync map of the config."""
+        return {}
+
+    def watch(self, trainer: Trainer) -> None:
+        """Nothing: a board watches its workers, and so does a ring's collector."""
+
+
+@contextmanager
+def started_collector(
+    run: Run[Any],
+    policy: TensorDictModuleBase,
+    *,
+    random_frames: int = 0,
+    ladder: EpsilonLadder | None = None,
+    maker: Callable[[EnvConfig], EnvBase] = make_env,
+) -> Iterator[BaseCollector]:
+    """Worker processes, here or on a cluster, that act with ``policy`` and adopt its weights from a board.
+
+    With ``collector.kind=in_process`` there is no other process and no board: the learner's process acts with
+    ``policy`` itself.
+
+    Policies act on the devices that the config names. Environments step on the CPU, and frames arrive in
+    host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
+    running after the ``with`` block. If the block raises, they are shut down.
+
+    They take random actions in the first ``random_frames`` frames. With a ``ladder`` the environments of
+    each worker have an ``exploration_exponent`` by it. ``maker`` makes those of a worker on this machine.
+
+    ConfigError if an environment cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if
+    workers did not start.
+    """
+    collector = run.place.transitions(policy, random_frames=random_frames, ladder=ladder, maker=maker)
+    try:
+        yield collector
+    except BaseException:
+        collector.shutdown()
+        raise
+
+
+def make_env_on_rung(config: EnvConfig, exponent: float) -> EnvBase:
+    """The environments of one worker, which add ``exploration_exponent`` to each observation."""
+    rung = TensorDictPrimer(primers={EXPONENT: Unbounded((1,))}, default_value=exponent, expand_specs=True)
+    return make_env(config).append_transform(rung)
+
+
+def _devices(of_workers: Sequence[torch.device]) -> dict[str, list[torch.device | None]]:
+    """TorchRL's arguments. With a CPU named it would move the learner's own weights to shared memory."""
+    acting = [None if device == CPU else device for device in of_workers]
+    beside = [None if device is None else CPU for device in acting]
+    return {"policy_device": acting, "env_device": beside, "storing_device": beside}
