@@ -42,9 +42,8 @@ from torchrl.collectors.distributed import RayCollector
 
 from rlsync import NodeBoardScheme, RayBoardScheme
 from rlsync.core.errors import first_line
-from rlsync.recipes.place import make_env
 from rlsync.recipes.registry import recipe_named
-from rlsync.recipes.run import Run
+from rlsync.recipes.run import Run, make_env
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
 
 NODES, WORKERS, ENVS, FRAMES = 3, 2, 16, 640

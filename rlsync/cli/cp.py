@@ -82,18 +82,7 @@ def _checked_name(name: str, config: Shipped) -> str:
 
 
 def companions(config: Shipped) -> list[list[str]]:
-    """The overrides that a copy of ``config`` needs beside it to replace the original.
-
-    A recipe chooses its sync map by name, and tuned settings by the name of its own file. A copy has another
-    name, so the command line must name them. Tuned settings find an environment by its id or its kind, which
-    a copy keeps.
-
-    Example:
-        >>> companions(find("tuned/impala_pong"))
-        [['recipe=impala', 'env=pong']]
-        >>> companions(find("cluster/ray"))
-        [['recipe=ppo'], ['recipe=dqn'], ['recipe=sac'], ['recipe=td3'], ['recipe=impala']]
-    """
+    """The overrides that a copy of ``config`` needs beside it: others choose the original by its name."""
     all_groups = shipped.groups()
     envs = {env.name: [f"{ENV}={env.name}"] for env in all_groups[ENV]} | _OF_A_KIND
     pairs = {

@@ -112,12 +112,9 @@ def status_after(number: int) -> int:
 
 
 class Interrupts:
-    """Inside :meth:`caught`, :data:`SIGNALS` call the attached stop. A second one kills all, but not SIGHUP:
-    a shell and the kernel may both send it, and systemd sends it right after SIGTERM. A SIGHUP that is
-    ignored, as under ``nohup``, stays so.
-
-    A separate thread watches for the signals. So it works even while the main thread waits for a worker in
-    a call that Python cannot interrupt.
+    """Inside :meth:`caught`, :data:`SIGNALS` call the attached stop; a second one kills all, but not SIGHUP,
+    which shell, kernel and systemd may all send. A separate thread watches, so it works while the main thread
+    waits for a worker in a call that Python cannot interrupt.
     """
 
     def __init__(self) -> None:
@@ -150,11 +147,8 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Processes started inside never receive these signals, because they inherit what this thread blocks.
-
-        A job scheduler sends SIGTERM to all processes of a job. Workers that die of it would take the last
-        iteration with them. Ignoring the signals would protect workers, too, but one that comes during that
-        time would be lost for this process. The watching thread does not block them, so it receives it.
+        """Processes started inside never receive these signals, because they inherit what this thread blocks:
+        a job scheduler sends SIGTERM to all of a job. Ignoring them would lose one that comes meanwhile.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         resource_tracker.ensure_running()

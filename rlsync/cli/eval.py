@@ -142,9 +142,8 @@ def config_of(run: Path, trusted: bool = False) -> Config:
 
 
 def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
-    """The checkpoint of a run, or the one asked for in its place: a checkpoint folder, or a run's. A
-    ConfigError if there is none, what is read of it is damaged or could run code, or it is of another recipe
-    or environment.
+    """The checkpoint of a run, or the one asked for; a ConfigError if there is none, it is damaged, could run
+    code, or is of another recipe or environment.
     """
     folder = run if asked is None else asked
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"

@@ -69,10 +69,7 @@ class Job:
 def examined(
     config: Config, *, trusted: bool = False, config_dir: Path | None = None
 ) -> tuple[Job | None, list[RlsyncError]]:
-    """Check a config without starting a worker: its values, its recipe, its environment, its checkpoint.
-    Returns the job, or None if something is wrong; and all that is wrong. ``trusted`` and ``config_dir`` are
-    those of the command line.
-    """
+    """Check a config without starting a worker. Returns the job, or None, and all that is wrong."""
     errors = list(checks.errors(config))
 
     def tried(look: Callable[[], T]) -> T | None:
@@ -176,10 +173,7 @@ def jobs_of(line: CommandLine) -> list[Job]:
 
 
 def words_for_hydra(line: CommandLine, jobs: list[Job]) -> list[str]:
-    """The overrides with which Hydra composes the same as rlsync has, to make folders or to print it.
-
-    In a sweep these are the user's own, with what all jobs add: jobs may differ in what is tuned for them.
-    """
+    """The overrides with which Hydra composes the same; in a sweep the user's own and what all jobs add."""
     added = [word for word in jobs[0].added if all(word in job.added for job in jobs)] if jobs else []
     if line.sweeps:  # Hydra's own sweeper cannot leave out a group
         added = [word for word in added if not word.startswith("~")]
@@ -191,10 +185,7 @@ def words_for_hydra(line: CommandLine, jobs: list[Job]) -> list[str]:
 
 
 def job_of(line: CommandLine, jobs: list[Job], words: list[str]) -> Job:
-    """The job that Hydra runs with these overrides.
-
-    One that was not checked is composed and checked here: a sweeper may choose values as it goes.
-    """
+    """The job that Hydra runs with these overrides; one that a sweeper chose is composed and checked here."""
     added = {spelled(word) for job in jobs for word in job.added}
 
     def users(words: Iterable[str]) -> list[str]:

@@ -140,10 +140,7 @@ def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> Config
 
 
 def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None) -> None:
-    """Load a checkpoint into the trainer, and put in again what the config sets and the checkpoint does not.
-
-    ``changed`` is what differs from the run before; None if its config is not known.
-    """
+    """Load a checkpoint, and put in again what was ``changed``; None: the run before is unknown."""
     settings = Settings(trainer)
     logger, trainer.logger = trainer.logger, None  # it keeps file names, and another kind may be asked for
     try:
@@ -162,21 +159,14 @@ def load(trainer: Trainer, checkpoint: Path, changed: list[Change] | None = None
 
 
 def seed_after(seed: int, frames: int) -> int:
-    """The seed of a resumed run's workers. With that of the run before, they would play its frames again.
-
-    Example:
-        >>> seed_after(0, 640) == seed_after(0, 640), seed_after(0, 640) == seed_after(0, 1280)
-        (True, False)
-    """
+    """The seed of a resumed run's workers: with that of the run before they would play its frames again."""
     return int(np.random.SeedSequence([seed, frames]).generate_state(1)[0]) % 2**30
 
 
 class Settings:
-    """What the config has set in a trainer; made before a checkpoint is loaded, to put changes in again.
-
-    Optimizers keep learning rate, epsilon and the like beside their state, and TorchRL's losses and value
-    estimators keep discount and coefficients in buffers. Loading a checkpoint brings the old values back.
-    Which key of a config is kept where, its field says; see :class:`rlsync.recipes.bounds.Restored`.
+    """What the config has set in a trainer, to put changes in again after a checkpoint is loaded: optimizers
+    and TorchRL's losses bring the old values back. Fields say where; see
+    :class:`rlsync.recipes.bounds.Restored`.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -186,11 +176,7 @@ class Settings:
         self._numbers = [(name, number, number.item()) for name, number in _numbers(trainer)]
 
     def put_back(self, changed: Sequence[Restored] | None) -> None:
-        """Put in again what the config has changed; everything else stays as the checkpoint has it.
-
-        ``changed`` says where the keys are kept that this run has changed. Where it is None, the config of
-        the run before is not known: then all options of optimizers are those of this config.
-        """
+        """Put in again what the config has changed; None if unknown: then all options of optimizers."""
         names = {place.buffer for place in changed or ()}
         for name, number, fresh in self._numbers:
             if name in names:

@@ -36,10 +36,8 @@ class Curve:
 
 
 class RunFolder:
-    """One run's folder; a ConfigError if it is none. Each reading raises :class:`NotRecorded` where the run
-    has nothing to read.
-
-    A run that was resumed in its own folder did some frames again: the newer points replace the older ones.
+    """One run's folder; a ConfigError if it is none, :class:`NotRecorded` where there is nothing to read.
+    Newer points replace those of frames that a resumed run did again.
     """
 
     def __init__(self, path: Path) -> None:

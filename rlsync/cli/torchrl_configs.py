@@ -29,11 +29,7 @@ PROVIDER = "rlsync"
 
 @dataclass
 class SyncWeightsConfig:
-    """``hook: sync_weights``, a :class:`rlsync.SyncWeights`; the keys are its arguments.
-
-    ``map`` is a list of {destination, source}, as in rlsync's own configs: a path such as
-    ``policy.module[0]`` may stand there, and the command line can override it.
-    """
+    """``hook: sync_weights``, a :class:`rlsync.SyncWeights`; ``map`` is a list of {destination, source}."""
 
     map: list[RouteConfig] = field(default_factory=lambda: SyncConfig().map)
     when: WhenConfig = field(default_factory=WhenConfig)
@@ -93,11 +89,7 @@ def make_sync_weights(
 
 
 def register() -> None:
-    """Put rlsync's hooks and scheme beside TorchRL's own; call it before Hydra composes.
-
-    The groups are ``hook`` (``sync_weights``, ``watch_workers``) and ``weight_sync_scheme`` (``board``).
-    TorchRL's configs are registered with them, as ``import torchrl.trainers.algorithms.configs`` does.
-    """
+    """Put rlsync's hooks and scheme beside TorchRL's own configs; call it before Hydra composes."""
     import torchrl.trainers.algorithms.configs  # noqa: F401 - registers TorchRL's own, at import
 
     store = ConfigStore.instance()

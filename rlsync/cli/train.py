@@ -198,12 +198,8 @@ def leave_address(trainer: Trainer, run_dir: Path) -> None:
 
 
 class LiveLine:
-    """Prints frames, return, version, policy lag, staleness, publish time, speed and the time left.
-
-    The policy lag is taken when a batch arrives, before the next publish; the staleness is the mean over the
-    steps that were learned from since. The time left is that for all frames: a target return may end the run
-    before. On a terminal the line is updated after every batch. Elsewhere a new one is printed every few
-    seconds.
+    """Prints frames, return, version, policy lag (before the next publish), mean staleness, publish time,
+    speed and the time left for all frames: after every batch on a terminal, every few seconds elsewhere.
     """
 
     def __init__(self, trainer: Trainer, console: Console) -> None:
@@ -268,12 +264,7 @@ class LiveLine:
 
 
 def duration(seconds: float) -> str:
-    """A duration in the two largest units that it has.
-
-    Example:
-        >>> duration(7), duration(250), duration(8000), duration(200_000)
-        ('7 s', '4 min 10 s', '2 h 13 min', '2 d 7 h')
-    """
+    """A duration in the two largest units that it has, such as "4 min 10 s"."""
     whole = max(0, round(seconds))
     for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if whole >= size:

@@ -145,11 +145,7 @@ def check_code(config: Config, keys: Collection[str], file: Path, trusted: bool)
 
 
 def config_in(file: Path) -> DictConfig:
-    """The config that a run wrote: a mapping with printable values, of which none is an interpolation.
-
-    Whoever wrote it: rlsync writes values. ``${oc.env:TOKEN}`` would bring what is only in this process into
-    files and messages.
-    """
+    """The config that a run wrote: printable values without interpolations, which could read this process."""
     cure = "use the rlsync that wrote it"
     try:
         found = OmegaConf.load(file)

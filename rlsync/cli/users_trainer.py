@@ -65,10 +65,7 @@ def target_of(word: str, or_else: str = "") -> NamedTrainer:
 
 
 def build(target: NamedTrainer, timeout_s: float, say: Say) -> Trainer:
-    """Run the user's file and take the trainer that it names; in a process that may hang or end here.
-
-    The file's folder goes on ``sys.path``, as if Python ran it, so that workers can import it too.
-    """
+    """Run the user's file, with its folder on ``sys.path``, and take the trainer that it names."""
     hint = f"{_GUARD}; if that is not it, give a longer --timeout-s"
     say(Stage(f"running {target.file.name}", timeout_s, hint))
     with _never_training():
@@ -207,11 +204,9 @@ Work = Callable[..., None]
 
 
 def run_apart(work: Work, *arguments: object) -> object:
-    """Call ``work(*arguments, say)`` in a process of its own, and return what it says.
-
-    The process has a session of its own, whose processes are all killed in the end. What it prints goes to
-    stderr. ``work`` is a function of a module. It says a :class:`Stage` before each step, then the result,
-    and then cleans up; arguments and result are pickled. An RlsyncError that it raises is raised here.
+    """Call ``work(*arguments, say)``, a function of a module, in a process of its own, and return what it
+    says last, after a :class:`Stage` before each step. All processes of its session are killed in the end.
+    What it prints goes to stderr; an RlsyncError that it raises is raised here.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

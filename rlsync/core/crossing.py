@@ -10,18 +10,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Leaves whose sources are on one device, and whose destinations are on one device.
-
-    Example:
-        >>> print(Crossing("cuda:0", "cuda:0", False, aliased_leaves=4))
-        cuda:0: 4 leaves aliased, 0 bytes
-        >>> print(Crossing("cuda:0", "cuda:0", False, copied_bytes=904))
-        cuda:0: 904 bytes copied on the device
-        >>> print(Crossing("cuda:0", "cpu", False, copied_bytes=904))
-        cuda:0 -> cpu: 904 bytes cross at a publish
-        >>> print(Crossing("cuda:0", "cuda:1", True, copied_bytes=904))
-        cuda:0 -> host memory -> cuda:1: 904 bytes cross at a publish, 904 at each adoption
-    """
+    """Leaves whose sources are on one device, and whose destinations are on one device."""
 
     source: str  #: empty if it is not known
     destination: str  #: several, with commas, where workers differ; empty if unknown
@@ -68,13 +57,7 @@ class Crossing:
 
 
 def crossings(leaves: Iterable[Crossing]) -> tuple[Crossing, ...]:
-    """Crossings of single leaves, added up by their devices.
-
-    Example:
-        >>> both = crossings([Crossing("cpu", "cpu", True, 0, 8), Crossing("cpu", "cpu", True, 0, 16)])
-        >>> [crossing.copied_bytes for crossing in both]
-        [24]
-    """
+    """Crossings of single leaves, added up by their devices."""
     by_devices: dict[tuple[str, str, bool], Crossing] = {}
     for leaf in leaves:
         key = leaf.source, leaf.destination, leaf.through_host

@@ -162,12 +162,7 @@ def warn(warning: RlsyncWarning) -> None:
 
 
 def printable(text: str) -> str:
-    """Text whose other control characters than line breaks and tabs are spelled out: a terminal obeys them.
-
-    Example:
-        >>> print(printable("\\x1b[31mred"))
-        \\x1b[31mred
-    """
+    """Text whose control characters, but line breaks and tabs, are spelled out: a terminal obeys them."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 

@@ -103,12 +103,7 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def parse(text: str) -> Path:
-    """Parse ``text`` into a :class:`Path`; PathSyntaxError names the character that breaks the grammar.
-
-    Example:
-        >>> str(parse("a['k'].module.0"))
-        "a['k'].module[0]"
-    """
+    """Parse ``text`` into a :class:`Path`; PathSyntaxError names the character that breaks the grammar."""
     if not isinstance(text, str):
         raise PathSyntaxError(
             f"a path is a string, got {type(text).__name__}",
@@ -163,11 +158,8 @@ def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
 
 
 def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = "") -> Any:
-    """Follow ``path`` from ``root``, the trainer or the collector, and return the object at its end.
-
-    Properties on the path are evaluated, as in any attribute access. No other code runs. If a segment leads
-    nowhere, an ``error`` is raised that names it, what exists there, and the nearest match; it calls the root
-    ``root_name``, and the place in the user's map ``where``.
+    """Follow ``path`` from ``root`` and return what is at its end; only properties on the way run code. A
+    segment that leads nowhere raises ``error``, with what exists there and the nearest match.
     """
     here = root
     for depth, segment in enumerate(path.segments):
@@ -220,7 +212,7 @@ def _not_found(
         cure = did_you_mean(nearest_name(wanted, names, 0.8))
     has = holders or list(siblings)
     if len(has) > _SHOWN:
-        has = sorted(has, key=lambda name: -_likeness(wanted, name))
+        has = sorted(has, key=lambda name: -difflib.SequenceMatcher(None, wanted, name).ratio())
     shown = ", ".join(has[:_SHOWN]) + (", ..." if len(has) > _SHOWN else "")
     cure += f"{reached} has: {shown}" if has else f"{reached} has nothing to choose from"
     what = f"no {wanted!r} on {reached} ({type(here).__name__})"
@@ -241,10 +233,6 @@ def _holds(held: Any) -> bool:
 def _begins(wanted: str, names: Iterable[str]) -> str:
     """The shortest name that begins like ``wanted``; or nothing."""
     return min((name for name in names if name.startswith(wanted)), key=len, default="")
-
-
-def _likeness(wanted: str, name: str) -> float:
-    return difflib.SequenceMatcher(None, wanted, name).ratio()
 
 
 def _siblings(here: Any, segment: Segment) -> dict[str, Any]:

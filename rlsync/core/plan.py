@@ -9,18 +9,8 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from operator import attrgetter
 
+from rlsync.core import errors
 from rlsync.core.crossing import Crossing, crossings
-from rlsync.core.errors import (
-    ConfigError,
-    DestinationNotFound,
-    DoesNotAct,
-    DropoutDiffers,
-    IdleLeaves,
-    LayoutMismatch,
-    NothingToSync,
-    RlsyncWarning,
-    SyncMapError,
-)
 from rlsync.core.path import did_you_mean
 
 #: The destination of the one policy that a collector has; TorchRL's name for it.
@@ -80,7 +70,9 @@ class Source:
         for name, patterns in (("exclude", self.exclude), ("idle", self.idle)):
             if isinstance(patterns, str):  # its characters would be the patterns, and "*" is every leaf
                 where = f"Source({name}={patterns!r})"
-                raise ConfigError(f"{name} takes several patterns", where, f"write {name}=({patterns!r},)")
+                raise errors.ConfigError(
+                    f"{name} takes several patterns", where, f"write {name}=({patterns!r},)"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +207,7 @@ class SyncPlan:
         if bad:
             raise self._layout_error(bad)
         if not self.rows:
-            raise NothingToSync(
+            raise errors.NothingToSync(
                 "the sync map covers no tensor",
                 "; ".join(str(r) for r in self.routes) or "an empty sync map",
                 "name a module that has parameters or buffers",
@@ -224,20 +216,20 @@ class SyncPlan:
             of_route = f"{route.destination}."
             sent = [r for r in self.rows if r.kind == "parameter" and r.destination.startswith(of_route)]
             if sent and all(row.idle for row in sent):
-                raise DoesNotAct(*_idle(sent, f"{route}, {len(sent)} of {len(sent)} parameters"))
+                raise errors.DoesNotAct(*_idle(sent, f"{route}, {len(sent)} of {len(sent)} parameters"))
         return self
 
-    def warnings(self) -> Iterator[RlsyncWarning]:
+    def warnings(self) -> Iterator[errors.RlsyncWarning]:
         """Of parameters that arrive and do not act, and of dropout that differs."""
         idle = [row for row in self.rows if row.idle]
         where = "; ".join(map(str, self.routes))
         if idle:
-            yield IdleLeaves(*_idle(idle, f"{where}, {len(idle)} parameters"))
+            yield errors.IdleLeaves(*_idle(idle, f"{where}, {len(idle)} parameters"))
         if drops := [f"{name} {how}" for name, how in self.differs.items() if name.endswith(DROPS)]:
             cure = "call train() or eval() on both modules, and give both the same p"
-            yield DropoutDiffers(listed(drops, _NAMES_IN_SUMMARY), where, cure)
+            yield errors.DropoutDiffers(listed(drops, _NAMES_IN_SUMMARY), where, cure)
 
-    def _layout_error(self, bad: tuple[Row, ...]) -> SyncMapError:
+    def _layout_error(self, bad: tuple[Row, ...]) -> errors.SyncMapError:
         first = bad[0]
         said = {
             Verdict.MISSING: f"{first.destination} has no source leaf {first.source}",
@@ -251,7 +243,7 @@ class SyncPlan:
             Verdict.UNEXPECTED: "name the source that fits, or exclude the leaf in the route",
             Verdict.MISMATCH: "build both sides from the same constructor, or fix the source path",
         }[first.verdict]
-        return LayoutMismatch(said, f"sync map ({total} of {len(self.rows)} leaves)", cure)
+        return errors.LayoutMismatch(said, f"sync map ({total} of {len(self.rows)} leaves)", cure)
 
     def to_json(self) -> str:
         """The plan as JSON, in a stable form for programs."""
@@ -337,9 +329,9 @@ def listed(names: Sequence[str], at_most: int) -> str:
     return ", ".join(names[:at_most]) + more
 
 
-def no_destination(wanted: str, where: str, offered: list[str], nearest: str) -> SyncMapError:
+def no_destination(wanted: str, where: str, offered: list[str], nearest: str) -> errors.SyncMapError:
     """The error for a destination that a collector does not offer."""
-    return DestinationNotFound(
+    return errors.DestinationNotFound(
         f"no destination {wanted!r}",
         where,
         did_you_mean(nearest) + "this collector offers: " + (", ".join(offered) or "nothing"),

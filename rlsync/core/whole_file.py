@@ -15,19 +15,8 @@ T = TypeVar("T")
 
 
 def write_whole(file: Path, write: Callable[[Path], object], *, durable: bool = False) -> None:
-    """Write a file beside its place, then move it there in one step.
-
-    ``write`` is given the path beside, and writes it. If it raises, the file of before stays, and nothing is
-    left beside it. A process that is killed meanwhile leaves the file of before, and maybe its own, which
-    begins with a dot. What is ``durable`` is on the disk when this returns, also if the machine then fails.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "note.txt"
-        ...     write_whole(file, lambda beside: beside.write_text("whole"))
-        ...     file.read_text()
-        'whole'
+    """Let ``write`` write a file beside its place, then move it there in one step. If it raises or is killed,
+    the file of before stays. A ``durable`` one is on the disk when this returns.
     """
     beside = file.with_name(f".{os.getpid()}.{file.name}")  # the suffix may say how it is written
     try:
@@ -52,11 +41,7 @@ def flush(path: Path) -> None:
 
 
 def record_in(file: Path, kind: type[T], what: str, cure: str = "remove the file") -> T | None:
-    """The dataclass whose fields a file holds as JSON; None if there is no such file yet.
-
-    Raises:
-        ConfigError: the file cannot be read; ``what`` says in words what it holds, ``cure`` what to do.
-    """
+    """The dataclass that a file holds as JSON; None without a file, a ConfigError if it cannot be read."""
     try:
         return kind(**json.loads(file.read_text()))
     except FileNotFoundError:

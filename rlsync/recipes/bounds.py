@@ -82,11 +82,7 @@ def one_of(default: str, *others: str) -> Any:
 
 
 def kept(default: Any, why: str) -> Any:
-    """A field that a resumed run cannot change; the error says ``why``: what in the checkpoint would not fit.
-
-    ``default`` is its default, or one of the fields above; likewise in :func:`in_buffer` and
-    :func:`in_optimizer`.
-    """
+    """A field that a resumed run cannot change; the error says ``why``: what would no longer fit."""
     return _with(default, "kept", why)
 
 
@@ -136,10 +132,8 @@ def values_for(settings: Any, config: Any) -> dict[str, Any]:
 def fields_as_keywords(
     settings: Callable[P, S],
 ) -> Callable[[Callable[[T, N, S], None]], Callable[Concatenate[T, N, P], None]]:
-    """Let callers of a constructor ``(self, first, settings)`` give the fields of ``settings`` by name.
-
-    So a class takes its options as keywords, without writing their names and defaults a second time. All
-    fields of ``settings`` are keyword-only.
+    """Let callers of a constructor ``(self, first, settings)`` give the fields of ``settings`` by name, as
+    keywords, so that their names and defaults are not written a second time.
 
     Example:
         >>> from rlsync.recipes.settings import EnvConfig
@@ -179,13 +173,7 @@ def bound_errors(config: Any, prefix: str = "") -> Iterator[ConfigError]:
 
 
 def caught(check: Callable[[], object], key: str = "") -> Iterator[RlsyncError]:
-    """The error that ``check`` raises, if any. A ``key`` is put before the place that the error names.
-
-    Example:
-        >>> from rlsync.core.path import parse
-        >>> [error.where for error in caught(lambda: parse("a..b"), "sync.map.0.source")]
-        ["sync.map.0.source: character 3, at '.'"]
-    """
+    """The error that ``check`` raises, if any. A ``key`` is put before the place that the error names."""
     try:
         check()
     except RlsyncError as error:

@@ -34,10 +34,8 @@ _TORCHRLS, _TENSORS = "manifest.json", "meta.json"
 
 
 class WholeCheckpoint(Checkpoint):
-    """A TorchRL checkpoint that is on disk, with its manifest, before it takes the place of the one before.
-
-    If the process or the machine stops, at whatever moment, the one before or the new one is left. The one
-    before may then have another name; see :func:`places`.
+    """A checkpoint on disk, with its manifest, before it replaces the one before. If process or machine stops
+    at any moment, one of the two is left; :func:`places` finds it.
     """
 
     #: When it was written last; when it was made, before that. In seconds of ``time.monotonic``.
@@ -75,10 +73,7 @@ class WholeCheckpoint(Checkpoint):
 
 
 def _write_manifest(checkpoint: Path) -> None:
-    """Put a checkpoint's files and folders on disk, and then its manifest.
-
-    The digest of a replay segment is the one of when it was written; nothing is read for it again.
-    """
+    """Put a checkpoint on disk, and then its manifest; replay segments keep the digest of their writing."""
     inside = sorted(checkpoint.rglob("*"))
     carried = {
         index.parent / name: digest
@@ -117,10 +112,8 @@ def _replace(at: Path, new: Path) -> None:
 
 
 def places(folder: Path) -> list[Path]:
-    """The checkpoints that a folder is, or that lie in it as in a run's. The newest comes first.
-
-    A process that is stopped while it replaces a checkpoint may leave the one before under a name that begins
-    with a dot.
+    """The checkpoints that a folder is, or that lie in it; the newest first. One that was about to be
+    replaced may have a name that begins with a dot.
     """
     replaced = [at for at in folder.glob(f".{CHECKPOINT}.backup-*") if _is_checkpoint(at)]
     replaced.sort(key=lambda at: at.stat().st_mtime, reverse=True)
@@ -148,10 +141,7 @@ class Taken:
 
 
 def taken(folder: Path, *, trusted: bool, components: Collection[str] | None = None) -> Taken | None:
-    """The newest whole checkpoint in a folder; None if there is none at all, a ConfigError if none is whole.
-
-    See :func:`require_whole` for the arguments.
-    """
+    """The newest whole checkpoint in a folder; None if there is none, a ConfigError if none is whole."""
     found, errors = places(folder), list[RlsyncError]()
     for at in found:
         try:
@@ -175,10 +165,8 @@ def taken(folder: Path, *, trusted: bool, components: Collection[str] | None = N
 
 
 def require_whole(checkpoint: Path, *, trusted: bool, components: Collection[str] | None = None) -> bool:
-    """Refuse a checkpoint with a missing or damaged file, before TorchRL opens one. Only reads.
-
-    ``components`` are those that will be loaded; None: all. Returns False if the checkpoint has no manifest,
-    as those of an older rlsync: that needs ``trusted``, and then only the sizes of tensors are checked.
+    """Refuse a checkpoint with a missing or damaged file, of ``components`` or of all. Only reads. Returns
+    False if it has no manifest: that needs ``trusted``, and only the sizes of tensors are checked.
     """
     record = checkpoint / DIGESTS
     if not record.is_file():

@@ -50,10 +50,8 @@ class EnvConfig:
 
 @dataclass
 class AtariConfig(EnvConfig):
-    """An Atari game from pixels, and the protocol by which it is played.
-
-    The defaults play ``ALE/<Game>-v5`` by gymnasium's v5 protocol, with the usual preprocessing. The keys are
-    those of :class:`~rlsync.workers.envs.specs.AtariEnvs`; ``kwargs`` are its ``options``.
+    """An Atari game from pixels, by gymnasium's v5 protocol unless keys say otherwise: those of
+    :class:`~rlsync.workers.envs.specs.AtariEnvs`; ``kwargs`` are its ``options``.
     """
 
     kind: ClassVar[str] = "pixels"
@@ -110,12 +108,7 @@ class AtariConfig(EnvConfig):
         )
 
     def spec(self) -> AtariEnvs:
-        """ConfigError if :meth:`errors` has one.
-
-        Example:
-            >>> AtariConfig("ALE/SpaceInvaders-v5").spec().game
-            'space_invaders'
-        """
+        """What makes the environments; a ConfigError if :meth:`errors` has one."""
         refuse(self.errors())
         game = self.id.removeprefix("ALE/").removesuffix("-v5")
         return AtariEnvs(_rom(game), options=self.kwargs, **values_for(_ANY_GAME, self))

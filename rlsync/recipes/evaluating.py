@@ -49,10 +49,7 @@ def register_with_evaluations(
 
 
 def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, learned: str = "") -> Evaluator:
-    """The process that plays on the board that the workers of this machine read, or one like it.
-
-    ConfigError if the collector has no board, or the run no folder.
-    """
+    """The process that plays on the workers' board; a ConfigError without a board or a run folder."""
     board, config, evaluation = board_of(collector), run.config, run.recipe.evaluations()
     folder, films = run.folder, evaluation.video_every
     if board is None or folder is None:
@@ -90,10 +87,8 @@ def require_screen(config: Config) -> None:
 
 
 def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlayer:
-    """What acts with the weights of a run's checkpoint, once they are loaded.
-
-    If workers acted in half precision, it does too: it has the dtype that the sync map declares.
-    ``deterministic`` takes the likeliest action in place of drawing one. A Q network is greedy either way.
+    """What acts with a checkpoint's weights, once loaded, in the dtype that workers acted in;
+    ``deterministic`` takes the likeliest action.
     """
     recipe = recipe_of(config)
     return recipe.player(config, recipe.probe(config.env), deterministic)

@@ -48,11 +48,8 @@ def mlp(
 
 
 class _Plain(TensorDictModuleBase):
-    """A part of a policy that reads tensors, computes with them alone, and writes tensors.
-
-    It has the leaves, the names, the outputs and the random draws of the TorchRL class beside it, which
-    answers every call but a worker's. tensordict checks each output of a module for a dataframe, a dataclass
-    and more, which takes longer than a small network: see docs/results/off_policy.md.
+    """A part of a policy that computes what the TorchRL class beside it does, on plain tensors, in workers:
+    tensordict's checks of outputs take longer than a small network, see docs/results/off_policy.md.
     """
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:

@@ -23,11 +23,10 @@ from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CLUSTER, CREW, VERSIONS
-from rlsync.workers.cluster.collector import ClusterCollector
+from rlsync.workers.cluster.collector import ClusterCollector, TransitionCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
 from rlsync.workers.cluster.session import ClusterStatus, Session
-from rlsync.workers.cluster.transition_collector import TransitionCollector
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.player import Playable
@@ -41,11 +40,7 @@ _NAME = "crew"
 
 
 class Cluster:
-    """Workers on the nodes of the cluster that a config names, or of one started here; see ``Here``.
-
-    ConfigError if nothing answers at the address or Ray refuses; WorkerLost if a node was lost before its
-    workers were ready, AdoptionTimeout if nodes are not ready in time.
-    """
+    """Workers on the nodes of the cluster that a config names, or of one started here; see ``Here``."""
 
     def __init__(self, run: Run[Any]) -> None:
         self.update_map: dict[str, str] | None = None  # TorchRL refuses one where it has no schemes
@@ -60,11 +55,8 @@ class Cluster:
         ladder: EpsilonLadder | None,
         maker: Callable[[EnvConfig], EnvBase],
     ) -> BaseCollector:
-        """Workers that make the transitions of a stock collector.
-
-        With ``collector=sync`` a batch is one rollout for each worker of ``cluster.min_nodes`` nodes, all of
-        the newest version. With ``collector=async`` it is one rollout of one worker. A ladder is that of each
-        node's workers.
+        """Workers that make a stock collector's transitions. A batch is a rollout of each worker of
+        ``cluster.min_nodes`` nodes, of the newest version; with ``collector=async`` a rollout of one worker.
         """
         config, spaces = self._run.config, self._run.spaces
         settings, num_envs = config.collector, config.env.num_envs
@@ -158,10 +150,7 @@ class TellNodes:
 
 
 def crew_of(run: Run[Any]) -> Crew | None:
-    """The crew of a run; None for one that keeps no agents, and resumes none that did.
-
-    A run that keeps its agents writes the name into its folder, and the run that resumes it has that name.
-    """
+    """The crew named in this run's folder, or in that of the run it resumes; None if it keeps no agents."""
     cluster, name, file = run.config.cluster, _name_in(run.config.resume), run.file(CREW)
     if not cluster.keep_agents:
         return None if name is None else Crew(name)

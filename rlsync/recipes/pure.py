@@ -181,12 +181,8 @@ def gradients(
 
 class PureStepper(OptimizationStepper):
     """Takes the place of a trainer's own stepper, and computes losses and gradients as functions of tensors.
-
-    It takes TorchRL's way, and says why, if ``make`` raises NotServed, and while somebody else has a hook on
-    the losses or the gradients, which would not be called: it looks before each batch. Both ways read and
-    write the same tensors, draw the same noise, and give the same results but for rounding.
-
-    With ``graphs`` each phase is one graph. With ``bfloat16`` losses are computed under autocast.
+    While somebody else has a hook on these, or if ``make`` raises NotServed, it takes TorchRL's way and says
+    why. Both ways write the same tensors and draw the same noise. With ``graphs`` each phase is one graph.
     """
 
     def __init__(
@@ -277,10 +273,7 @@ class PureStepper(OptimizationStepper):
 
 
 class Graphs:
-    """Compiles the gradients of each phase when they are asked for first, for batches of these shapes.
-
-    If that fails, or a batch has other shapes, there is one warning, and gradients are computed without.
-    """
+    """Compiles each phase's gradients at its first use. If that fails, or shapes change, it warns once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -139,12 +139,7 @@ def statistics_in(run: Path) -> RunStatistics | None:
 
 
 def statistics_schema() -> dict[str, Any]:
-    """The JSON schema of ``statistics.json``, draft 2020-12.
-
-    Example:
-        >>> statistics_schema()["properties"]["version"]
-        {'type': 'integer', 'description': 'newest published version'}
-    """
+    """The JSON schema of ``statistics.json``, draft 2020-12."""
     types = {
         "int": "integer",
         "float": "number",

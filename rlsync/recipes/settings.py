@@ -14,16 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import (
-    WIDTHS,
-    above_zero,
-    fraction,
-    in_buffer,
-    kept,
-    learning_rate,
-    not_below_zero,
-    one_of,
-)
+from rlsync.recipes import bounds
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
 
@@ -84,23 +75,25 @@ class CollectorConfig:
     """
 
     #: Which of TorchRL's process collectors: sync or async.
-    kind: str = one_of("sync", "async", IN_PROCESS)
+    kind: str = bounds.one_of("sync", "async", IN_PROCESS)
     #: Number of worker processes. Default: 2, for a machine with two cores.
-    num_workers: int = above_zero(2)
+    num_workers: int = bounds.above_zero(2)
     #: Frames in one batch, from all workers together. Each recipe sets its own value; this is that of
     #: recipe=ppo. Give at least num_workers x env.num_envs.
-    frames_per_batch: int = kept(above_zero(2048), "schedules and triggers count batches of that size")
+    frames_per_batch: int = bounds.kept(
+        bounds.above_zero(2048), "schedules and triggers count batches of that size"
+    )
     #: How a worker takes new weights from the board. alias (the default): it uses the memory of the board,
     #: and nothing is copied. copy: it copies them, for code that keeps the address of a parameter. Compiled
     #: policies always copy.
-    adopt: str = one_of("alias", "copy")
+    adopt: str = bounds.one_of("alias", "copy")
     #: Seconds that all workers may take to start, most of which they make their environments. The run then
     #: ends, and names the worker that is not ready, and where it hangs. Default: five minutes.
-    start_timeout_s: float = above_zero(300.0)
+    start_timeout_s: float = bounds.above_zero(300.0)
     #: Seconds after which the run ends if a worker gives no sign of life. Give more than the longest rollout
     #: takes. Default: five minutes. null: wait for ever. A dead worker ends the run at once, whatever stands
     #: here.
-    silent_timeout_s: float | None = above_zero(300.0)
+    silent_timeout_s: float | None = bounds.above_zero(300.0)
     #: The device on which a worker's policy acts: one for all workers, or a list with one for each, such as
     #: [cuda:0, cuda:1]. Environments stay on the CPU, and frames reach the learner through host memory.
     #: Default: cpu.
@@ -112,34 +105,34 @@ class ClusterConfig:
     """The machines that workers act on: this one, or the nodes of a Ray cluster."""
 
     #: Where workers act: none, on this machine; ray, on the nodes of a Ray cluster.
-    kind: str = one_of(THIS_MACHINE, "ray")
+    kind: str = bounds.one_of(THIS_MACHINE, "ray")
     #: HOST:PORT of the head node of a running cluster, of which this machine is a node; auto for one that was
     #: started on this machine. null: the run starts a Ray of its own on this machine, and ends it.
     address: str | None = None
     #: Worker processes on each node. null: collector.num_workers.
-    workers_per_node: int | None = above_zero(None)
+    workers_per_node: int | None = bounds.above_zero(None)
     #: What a node's agent takes of Ray's resources, by name, for example {rollouts: 1}. A node that has less
     #: gets no workers. By default every node gets some. Agents take no CPUs of Ray's; their workers use them
     #: nevertheless.
     resources: dict[str, Any] = field(default_factory=dict)
     #: Which nodes get workers: all, or others, which leaves the learner's node out.
-    placement: str = one_of("all", "others")
+    placement: str = bounds.one_of("all", "others")
     #: Number of nodes that must be there before the run begins. More may join at any time.
-    min_nodes: int = above_zero(1)
+    min_nodes: int = bounds.above_zero(1)
     #: Rollouts of a node that may be on their way, or wait for the learner, at once. When these are used up
     #: and the node's slots are full, its workers wait.
-    credits: int = above_zero(2)
+    credits: int = bounds.above_zero(2)
     #: Seconds after which a node is given up if its agent gives no answer. The agent is then killed and
     #: started again.
-    node_timeout_s: float = above_zero(30.0)
+    node_timeout_s: float = bounds.above_zero(30.0)
     #: Seconds that a node may take until its workers are ready.
-    start_timeout_s: float = above_zero(300.0)
+    start_timeout_s: float = bounds.above_zero(300.0)
     #: Whether agents and their workers outlive a learner that was killed. The run that resumes this one takes
     #: them over. With false they end with their learner, and a resumed run ends those that it finds. Needs
     #: cluster.address.
     keep_agents: bool = False
     #: Seconds that agents without a learner wait for the next one. Then they end.
-    learner_timeout_s: float = above_zero(600.0)
+    learner_timeout_s: float = bounds.above_zero(600.0)
 
     @property
     def here(self) -> bool:
@@ -151,9 +144,9 @@ class LoggerConfig:
     """Where metrics go, and the smallest number of frames between two points of a curve."""
 
     #: Where metrics go: csv, tensorboard, wandb or none.
-    kind: str = one_of("csv", *LOGGER_PACKAGES, "none")
+    kind: str = bounds.one_of("csv", *LOGGER_PACKAGES, "none")
     #: Smallest number of frames between two points of a curve. Default: 1, a point for every batch.
-    every_frames: int = above_zero(1)
+    every_frames: int = bounds.above_zero(1)
     #: More arguments for TorchRL's logger; by default there are none.
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -163,12 +156,12 @@ class EvaluationConfig:
     """A separate process of low priority that evaluates one version after the other."""
 
     #: Least number of frames between two evaluations; 0: none.
-    every_frames: int = not_below_zero(0)
+    every_frames: int = bounds.not_below_zero(0)
     #: Episodes in one evaluation, up to eight at once.
-    episodes: int = above_zero(8)
+    episodes: int = bounds.above_zero(8)
     #: Every how many evaluations one is filmed, its first episode, as videos/version_NUMBER.gif; null: none.
     #: The best version so far is always filmed then, as best.gif. Needs rlsync[video].
-    video_every: int | None = above_zero(None)
+    video_every: int | None = bounds.above_zero(None)
 
 
 @dataclass
@@ -182,28 +175,28 @@ class RecipeConfig:
     #: The name of the recipe. Choose it with recipe=..., which also sets its keys, and not here.
     name: str = "ppo"
     #: Frames to collect. The run ends here at the latest.
-    total_frames: int = above_zero(150_000)
+    total_frames: int = bounds.above_zero(150_000)
     #: The run ends when the newest greedy evaluation has this mean return; without evaluations, when the
     #: newest episodes have it. null: never. Which return is good depends on the environment: configs/tuned
     #: has those that are known.
     target_return: float | None = None
     #: Number of newest finished episodes in that mean, where there are no evaluations.
-    target_episodes: int = above_zero(20)
+    target_episodes: int = bounds.above_zero(20)
     #: Learning rate of Adam at the start.
-    lr: float = learning_rate(2e-3)
+    lr: float = bounds.learning_rate(2e-3)
     #: Lower the learning rate linearly to a twentieth.
-    anneal_lr: bool = kept(True, SCHEDULE)
+    anneal_lr: bool = bounds.kept(True, SCHEDULE)
     #: Discount: rewards a hundred steps ahead still count for a third.
-    gamma: float = in_buffer(fraction(0.99), "gamma")
+    gamma: float = bounds.in_buffer(bounds.fraction(0.99), "gamma")
     #: Frames in one optimizer step, drawn from the replay buffer.
-    batch_size: int = above_zero(128)
+    batch_size: int = bounds.above_zero(128)
     #: Largest norm of the gradient.
-    clip_norm: float = above_zero(0.5)
+    clip_norm: float = bounds.above_zero(0.5)
     #: Whether an update is compiled, which takes the first one half a minute, and less where it was done
     #: before. auto: if a run on a CPU with a C++ compiler has at least 50,000 updates; on; off.
-    compile: str = one_of("auto", "on", "off")
+    compile: str = bounds.one_of("auto", "on", "off")
     #: In which dtype losses are computed, float32 or bfloat16. Weights and the optimizer keep float32.
-    update_dtype: str = one_of("float32", BFLOAT16)
+    update_dtype: str = bounds.one_of("float32", BFLOAT16)
     _recipe_: str | None = None
 
     #: Whether its updates are functions of tensors, which compile and update_dtype are for.
@@ -277,17 +270,17 @@ class PPOConfig(RecipeConfig):
     in_stock_collectors: ClassVar[bool] = True
 
     #: Widths of the hidden layers. Actor and critic have such layers each, and share none.
-    hidden: list[int] = field(default_factory=lambda: [64, 64], metadata=WIDTHS)
+    hidden: list[int] = field(default_factory=lambda: [64, 64], metadata=bounds.WIDTHS)
     #: Number of passes over each batch.
-    num_epochs: int = above_zero(4)
+    num_epochs: int = bounds.above_zero(4)
     #: Lambda of generalised advantage estimation: 1 uses the returns alone, 0 the critic alone.
-    gae_lambda: float = in_buffer(fraction(0.95), "lmbda")
+    gae_lambda: float = bounds.in_buffer(bounds.fraction(0.95), "lmbda")
     #: How far the probability ratio may move before it is clipped; 0.2 as in the paper.
-    clip_epsilon: float = in_buffer(above_zero(0.2), "clip_epsilon")
+    clip_epsilon: float = bounds.in_buffer(bounds.above_zero(0.2), "clip_epsilon")
     #: Weight of the entropy bonus; 0: none, since CartPole needs no more exploration than sampling gives.
-    entropy_coeff: float = in_buffer(not_below_zero(0.0), "entropy_coeff")
+    entropy_coeff: float = bounds.in_buffer(bounds.not_below_zero(0.0), "entropy_coeff")
     #: Weight of the critic's loss.
-    critic_coeff: float = in_buffer(not_below_zero(0.5), "critic_coeff")
+    critic_coeff: float = bounds.in_buffer(bounds.not_below_zero(0.5), "critic_coeff")
     #: A separate process of low priority that plays greedily while the run goes on. It writes evaluations.csv
     #: and best.pt.
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -312,7 +305,7 @@ class Config:
 
     #: Seeds torch, numpy, and every worker's environments; the same by default, so that a run can be
     #: repeated.
-    seed: int = not_below_zero(0)
+    seed: int = bounds.not_below_zero(0)
     #: A run folder or a checkpoint folder to resume from; null: start anew. All other keys then have the
     #: values of that run's config.yaml; give only those that you want to change. See docs/how_to/resume.md.
     resume: str | None = None
@@ -325,12 +318,12 @@ class Config:
     #: Frames between two checkpoints; null: a twentieth of recipe.total_frames, and at least half a minute.
     #: One is also written at the end of a run, also if it ends by Ctrl-C, SIGTERM, a lost worker or another
     #: error. Only a run that is killed (SIGKILL) loses frames: at most this many.
-    checkpoint_every_frames: int | None = above_zero(None)
+    checkpoint_every_frames: int | None = bounds.above_zero(None)
     #: Seconds after Ctrl-C or SIGTERM until worker processes that hold the learner up, because they are
     #: stopped or hang in an environment, are killed; the run then ends as ever, with a checkpoint. Their last
     #: rollout is lost. Longer than a batch takes to be collected. null: wait for them until
     #: collector.silent_timeout_s.
-    stop_within_s: float | None = above_zero(60.0)
+    stop_within_s: float | None = bounds.above_zero(60.0)
     env: EnvConfig = field(default_factory=EnvConfig)
     collector: CollectorConfig = field(default_factory=CollectorConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

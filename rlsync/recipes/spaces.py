@@ -74,10 +74,7 @@ class Spaces:
         return space.low.to(torch.float32), space.high.to(torch.float32)
 
     def half_ranges(self) -> torch.Tensor:
-        """Half of the range of each number in an action, float32: papers have 1.
-
-        ``[actions]``, or ``[]`` where all are equal: checkpoints of most environments have one number.
-        """
+        """Half of the range of each number in an action, or of all at once; papers have 1."""
         low, high = self.bounds()
         halves = (high - low) / 2
         return halves[0] if bool((halves == halves[0]).all()) else halves
@@ -116,10 +113,7 @@ class Takes:
         return f"{seen} and {kinds[self.actions]}"
 
     def probe(self, config: EnvConfig) -> Spaces:
-        """Make one environment in this process, look at it, and close it.
-
-        ConfigError if it cannot be made, or is none of those that the recipe takes.
-        """
+        """Look at one environment, made in this process; a ConfigError if the recipe cannot take it."""
         drawn = isinstance(config, RenderedConfig)
         if isinstance(config, AtariConfig) or (drawn and not self.pictures):
             raise self._refused(config.id, "it gives pixels")

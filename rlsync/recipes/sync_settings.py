@@ -73,12 +73,7 @@ class SyncConfig:
 
 
 def trigger(when: WhenConfig) -> Trigger:
-    """The trigger that a config describes, or the ConfigError that it describes none.
-
-    Example:
-        >>> str(trigger(WhenConfig(every=10, unit="seconds", steps_ahead=50)))
-        '(every 10 seconds | more than 50 optim_steps ahead)'
-    """
+    """The trigger that a config describes, or the ConfigError that it describes none."""
     refuse(trigger_errors(when))
     return reduce(or_, (make() for make in _makers(when)))
 

@@ -29,10 +29,7 @@ class Iteration:
 
 
 def rounds(config: Config) -> Iterator[Iteration]:
-    """All rounds of a run that is not ended early: the last batch reaches ``total_frames``.
-
-    ConfigError if the recipe cannot tell how many optimizer steps follow a batch.
-    """
+    """All rounds of a run that is not ended early; ConfigError if the recipe has no plan of its steps."""
     recipe, updates = config.recipe, 0
     for frames in _batches(config):
         due = recipe.updates_after(config, frames, updates)
@@ -54,16 +51,9 @@ def _batches(config: Config) -> range:
 
 
 def publishes(when: Trigger, run: Iterable[Iteration]) -> Iterator[float]:
-    """The versions that a run publishes after its first one: each by the frames collected until then.
-
-    The trigger is asked where ``SyncWeights`` asks it: after an optimizer step if it counts these, and after
-    a batch if it counts anything else. The steps of a round are taken to lie evenly between its frames.
-    Nothing is said of a trigger that looks at the time.
-
-    Example:
-        >>> from rlsync import Every
-        >>> list(publishes(Every(3, "optim_steps"), [Iteration(100, 4), Iteration(200, 8)]))
-        [75.0, 150.0]
+    """The versions that a run publishes after its first one, each by the frames collected until then. The
+    trigger is asked after an optimizer step if it counts these, and after a batch if it counts anything else;
+    the steps of a round lie evenly between its frames. Nothing is said of one that looks at the time.
     """
     units, last, before = when.units(), Counters(), Iteration(0, 0)
     for batches, after in enumerate(run):
@@ -115,17 +105,7 @@ class Timeline:
 
 
 def timeline(config: Config) -> Timeline:
-    """The plan of a run; ConfigError if the recipe does not tell enough, see :func:`rounds`.
-
-    Example:
-        >>> from rlsync.recipes.settings import CollectorConfig
-        >>> from rlsync.recipes.sac import SACConfig
-        >>> plan = timeline(Config(recipe=SACConfig(), collector=CollectorConfig(frames_per_batch=100)))
-        >>> [(phase.name, phase.first_frame, phase.updates) for phase in plan.phases]
-        [('prefill', 0, 0), ('learning', 1000, 99000)]
-        >>> [(phase.name, phase.fewest, phase.most) for phase in timeline(Config()).phases]  # ppo
-        [('learning', 64, 64)]
-    """
+    """The plan of a run; ConfigError if the recipe does not tell enough, see :func:`rounds`."""
     if _batches(config)[_MOST_ROUNDS:]:
         what = f"a plan of more than {_MOST_ROUNDS:,} rounds takes too long to make"
         raise ConfigError(what, f"recipe.total_frames={config.recipe.total_frames}", "give fewer frames")

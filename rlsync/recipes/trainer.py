@@ -21,12 +21,7 @@ from rlsync.core.errors import ConfigError, first_line
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.checks import more_frames
-from rlsync.recipes.hooks import (
-    EpisodeReturns,
-    StalenessHistogram,
-    StatisticsHook,
-    StopIfNotFinite,
-)
+from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StatisticsHook, StopIfNotFinite
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS, VERSIONS
@@ -68,11 +63,8 @@ def trainer_settings(run: Run[Any]) -> dict[str, Any]:
 
 
 def register_hooks(trainer: Trainer, run: Run[Any], *, stop_at_return: bool = True) -> EpisodeReturns:
-    """Register the hooks that every recipe on stock collectors has, and on transitions from a cluster.
-
-    They are those of :func:`register_sync`, what watches the workers (on a cluster, tells of its nodes), and
-    the one that is returned. It logs returns, and with ``stop_at_return`` it ends the run when the returns of
-    its own episodes reach ``recipe.target_return``.
+    """Register those of :func:`register_sync`, what watches the workers, and the returned one, which logs
+    returns and, with ``stop_at_return``, ends the run at ``recipe.target_return``.
     """
     register_sync(trainer, run)
     target = run.recipe.target_return if stop_at_return else None
@@ -83,10 +75,8 @@ def register_hooks(trainer: Trainer, run: Run[Any], *, stop_at_return: bool = Tr
 
 
 def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
-    """Register what every recipe has, whatever its collector; returns the hook that publishes.
-
-    It publishes by the config's sync map. The others log what publishing cost, how old the frames were and
-    who waited for whom, write the run's statistics, and end the run before a step that is not finite.
+    """Register and return the hook that publishes by the config's map, and those that log its cost, ages and
+    waits, write statistics, and end the run before a step that is not finite.
     """
     forget_logged(trainer)
     if run.config.checkpoint_every_frames is None:
@@ -133,11 +123,7 @@ def rest_between_checkpoints(trainer: Trainer) -> None:
 
 
 def policy_player(run: Run[Any], policy: TensorDictModuleBase, *, deterministic: bool) -> CheckpointPlayer:
-    """What ``rlsync eval`` plays with, for a policy that workers on stock collectors act with.
-
-    If the sync map declares a dtype, the policy gets it. With ``deterministic`` it takes the likeliest action
-    in place of drawing one.
-    """
+    """What ``rlsync eval`` plays with, in the map's dtype; ``deterministic`` takes the likeliest action."""
     acts, spaces = workers_policy(run.config.sync, policy), run.spaces
     acting = PolicyPlayer(
         acts,
@@ -155,19 +141,8 @@ _ACCELERATORS: Mapping[str, Any] = {"torch_cuda": torch.cuda, "torch_xpu": torch
 
 
 class RandomState(GlobalRNGState):
-    """The random numbers of Python, numpy, torch and its accelerators, as far as this machine has these.
-
-    TorchRL's class refuses a checkpoint with the random numbers of a GPU where there is none, or where there
-    are fewer. A resumed run may have other devices, so this one leaves those out that are not here.
-
-    Source: torchrl.checkpoint.GlobalRNGState, whose checkpoints it reads and writes.
-
-    Example:
-        >>> state = RandomState().state_dict()
-        >>> drawn = torch.rand(1)
-        >>> RandomState().load_state_dict(state)
-        >>> torch.equal(torch.rand(1), drawn)
-        True
+    """TorchRL's GlobalRNGState for checkpoints whose devices may differ: random numbers of accelerators that
+    are not here are left out, where TorchRL's class refuses the checkpoint.
     """
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -183,10 +158,8 @@ class RandomState(GlobalRNGState):
 
 
 def make_logger(config: Config) -> Logger | None:
-    """The logger that a config names; None if it names none, or if there is no run folder to write to.
-
-    A Weights & Biases run is also told all other keys, and goes on in place of the run that ``resume`` names.
-    ConfigError if the logger refuses its arguments or cannot start: no worker runs yet.
+    """The logger that a config names, or None; a Weights & Biases run is told all keys, and goes on in place
+    of the one that ``resume`` names. ConfigError if it cannot start: no worker runs yet.
     """
     kind, run_dir, kwargs = config.logger.kind, config.run_dir, config.logger.kwargs
     if run_dir is None or kind == "none":

@@ -94,10 +94,7 @@ class Acting:
 
 
 def _speaking(call: Call, policy: nn.Module) -> Call:
-    """The call, whose outputs are those of all parts of the policy if it returns only a choice.
-
-    Other weights often lead to the same choice.
-    """
+    """The call, with the outputs of all parts of a policy that returns only a choice: choices often agree."""
     if any(output.dtype.is_floating_point for output in call(True)):
         return call
 
@@ -121,10 +118,8 @@ def _speaking(call: Call, policy: nn.Module) -> Call:
 def examined(
     modules: Mapping[str, nn.Module], call: Call, *, alias: Collection[str], within: nn.Module | None = None
 ) -> Acting:
-    """Which leaves of some destinations act.
-
-    ``alias`` names the destinations that adopt by alias. Those that are no part of ``within``, what ``call``
-    calls, are not examined.
+    """Which leaves of some destinations act; those in ``alias`` adopt by alias. Only parts of ``within``,
+    which ``call`` calls, are examined.
     """
     idle: dict[str, Sequence[str]] = {}
     unknown: dict[str, str] = {}
@@ -162,11 +157,9 @@ def _examined(
 
 
 def idle_leaves(module: nn.Module, where: str, call: Call, *, alias: bool) -> tuple[tuple[str, ...], str]:
-    """The parameters of ``module`` on which no output of ``call`` depends, or why nobody can tell.
-
-    The values are brought in as a version is: by alias or by copy. All parameters hold fixed numbers that are
-    not zero, and one of them at a time holds others. Afterwards their memory and values are what they were;
-    call it in :func:`undisturbed` for the rest.
+    """The parameters of ``module`` on which no output of ``call`` depends, or why nobody can tell. All
+    parameters hold fixed numbers that are not zero, and one of them at a time holds others. Afterwards their
+    memory and values are what they were; call it in :func:`undisturbed` for the rest.
     """
     wanted = [s for s in Leaves(module, where).specs() if s.kind == "parameter" and s.dtype.is_floating_point]
     specs = [spec for spec in wanted if spec.payload_bytes]
@@ -232,10 +225,7 @@ class _Probe:
         return self._digest() == self._outputs
 
     def still(self, leaves: Sequence[int]) -> list[int]:
-        """Those of the leaves with whose other values alone the outputs are what they were.
-
-        After so many calls the rest is believed to act: workers must begin.
-        """
+        """Those of the leaves that alone change no output. After so many calls the rest is taken to act."""
         if self._calls > _AT_MOST:
             return []
         if len(leaves) <= _MANY:
@@ -320,10 +310,7 @@ def _own_values(target: Target, *, alias: bool) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Afterwards random numbers, and the buffers and attributes of ``module``, are what they were.
-
-    Parameters are left to the block.
-    """
+    """Afterwards random numbers, and buffers and attributes of ``module``, are what they were."""
     numbers = _random_states()
     restores: list[Callable[[], object]] = []
     for part in module.modules():

@@ -19,8 +19,8 @@ from rlsync.sync.acts import undisturbed
 from rlsync.sync.resolve import BoundRoute
 from rlsync.sync.sample import Image, Judgement, PartCall, Sample, selected
 from rlsync.tensors.layout import dtype_named
+from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
 from rlsync.tensors.sharded import is_sharded
-from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
 
 #: By dtype: how far outputs may be apart, relative to the largest one, where both sides compute alike.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -141,10 +141,7 @@ def _judged(sample: Sample, call: PartCall, route: BoundRoute, images: Sequence[
 
 
 def _weights(sample: Sample, route: BoundRoute, image: Image, below: str) -> dict[str, Tensor]:
-    """The leaves of a part of the source as they are in an image, or where that lacks them, as they are now.
-
-    With the worker's own buffers and excluded leaves, where it has them.
-    """
+    """A part of the source's leaves as they are in an image, or where it lacks them, as they are now."""
     stem = f"{route.prefix}." if route.prefix else ""
     sent = {one.leaf.name: one.key for one in route.sent}
     kept = sample.held.get(route.destination, {})

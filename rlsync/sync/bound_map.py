@@ -237,10 +237,8 @@ class VersionCopy:
 
 
 class VersionCopies:
-    """Copies the newest version of a map for those who need it for longer than until the next publish.
-
-    A board keeps the newest version, from which it is copied when it is asked for. Other transports keep
-    none: there, every publish makes a copy more.
+    """Copies the newest version of a map for those who need it for longer than until the next publish: from a
+    board when asked; other transports keep none, so there every publish makes a copy more.
     """
 
     def __init__(self, bound_map: BoundMap) -> None:

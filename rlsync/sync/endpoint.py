@@ -47,10 +47,7 @@ class Endpoint(Protocol):
         """Whether a publish that leaves out leaves of a destination would wait for ever."""
 
     def connect(self, publish_default: Callable[[], object]) -> None:
-        """Begin: from now on workers adopt what is published here.
-
-        ``collector.update_policy_weights_()`` without weights calls ``publish_default``.
-        """
+        """Begin: ``collector.update_policy_weights_()`` without weights calls ``publish_default``."""
 
     def locate(self, path: Path, where: str) -> Key:
         """The destination that ``path`` is in, and the leaf prefix below it; else DestinationNotFound."""
@@ -68,7 +65,4 @@ class Endpoint(Protocol):
         """Wait until all workers act with the newest version; WorkerLost, AdoptionTimeout."""
 
     def verification(self) -> Verification:
-        """What compares the weights that act with those that were published.
-
-        ConfigError: the workers of this collector cannot be asked, or somebody asks them already.
-        """
+        """What compares what acts with what was published; ConfigError if workers cannot be asked."""

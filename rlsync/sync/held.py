@@ -14,8 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from rlsync.core.plan import DROPS
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest
+from rlsync.tensors.leaves import is_tensordict, is_tensordict_params, unwrap
 from rlsync.tensors.sharded import is_sharded
-from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
 
 #: What every module has, besides ``training``: stores, hooks and marks of torch's own.
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
@@ -23,10 +23,8 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 @torch.no_grad()
 def own_shared_memory(acts: object, name: str) -> list[str]:
-    """Give what ``acts`` holds besides its leaves memory of this process, where the learner has it, too.
-
-    Tensors that travel to another process share their memory with the process that sent them. Returns the
-    names of those that were copied.
+    """Give what ``acts`` holds besides its leaves memory of this process: tensors that travel to another
+    process share theirs with the sender's. Returns the names of those that were copied.
     """
     leaves = set()
     if isinstance(acts, nn.Module):
@@ -70,10 +68,7 @@ def settings_of(module: object, where: str) -> dict[str, str]:
 
 
 def unlike(theirs: Mapping[str, str], prefix: str, source: object, where: str) -> Iterator[tuple[str, str]]:
-    """Each setting below a prefix that differs from the source's, with what differs in words.
-
-    Of a mode, only the outermost module is named.
-    """
+    """Each setting below a prefix that differs from the source's, in words; modes: outermost only."""
     dotted, mine = f"{prefix}." if prefix else "", settings_of(source, where) if theirs else {}
     differing = {path for path, text in mine.items() if theirs.get(dotted + path, text) != text}
     for path in sorted(differing):

@@ -60,12 +60,7 @@ class StopsWaiting(Protocol):
 
 
 def ending(exit_code: int) -> str:
-    """An exit code of :mod:`multiprocessing`, in words; a negative one is the number of a signal.
-
-    Example:
-        >>> ending(-9), ending(-40), ending(1)
-        ('killed by SIGKILL', 'killed by signal 40', 'exited with status 1')
-    """
+    """An exit code of :mod:`multiprocessing`, in words: -9 is "killed by SIGKILL"."""
     if exit_code == UNKNOWN:
         return f"exited with status {exit_code}, or lost its fork server"
     if exit_code >= 0:
@@ -81,12 +76,9 @@ def await_ready(
     last_words: Callable[[int], str] = lambda _: "",
     doing: Callable[[int], str] = lambda _: "",
 ) -> None:
-    """Wait until every worker process has said that it is ready.
-
-    ``ready(worker, seconds)`` waits at most that long, and returns whether the worker, by its place in
-    ``processes``, is ready. WorkerLost at once if one ends, whatever the others do; ``last_words`` says why,
-    if it left any. AdoptionTimeout if one is not ready in time, ``timeout_s`` for all of them together;
-    ``doing`` says what it does instead, if that is known. ``None`` waits without a limit for those that live.
+    """Wait until ``ready(worker, seconds)`` is true for every process. WorkerLost at once if one ends, with
+    its ``last_words``. AdoptionTimeout, with what one is ``doing``, after ``timeout_s`` for all; None: no
+    limit.
     """
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     waiting = dict(enumerate(processes))
@@ -126,13 +118,7 @@ _COUNTED_BETWEEN_LOOKS = 0.25
 
 
 class Silence:
-    """Counts for how long workers were seen to give no sign of life.
-
-    Example:
-        >>> silence = Silence(timeout_s=60.0)
-        >>> silence.look({0: 0.1, 1: 3600.0})  # seen for the first time
-        []
-    """
+    """Counts for how long workers were seen to give no sign of life."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -140,11 +126,7 @@ class Silence:
         self._silent_s: dict[int, float] = {}
 
     def look(self, ages_s: Mapping[int, float]) -> list[int]:
-        """The workers that were silent for longer than the timeout.
-
-        ``ages_s`` has by worker the seconds since its last sign of life. What was counted for workers that
-        are not in it is forgotten.
-        """
+        """Workers silent for too long. ``ages_s``: seconds since a sign of life; others are forgotten."""
         now = time.monotonic()
         since_s = 0.0 if self._looked_at is None else now - self._looked_at
         counted_s = min(since_s, self.timeout_s * _COUNTED_BETWEEN_LOOKS)
@@ -196,20 +178,15 @@ def _of_this_process() -> _Open:
 
 
 def end_with_program(collector: WorkerProcesses) -> None:
-    """End the workers of ``collector`` when this process exits, unless they have ended by then.
-
-    It changes nothing before: the collector is deleted or shut down as ever, and an error that the program
-    handles, or that leaves an interactive interpreter running, ends no worker. ``collector`` may be under
-    construction, before its workers are started. A second call does nothing.
+    """End the workers of ``collector`` when this process exits, unless they have ended by then; before that
+    it changes nothing. ``collector`` may be under construction. A second call does nothing.
     """
     _of_this_process().collectors.add(collector)
 
 
 def close_with_program(closable: Closable) -> None:
-    """Shut ``closable`` down when this process exits, after the workers have ended.
-
-    TorchRL's schemes do so only when they are deleted. If that is after Python's last thread, their queue
-    waits for ever for a thread that cannot start.
+    """Shut ``closable`` down when this process exits, after the workers: a TorchRL scheme that is deleted
+    after Python's last thread waits for ever for a thread that cannot start.
     """
     _of_this_process().closables.add(closable)
 

@@ -25,10 +25,8 @@ Seen = Callable[[int, Layout, Sequence[Tensor | None]], None]
 
 
 class Publish:
-    """One publish: begun, filled, visible, recorded. :meth:`Publisher.begin` makes it, for a ``with`` block.
-
-    It has the ledger's next number from the beginning. The number is used up when the version is visible: a
-    block that fills nothing, is coalesced or raises leaves it to the next publish.
+    """One publish: begun, filled, visible, recorded; :meth:`Publisher.begin` makes it, for a ``with`` block.
+    It has the ledger's next number, which is used up when the version is visible, and else left to the next.
     """
 
     def __init__(self, publisher: Publisher, besides: Mapping[Key, Tensor]) -> None:
@@ -46,12 +44,9 @@ class Publish:
             self._publisher.ranks.tell(error)
 
     def fill(self, leaves: Mapping[Key, Tensor], steady: Collection[Key] = ()) -> int | None:
-        """Bring the leaves, and with them a whole version: what is not among them stays as it was. Returns
-        the version; ``None`` when it was coalesced.
-
-        The other ranks of the learner bring their parts of sharded leaves; a PublishError if one does not.
-        Nobody may write to those in ``steady`` before the publish is joined: they may be copied after this
-        returns.
+        """Bring the leaves, and with them a whole version: others stay as they were, and other ranks bring
+        their parts (PublishError if not). Returns the version; ``None`` when it was coalesced. Nobody may
+        write to those in ``steady`` before the publish is joined.
         """
         publisher = self._publisher
         if self._besides:
@@ -70,10 +65,8 @@ class Publish:
         return version
 
     def finish(self) -> None:
-        """Wait until the leaves that were put off are copied, and the version is visible.
-
-        PublishError: one was written to meanwhile. If the copy was over by then, the version is visible all
-        the same.
+        """Wait until the leaves that were put off are copied, and the version is visible. PublishError: one
+        was written to meanwhile; if the copy was over by then, the version is visible all the same.
         """
         transport = self._publisher.transport
         try:
@@ -204,14 +197,13 @@ class Publisher:
     def lay_out(self, leaves: Mapping[Key, Tensor]) -> tuple[Layout, Sequence[Key]]:
         """The transport's layout, made anew where these leaves need another one, and who owns its entries."""
         layout, same = self.transport.layout, leaves.keys() == self._last_keys
-        if layout is None or (not same and self._brings_others(leaves)) or self._tie_broken(leaves):
+        brought = {} if same else _by_destination(leaves)
+        others = any(self._brought.get(destination) != names for destination, names in brought.items())
+        if layout is None or others or self._tie_broken(leaves):
             layout = self._lay_out(leaves)
         if not same:
             self._last_keys = frozenset(leaves)
         return layout, self._owners
-
-    def _brings_others(self, leaves: Iterable[Key]) -> bool:
-        return any(self._brought.get(d) != names for d, names in _by_destination(leaves).items())
 
     def _tie_broken(self, leaves: Mapping[Key, Tensor]) -> bool:
         return any(

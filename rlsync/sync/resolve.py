@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 
-from rlsync.core.errors import (
-    AmbiguousSource,
-    ConfigError,
-    LayoutMismatch,
-    NothingToSync,
-    SourceNotFound,
-)
+from rlsync.core import errors
 from rlsync.core.path import Attr, Path, did_you_mean, nearest_name, parse, short, walk
 from rlsync.core.plan import BY_COPY, IDLE, MOVED, Route, Row, Source, SyncPlan, Verdict
 from rlsync.sync.acts import Acting
@@ -75,13 +69,13 @@ class BoundRoute:
 def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[BoundRoute]:
     """Resolve every entry; refuse a path that is wrong, untrained weights, and two entries that meet."""
     if not isinstance(sync_map, Mapping):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"a sync map is a mapping, got {type(sync_map).__name__}",
             short(sync_map),
             "write {'policy': 'loss_module.actor_network'}",
         )
     if not sync_map:
-        raise NothingToSync("the sync map is empty", "sync map", "name at least one destination")
+        raise errors.NothingToSync("the sync map is empty", "sync map", "name at least one destination")
     bound: list[BoundRoute] = []
     source_of: dict[str, str] = {}
     for number, (destination, source) in enumerate(sync_map.items(), start=1):
@@ -91,7 +85,7 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
         for comparison in route.comparisons:
             leaf = f"{stem}.{comparison.name}"
             if leaf in source_of:
-                raise AmbiguousSource(
+                raise errors.AmbiguousSource(
                     f"{leaf} has two sources",
                     f"{where}: {route.route.source}, and {source_of[leaf]}",
                     "let each leaf come from one place",
@@ -113,7 +107,7 @@ def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> No
             place = places[destination].get(name, (destination, name))
             there, source = taken.setdefault(place, (tensor, route.route.source))
             if source != route.route.source and memory_key(there) != memory_key(tensor):
-                raise AmbiguousSource(
+                raise errors.AmbiguousSource(
                     f"{destination}.{name} is the same memory as another leaf that is sent",
                     f"{route.route.source}, and {source}",
                     "let each leaf come from one place, and leaves that are tied from tied leaves",
@@ -146,13 +140,13 @@ def bind_route(
     route = Route(str(target), str(path), dtype, declared.exclude, declared.idle)
     try:
         live = _walk_source(root, path, where)
-    except SourceNotFound as error:
+    except errors.SourceNotFound as error:
         try:
             _walk_source(root, target, where)
-        except SourceNotFound:
+        except errors.SourceNotFound:
             raise error from None
         cure = f"the destination comes first: write {{{str(path)!r}: {str(target)!r}}}"
-        raise SourceNotFound(error.what, error.where, cure) from None
+        raise errors.SourceNotFound(error.what, error.where, cure) from None
     check_trained(root, path, where)
     leaves = Leaves(live, str(path), shards=True)
     found, prefix = endpoint.locate(target, where)
@@ -165,7 +159,7 @@ def bind_route(
         if not any(excluded(name, [pattern]) for name in either):
             near = did_you_mean(nearest_name(pattern, either))
             what, cure = f"no leaf is named like {pattern!r}", f"{near}leaves: {', '.join(either[:12])}"
-            raise LayoutMismatch(what, f"{where}, exclude or idle of {route.source}", cure)
+            raise errors.LayoutMismatch(what, f"{where}, exclude or idle of {route.source}", cure)
     by_name = dict(zip(names, leaves.leaves, strict=True))
     sent = [
         SentLeaf(
@@ -186,7 +180,7 @@ def bind_route(
 def _refuse_excluded(endpoint: Endpoint, destination: str, patterns: Sequence[str], where: str) -> None:
     for spec in endpoint.specs(destination) or ():
         if excluded(spec.name, patterns):
-            raise LayoutMismatch(
+            raise errors.LayoutMismatch(
                 f"{destination}.{spec.name} would not be sent, and the workers would wait for it for ever",
                 f"{where}, {endpoint.description}",
                 "send every leaf: leave exclude out, or use a collector that a BoardScheme serves",
@@ -199,7 +193,7 @@ def _compare(
     all_specs = endpoint.specs(destination)
     specs = leaves.specs()
     if any(tensor.is_meta for tensor in leaves.tensors()):
-        raise LayoutMismatch(
+        raise errors.LayoutMismatch(
             "the source is on the meta device and has no bytes",
             leaves.where,
             "materialise it first",
@@ -244,20 +238,17 @@ def _floating_name(dtype: object, where: str) -> str:
     except KeyError:
         floating = False
     if not floating:
-        raise ConfigError(f"{dtype!r} is no floating dtype", where, "for example dtype='bfloat16'")
+        raise errors.ConfigError(f"{dtype!r} is no floating dtype", where, "for example dtype='bfloat16'")
     return name
 
 
 def _walk_source(root: object, path: Path, where: str) -> object:
-    return walk(root, path, error=SourceNotFound, root_name="the trainer", where=where)
+    return walk(root, path, error=errors.SourceNotFound, root_name="the trainer", where=where)
 
 
 def check_trained(root: object, path: Path, where: str) -> None:
-    """Refuse a module of a loss whose trained weights are elsewhere.
-
-    A TorchRL loss keeps what it trains in ``<name>_params``. ``SACLoss.qvalue_network`` is the user's
-    module, untouched; in a deep-copied loss even ``actor_network`` is stale. The AmbiguousSource names the
-    ``_params`` path.
+    """Refuse a module whose trained weights are in ``<name>_params``, and name that path. ``qvalue_network``
+    of SACLoss is the user's module, untouched; a deep-copied loss has even a stale ``actor_network``.
     """
     for depth, segment in enumerate(path.segments):
         if not isinstance(segment, Attr):
@@ -270,7 +261,7 @@ def check_trained(root: object, path: Path, where: str) -> None:
         named = Path(path.segments[: depth + 1])
         module = _walk_source(root, named, where)
         if not _same_memory(module, trained):
-            raise AmbiguousSource(
+            raise errors.AmbiguousSource(
                 f"{named} does not hold the weights that are trained",
                 f"path {str(path)!r}, {where}",
                 f"name {named}_params, which does (leading dimensions included), or build the loss "

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from rlsync.sync.acts import undisturbed
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import dtype_name, dtype_named
-from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.wrappers import is_tensordict, is_tensordict_params, unwrap
+from rlsync.tensors.leaves import Leaves, is_tensordict, is_tensordict_params, unwrap
 from rlsync.transport.rules import Key
 
 #: The leaves of a version.

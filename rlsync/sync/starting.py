@@ -34,10 +34,8 @@ class StartLog:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Inside the block, what this process prints is kept, and then shown with the worker's number.
-
-        That holds for what code in C prints, too. If the process ends inside, the learner shows it. If the
-        block takes too long, the learner learns where this process hangs.
+        """Inside, what this process prints, also in C, is kept, then shown with the worker's number, by the
+        learner if this process ends. If it takes too long, the learner learns where it hangs.
         """
         try:
             file = SharedFile.open(self.address)
@@ -65,7 +63,7 @@ class StartLog:
             _point_output_at(kept)
             for fd in kept:
                 os.close(fd)
-            show(self.worker, _without_stack(_text(file)))
+            show(self.worker, _text(file).partition(_STACK)[0])
             file.resize(0)
             file.close()
 
@@ -123,10 +121,6 @@ def show(worker: int, text: str) -> None:
 
 def _text(file: SharedFile) -> str:
     return "" if file.fd < 0 else file.read(file.size_bytes(), 0).decode(errors="replace")
-
-
-def _without_stack(text: str) -> str:
-    return text.partition(_STACK)[0]
 
 
 def _point_output_at(fds: tuple[int, int]) -> None:

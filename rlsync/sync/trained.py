@@ -11,21 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from rlsync.core.errors import (
-    ConfigError,
-    LayoutMismatch,
-    NothingChanged,
-    NothingLearns,
-    SourceNotFound,
-    warn,
-)
+from rlsync.core import errors
 from rlsync.core.path import Path, walk
 from rlsync.core.plan import Route, listed
 from rlsync.sync.held import OF_EVERY_MODULE
 from rlsync.tensors.device import Covered
 from rlsync.tensors.digest import digest, writes
-from rlsync.tensors.leaves import Leaf, Leaves
-from rlsync.tensors.wrappers import uncompiled
+from rlsync.tensors.leaves import Leaf, Leaves, uncompiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +38,19 @@ class Training:
         groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
         return [(p, group) for group in groups for p in group["params"] if p in covered]
 
-    def why_nothing_learns(self, source: str, sent: Iterable[Tensor]) -> NothingLearns | None:
+    def why_nothing_learns(self, source: str, sent: Iterable[Tensor]) -> errors.NothingLearns | None:
         """Why the optimizers that hold what a source sends cannot change it; ``None`` if they can."""
         mine = self.of(sent)
         where = f"source {source}, {len(mine)} parameters in the optimizers"
         if mine and not any(p.requires_grad for p, _ in mine):
-            return NothingLearns(
+            return errors.NothingLearns(
                 f"an optimizer holds {source}, and none of its parameters requires a gradient",
                 where,
                 "call requires_grad_(True) on the module, or leave it out of the optimizer",
             )
         # A scheduler, which may begin at 0, writes initial_lr.
         if mine and all(float(group["lr"]) == 0 and "initial_lr" not in group for _, group in mine):
-            return NothingLearns(
+            return errors.NothingLearns(
                 f"the learning rate of {source} is 0", where, "give the optimizer another one"
             )
         return None
@@ -73,7 +65,7 @@ class Training:
         losses = self.losses().values()
         for depth in range(1, len(path.segments) + 1):
             part = Path(path.segments[:depth])
-            module = walk(root, part, error=SourceNotFound, root_name="the trainer")
+            module = walk(root, part, error=errors.SourceNotFound, root_name="the trainer")
             is_source = depth == len(path.segments)
             if isinstance(module, nn.Module) and (is_source or all(module is not loss for loss in losses)):
                 return str(part), module
@@ -107,7 +99,7 @@ def refuse_hidden(leaves: Leaves, training: Training) -> None:
         if not isinstance(tensor, Tensor) or tensor in known:
             continue
         if tensor in held or (tensor.is_leaf and tensor.requires_grad):
-            raise LayoutMismatch(
+            raise errors.LayoutMismatch(
                 f"{name} is trained, and is no parameter: nobody sends it",
                 f"source {leaves.where}, {type(leaves.root).__name__}",
                 "make it an nn.Parameter of the module, or put it into an nn.ParameterDict or "
@@ -139,7 +131,7 @@ def check_limit(publishes: int | None) -> None:
     """Refuse a limit of unchanged publishes that is neither ``None`` nor a whole number of at least 2."""
     whole = isinstance(publishes, int) and not isinstance(publishes, bool)
     if publishes is not None and (not whole or publishes < _LEAST):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"a number of publishes in a row is a whole number of at least {_LEAST}, got {publishes!r}",
             f"max_unchanged_publishes={publishes!r}",
             f"for example {UNCHANGED_PUBLISHES}; None never warns",
@@ -159,9 +151,8 @@ _FIRST_STEPS = 10
 
 
 class Gradients:
-    """Notices sent parameters that got no gradient in an optimizer's first steps, while others got some.
-
-    An optimizer of which no sent parameter gets a gradient is no alarm: its policy may wait for the critic.
+    """Notices sent parameters without a gradient in an optimizer's first steps, while others got some. If
+    none got one there is no alarm: the policy may wait for the critic.
     """
 
     def __init__(self, training: Training) -> None:
@@ -186,8 +177,8 @@ class Gradients:
         idle = Covered(p for p in mine if self._never(p))
         names = [leaf.name for leaf in leaves if leaf.read() in idle]
         if names and any(id(p) in self._graded for p in mine):
-            warn(
-                NothingLearns(
+            errors.warn(
+                errors.NothingLearns(
                     f"{len(names)} of {len(leaves)} sent parameters got no gradient in {_FIRST_STEPS} steps",
                     f"sync map {', '.join(map(str, routes))}; {listed(names, 3)}",
                     "let the loss depend on them, or freeze them with requires_grad_(False)",
@@ -210,18 +201,10 @@ class Gradients:
 
 
 class Unchanged:
-    """Watches the sources of a map, and warns if they stand still while the optimizers make steps.
-
-    The usual reason is that the map, or the optimizer, is on a copy. Only sources that require a gradient are
-    watched: target networks, frozen networks and constants may stand still. A publish counts only if an
-    optimizer step was made since the one before.
-
-    Autograd's write counters show cheaply that a source was written to. They do not see all writes, see
-    :func:`writes`. So before there is a warning, the values themselves are compared.
-
-    Sources that an optimizer holds and does not move, while it moves others, are taken to be frozen on
-    purpose, as an actor is while only its critic learns. It warns after ``after`` publishes in a row;
-    ``None`` never warns.
+    """Watches the sources of a map, and warns if those that require a gradient stand still for ``after``
+    publishes in a row, each after an optimizer step: usually map or optimizer are on a copy. Autograd's write
+    counters miss some writes, see :func:`writes`, so values are compared before a warning. Sources that an
+    optimizer holds and does not move, while it moves others, are taken to be frozen on purpose.
     """
 
     def __init__(self, after: int | None, training: Training) -> None:
@@ -286,14 +269,14 @@ class Unchanged:
             )
             if warning is not None:
                 self._warned = True
-                warn(warning)
+                errors.warn(warning)
             else:  # the counters are blind, or it is meant so: look again later, and half as often
                 self._still, self._suspect, self._patience = 0, None, 2 * self._patience
 
     def _values(self) -> Values:
         return Values(digest(self._watched().values()), [digest([p]) for p in self._training.parameters()])
 
-    def _judge(self, routes: Sequence[Route], before: Values, now: Values) -> NothingChanged | None:
+    def _judge(self, routes: Sequence[Route], before: Values, now: Values) -> errors.NothingChanged | None:
         parameters, names = self._training.parameters(), self._training.named()
         held = Covered(parameters)
         if len(before.held) != len(now.held):
@@ -307,7 +290,7 @@ class Unchanged:
             who_moves += ", and made no step"
         if lost:
             who_moves += f"; no optimizer holds {_listed(lost, names)}, which gets gradients"
-        return NothingChanged(
+        return errors.NothingChanged(
             f"{self._still} publishes in a row sent the same weights, although optimizer steps were made",
             f"sync map {', '.join(map(str, routes))}; {who_moves}",
             "one of them is a copy: name the module that is trained as the source, or give the parameters of "

@@ -107,13 +107,9 @@ def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str)
 
 
 class Verification:
-    """Asks the workers that read a publisher's transport what they act with.
-
-    While answers are out, every version that is published is digested, so that a worker may answer with any
-    of them. At other times a publish costs no more than without a verification. ``num_workers`` says how many
-    workers are asked, now, and ``called`` how a finding calls one, by its number. ConfigError if this
-    publisher's workers are being asked by another verification: two would share one question and accuse
-    falsely.
+    """Asks the workers that read a publisher's transport what they act with. While answers are out, every
+    published version is digested; at other times publishes cost no more. ConfigError if another verification
+    asks this publisher's workers: two would share one question and accuse falsely.
     """
 
     def __init__(
@@ -140,11 +136,7 @@ class Verification:
         self._judged: dict[int, Judgement] = {}
 
     def ask(self, judge: Judge | None = None) -> None:
-        """Ask every worker; what it was asked before is forgotten.
-
-        ``judge`` compares what a worker's policy computed with the image of its version, which is kept for
-        that.
-        """
+        """Ask every worker anew. ``judge`` compares what its policy computed with the version's image."""
         publisher = self._publisher
         publisher.join()
         self._published, self._open = {}, True
@@ -235,12 +227,9 @@ def answering(
     digests: Digests,
     sampling: Sampling | None = None,
 ) -> Iterator[int]:
-    """Around one rollout: answer the learner's question about the version that acts in it, if there is one.
-
-    Buffers are as published until forward() changes them, so they are digested before the rollout, and only
-    if it is the first one with this version (``fresh``). Parameters must still be as published after it.
-    ``answered`` is the number of the question that was answered last; the number of the one that is answered
-    when the rollout has ended is yielded. ``sampling`` leaves what the policy computes.
+    """Around one rollout: answer the learner's question about the version that acts in it, if there is one,
+    and yield its number. Buffers are digested before the rollout, only if it is the first with its version
+    (``fresh``), for forward() changes them; parameters must still be as published after it.
     """
     asked = subscriber.asked
     if asked in (0, answered):

@@ -62,10 +62,7 @@ class WorkersPublisher(Publisher):
         return collector
 
     def serve(self, collector: WorkerProcesses, destination: str) -> bool:
-        """Take ``destination`` of ``collector``; returns whether it is the collector's first one here.
-
-        PublishError: another collector is served already.
-        """
+        """Take ``destination``; whether it is this collector's first. PublishError: another collector."""
         if self._collector is not None and self._collector() is not collector:
             raise PublishError(
                 "this board already serves another collector",
@@ -78,10 +75,7 @@ class WorkersPublisher(Publisher):
         return first
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
-        """The leaves of ``destination`` in the workers, or ``None`` while nobody can tell.
-
-        LayoutMismatch: the workers do not agree.
-        """
+        """The leaves in the workers, None while nobody can tell; LayoutMismatch: they do not agree."""
         if destination not in self._specs:
             self._read_notes()
         if destination in self._specs or self.expected is None:
@@ -113,9 +107,8 @@ class WorkersPublisher(Publisher):
 
     @contextmanager
     def one_publish(self, destinations: Iterable[str] = ()) -> Iterator[None]:
-        """All sends inside are published as one version at the end, or not at all if one fails.
-
-        ``destinations`` are those that will be sent; DestinationNotFound if this board does not serve one.
+        """All sends inside to ``destinations``, which this board must serve, are published as one version at
+        the end, or not at all if one fails.
         """
         for wanted in destinations:
             if wanted not in self.destinations:
@@ -150,10 +143,8 @@ class WorkersPublisher(Publisher):
             )
 
     def send(self, destination: str, weights: object) -> None:
-        """Publish ``weights``, checked, for one destination; ``None`` means the learner's own.
-
-        These are what ``publish_default`` publishes, or else the collector's module for the destination; a
-        PublishError, if there is none. LayoutMismatch: the weights do not fit the leaves in the workers.
+        """Publish ``weights``, checked, for one destination; ``None``: what ``publish_default`` publishes, or
+        the collector's module for it. LayoutMismatch: they do not fit.
         """
         with self.one_publish():
             assert self._staged is not None
@@ -168,10 +159,7 @@ class WorkersPublisher(Publisher):
             self._staged.update(self.fitted(self._fit(destination), destination, weights))
 
     def send_over(self, destination: str, weights: Mapping[str, Tensor]) -> None:
-        """Publish a state dict by name for one destination; its other leaves keep their newest value.
-
-        Names that the workers do not have are left out. LayoutMismatch: the weights do not fit.
-        """
+        """Publish the leaves that the workers have of a state dict; others keep their newest value."""
         specs = self.specs(destination) or ()
         kept = {name: tensor for (of, name), tensor in held(self.transport).items() if of == destination}
         named = {spec.name for spec in specs}

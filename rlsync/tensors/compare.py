@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,9 +14,8 @@ from torch import Tensor, nn
 from rlsync.core.errors import LayoutMismatch
 from rlsync.core.plan import Verdict
 from rlsync.tensors.layout import LeafSpec, dtype_name
-from rlsync.tensors.leaves import Leaves, memory_key
+from rlsync.tensors.leaves import Leaves, is_tensordict, memory_key, uncompiled
 from rlsync.tensors.sharded import Sharding, any_sharded, is_sharded
-from rlsync.tensors.wrappers import is_tensordict, uncompiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,9 @@ def compare(
     source_tensors: Mapping[str, Tensor] | None = None,
     destination_tensors: Mapping[str, Tensor] | None = None,
 ) -> list[Comparison]:
-    """Compare two sets of leaves name by name.
-
-    Different shapes are a mismatch, even if they could be broadcast. A different dtype is a mismatch too,
-    unless it is ``cast_to``, which the route declares for floating-point leaves. Leaves whose names match a
-    glob pattern of ``exclude`` are left out. If one process holds the live tensors of both sides, leaves with
-    the same memory are aliased.
-
-    Example:
-        >>> weight = LeafSpec("weight", "parameter", (2, 1), torch.float32)
-        >>> wider = LeafSpec("weight", "parameter", (2, 3), torch.float32)
-        >>> str(compare([weight], [wider])[0].verdict)
-        'mismatch'
+    """Compare two sets of leaves name by name, but those whose names match a glob of ``exclude``. Another
+    shape is a mismatch, even if it could be broadcast; another dtype, too, unless it is ``cast_to``, which is
+    for floating-point leaves. With the live tensors of both sides, leaves with the same memory are aliased.
     """
     sent = {spec.name: spec for spec in source}
     found: list[Comparison] = []
@@ -119,13 +110,7 @@ def _sharded(comparison: Comparison, source: Mapping[str, Tensor]) -> Comparison
 
 
 def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
-    """Names of a tensordict or state dict, without the prefixes of wrappers if they then match better.
-
-    Example:
-        >>> w = [LeafSpec("0.weight", "parameter", (1,), torch.float32)]
-        >>> named_like(["module.0.weight"], w), named_like(["_orig_mod.0.weight"], w)
-        (['0.weight'], ['0.weight'])
-    """
+    """Names of a tensordict or state dict, without the prefixes of wrappers if they then match better."""
     wanted = {spec.name for spec in expected}
     plain = [uncompiled(name) for name in names]
     bare = [name.removeprefix("module.") for name in plain]
@@ -135,10 +120,8 @@ def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
 def fitted(
     weights: object, where: str, expected: Sequence[LeafSpec] | None, against: str
 ) -> dict[str, Tensor]:
-    """The tensors of a module, tensordict or mapping, under the names of the ``expected`` leaves, if known.
-
-    ``where`` and ``against`` name the weights and what is expected in a LayoutMismatch, which is raised if a
-    leaf is missing, unexpected, or does not fit.
+    """The tensors of a module, tensordict or mapping, under the names of the ``expected`` leaves, if known; a
+    LayoutMismatch names ``where`` and ``against``.
     """
     source = Leaves(weights, where, shards=True)
     names = source.names if expected is None else named_like(source.names, expected)
@@ -151,7 +134,8 @@ def check_same_leaves(
     found: Sequence[LeafSpec], expected: Sequence[LeafSpec], where: str, against: str
 ) -> None:
     """Refuse leaves that differ from the expected ones in name, shape or dtype (LayoutMismatch)."""
-    wrong = [c for c in compare(found, [_untied(s) for s in expected]) if c.verdict is not Verdict.COPIED]
+    untied = [LeafSpec(s.name, s.kind, s.shape, s.dtype) for s in expected]
+    wrong = [c for c in compare(found, untied) if c.verdict is not Verdict.COPIED]
     if wrong:
         first = wrong[0]
         said = {
@@ -167,21 +151,13 @@ def check_same_leaves(
         )
 
 
-def _untied(spec: LeafSpec) -> LeafSpec:
-    return LeafSpec(spec.name, spec.kind, spec.shape, spec.dtype)
-
-
 #: What must be the same for a tensor to fit where another one did.
 Form = tuple[type, torch.Size, torch.dtype, torch.layout]
 
 
 class Fit:
-    """Names the tensors of modules, tensordicts and mappings as their destination does.
-
-    The first time, every leaf is compared with the destination's by name, shape and dtype; see
-    :func:`fitted`. Afterwards, weights of the same structure are recognised: a tensordict by its keys, a
-    module by itself and its tree. Then only the form of each tensor is compared, so that a hand-written loop
-    does not pay for the names again.
+    """Names the tensors of modules, tensordicts and mappings as their destination does, by :func:`fitted` at
+    first; then weights of the same structure are recognised, and only the form of each tensor is compared.
     """
 
     def __init__(self, where: str, against: str) -> None:
@@ -200,7 +176,7 @@ class Fit:
         if known and _forms(tensors) == self._forms:
             return dict(zip(self._names, tensors, strict=True))
         found = fitted(weights, self._where, expected, self._against)
-        same = len(tensors) == len(found) and all(map(_is, tensors, found.values()))
+        same = len(tensors) == len(found) and all(map(operator.is_, tensors, found.values()))
         self._expected, self._structure = expected, structure if same else None
         self._names, self._forms = list(found), _forms(found.values())
         self.sharded = any_sharded(found.values())
@@ -224,7 +200,3 @@ class Fit:
 
 def _forms(tensors: Iterable[Tensor]) -> list[Form]:
     return [(t.__class__, t.shape, t.dtype, t.layout) for t in tensors]
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other

@@ -74,11 +74,8 @@ class Lanes:
 
     @torch.no_grad()
     def copy(self, into: Sequence[Tensor], tensors: Sequence[Tensor], after: Moment | None = None) -> Moment:
-        """Queue copies, and return the moment at which all of them are done.
-
-        One side of each pair is on a device with queues; that device copies. Until the returned moment,
-        nobody may write to ``tensors``, and nobody may read ``into``. The copies begin after the moment
-        ``after``; by default after what the current streams hold now.
+        """Queue copies, by the device with queues of each pair, after ``after`` or what the current streams
+        hold now. Nobody may write to ``tensors`` or read ``into`` until the returned moment.
         """
         pairs: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for pair in zip(into, tensors, strict=True):
@@ -114,10 +111,8 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 
 
 def bfloat16_instructions() -> list[str] | None:
-    """The bfloat16 instructions of this CPU; ``None`` if torch does not tell (before 2.10).
-
-    Without such instructions bfloat16 is emulated, and convolutions are about ten times slower than in
-    float32.
+    """This CPU's bfloat16 instructions; ``None`` if torch does not tell (before 2.10). Without them
+    convolutions are about ten times slower than in float32.
     """
     if not hasattr(torch.cpu, "get_capabilities"):
         return None
@@ -130,10 +125,8 @@ def _current(device: torch.device) -> Any:
 
 
 class Covered:
-    """The memory of some tensors: ``tensor in covered`` says whether a tensor overlaps it.
-
-    A view overlaps what it is a view of, as one member of an ensemble overlaps the stack. A tensor without
-    elements, or on the meta device, covers nothing.
+    """The memory of some tensors: ``tensor in covered`` says whether a tensor overlaps it, as views do. A
+    tensor without elements, or on the meta device, covers nothing.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -176,11 +169,8 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """From this call on, let the process keep freed memory for its next allocations.
-
-    A learner allocates and frees the same activations in every step. By default the C library returns large
-    ones to the host and requests them again, with a page fault for each 4 KiB. That takes 4 to 6 % of a step
-    of the shallow network. The process then shrinks only if :func:`return_freed_memory` is called.
+    """Keep freed memory for the next allocations: a learner requests the same activations in every step, and
+    page faults take 4 to 6 % of a step of the shallow network. See :func:`return_freed_memory`.
     """
     with suppress(AttributeError):  # a C library other than glibc
         libc = ctypes.CDLL(None)
@@ -189,11 +179,8 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return unused memory to the host now.
-
-    Two things keep unused memory. Tensors in reference cycles wait for the next garbage collection. And the C
-    library keeps freed memory on its heap, where it also puts tensors of up to 32 MiB after a few of them
-    were freed. This takes some ten milliseconds, so call it rarely.
+    """Return unused memory to the host now: tensors in cycles, and what the C library keeps on its heap
+    (tensors of up to 32 MiB too). It takes some ten milliseconds.
     """
     gc.collect()
     with suppress(AttributeError):  # a C library other than glibc

@@ -17,16 +17,9 @@ _MASK = (1 << 64) - 1
 
 @torch.no_grad()
 def digest(tensors: Iterable[Tensor]) -> int:
-    """A 64-bit fingerprint of the bytes of ``tensors``, in order: a changed bit changes it.
-
-    The bytes of each leaf are summed as 64-bit words, modulo 2**64: one plain sum, and one with weights that
-    depend on the position. The sums are mixed leaf by leaf. The digest does not cover shapes and dtypes; the
-    schema hash of a layout does. Of a sharded leaf it covers the part that this process holds.
-
-    Example:
-        >>> a = torch.arange(10.0)
-        >>> digest([a]) == digest([a.clone()]), digest([a]) == digest([a.flip(0)])
-        (True, False)
+    """A 64-bit fingerprint of the bytes of ``tensors``, in order: a changed bit changes it. Each leaf's
+    64-bit words are summed modulo 2**64, once plainly and once with weights that depend on the position, and
+    the sums are mixed. Shapes and dtypes are not covered; of a sharded leaf, this process's part is.
     """
     state = 0
     for tensor in tensors:
@@ -65,15 +58,7 @@ def _sums(tensor: Tensor) -> tuple[int, int]:
 
 @torch.no_grad()
 def all_finite(tensor: Tensor, becomes: torch.dtype | None = None) -> bool:
-    """Whether every number of ``tensor`` is finite, also after a cast to ``becomes``.
-
-    Of a sharded tensor, the part that this process holds is looked at.
-
-    Example:
-        >>> big = torch.tensor([1e30])
-        >>> all_finite(big), all_finite(big, torch.float16)
-        (True, False)
-    """
+    """Whether every number of ``tensor``, or of this process's part, is finite, also after a cast."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     cast = own_part(tensor).to(becomes or tensor.dtype)
@@ -82,15 +67,7 @@ def all_finite(tensor: Tensor, becomes: torch.dtype | None = None) -> bool:
 
 
 def writes(tensor: Tensor) -> int:
-    """Autograd's count of the writes to a tensor; 0 for inference tensors, which have none.
-
-    It is a cheap sign of a change. It sees neither writes through ``.data`` nor those of fused optimizers.
-
-    Example:
-        >>> weight = torch.zeros(2)
-        >>> before = writes(weight)
-        >>> _ = weight.add_(1)
-        >>> writes(weight) - before
-        1
+    """Autograd's count of the writes to a tensor; 0 for inference tensors, which have none. It is a cheap
+    sign of a change. It sees neither writes through ``.data`` nor those of fused optimizers.
     """
     return 0 if tensor.is_inference() else tensor._version

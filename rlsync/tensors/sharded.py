@@ -86,15 +86,8 @@ class Sharding:
         return f"{along}, {'x'.join(map(str, self.mesh_shape))} ranks"
 
     def blocks(self, rank: int, owner: int) -> list[Block]:
-        """Which blocks of the leaf a rank brings.
-
-        Of replicas, those of the owner's own row and column of the mesh bring theirs, as ``full_tensor()`` on
-        the owner takes them.
-
-        Example:
-            >>> sharding = Sharding((5, 2), "float32", (2,), (0, 1), ((0, 1),))
-            >>> sharding.blocks(1, owner=0)  # rows 3 and 4, both columns
-            [((0, 3, 2), (0, 0, 2))]
+        """Which blocks of the leaf a rank brings. Of replicas, those of the owner's own row and column of the
+        mesh bring theirs, as ``full_tensor()`` on the owner takes them.
         """
         if rank not in self.mesh_ranks or owner not in self.mesh_ranks:
             return []

@@ -10,16 +10,12 @@ from torch import Tensor, nn
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.device import Lanes, Moment, all_on_cpu, is_queued, queued_devices
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import ExtraState, Leaves, rebuild_state
-from rlsync.tensors.wrappers import is_compiled_wrapper
+from rlsync.tensors.leaves import ExtraState, Leaves, is_compiled_wrapper, rebuild_state
 
 
 class Target:
-    """A destination module, and the writes of an adoption to it.
-
-    It writes to the tensors that were live when it was made. Before each write, ask :meth:`current` whether
-    the module still holds these tensors. Raises LayoutMismatch, which names the module as ``where``, if it
-    has no leaf of the name and shape of one of ``leaves``, those that will arrive.
+    """A destination module, and an adoption's writes to the tensors that were live when it was made; ask
+    :meth:`current` before. LayoutMismatch names ``where`` if it lacks one of ``leaves`` by name and shape.
     """
 
     def __init__(self, module: object, where: str, leaves: Sequence[LeafSpec]) -> None:
@@ -62,10 +58,8 @@ class Target:
         return [self._live[i] for i in self._parameters + self._buffers]
 
     def alias(self, views: Sequence[Tensor]) -> bool:
-        """Point the parameters at ``views``, or on an accelerator at a spare set there; copy everything else.
-
-        Buffers and extra state are copied because forward() may change them. Returns whether ``views`` are
-        read from now on.
+        """Point the parameters at ``views``, or on an accelerator at a spare set; copy what forward() may
+        change: buffers, extra state. Returns whether ``views`` are read from now on.
         """
         for i in self._pointed:
             self._live[i].data = views[i]
@@ -107,11 +101,9 @@ class Target:
 
 
 class Spare:
-    """A second set of tensors for parameters on accelerators: a version goes into the set that does not act.
-
-    Work that is still queued from the last rollout reads the set that acts, so the new version need not wait
-    for it. Then the two sets change places. ``live`` are the parameters that act, eager, on devices with
-    queues; ``owners`` has for each the number of the one whose memory it has, its own if it is not tied.
+    """A second set of tensors for the ``live`` parameters on accelerators: a version goes into the set that
+    does not act, so it need not wait for queued work, and then they change places. ``owners`` has for each
+    the number of the one whose memory it has.
     """
 
     def __init__(self, live: Sequence[Tensor], owners: Sequence[int]) -> None:
@@ -125,10 +117,7 @@ class Spare:
         self._unread = Moment.now(self._devices)
 
     def swap_in(self, views: Sequence[Tensor]) -> None:
-        """Copy ``views``, in host memory, into the spare set and point the parameters at it.
-
-        When this returns, ``views`` are not read any more, and what is queued from now on reads the new set.
-        """
+        """Copy ``views``, which are not read afterwards, into the spare set, and let that set act."""
         arrived = self._lanes.copy(
             [self._set[i] for i in self._own], [views[i] for i in self._own], self._unread
         )

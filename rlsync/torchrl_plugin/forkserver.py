@@ -150,10 +150,7 @@ def _reason_against() -> str | None:
 
 
 def _command_of_the_server() -> str:
-    """The command line of this process's fork server, which names what it has loaded; empty if none runs.
-
-    Python has no public way to ask for it. The name is the same from Python 3.4 to 3.14.
-    """
+    """The fork server's command line, by a private name of Python 3.4 to 3.14; empty if none runs."""
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is None:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -61,12 +62,9 @@ class NodeBoardScheme(BoardScheme):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.model_id is None and self._board is not None:
-            return _unused, (self.adopt, self.adopt_at, self.start_timeout_s)
+            options = {"adopt_at": self.adopt_at, "start_timeout_s": self.start_timeout_s}
+            return partial(NodeBoardScheme, self.adopt, **options), ()
         return super().__reduce_ex__(protocol)
-
-
-def _unused(adopt: Adopt, adopt_at: AdoptAt, start_timeout_s: float | None) -> NodeBoardScheme:
-    return NodeBoardScheme(adopt, adopt_at=adopt_at, start_timeout_s=start_timeout_s)
 
 
 class RayBoardScheme(WorkerScheme):
@@ -171,14 +169,8 @@ class RayBoardScheme(WorkerScheme):
 
 
 def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -> NodeReceiver:
-    """In an actor: let a board have the learner's versions, and wait for the newest.
-
-    BoardClosed: the learner has closed the transport or died. AdoptionTimeout: it does not come in time.
-    """
-    from rlsync.transport.ray.receiver import (
-        NodeReceiver,
-        RayHandle,  # these load ray
-    )
+    """In an actor: let a board have the learner's versions; AdoptionTimeout if the newest does not come."""
+    from rlsync.transport.ray.receiver import NodeReceiver, RayHandle  # loads ray
 
     assert isinstance(handle, RayHandle)
     where = f"actor {actor}, process {os.getpid()}"
@@ -248,7 +240,8 @@ def _check_actors(
 def _check_inner(collector: RayCollector, schemes: Mapping[str, object], where: str) -> None:
     """If the actors' own collectors start worker processes, these need boards."""
     name = collector.collector_class.__name__
-    for given in distributed.schemes_in_actors(collector):
+    for arguments in collector.collector_kwargs:
+        given = arguments.get("weight_sync_schemes") or {}
         if list(given) != ["policy"] or not isinstance(given["policy"], NodeBoardScheme):
             raise ConfigError(
                 f"a board does not reach the workers of a {name} in each actor",

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torchrl.collectors import AsyncBatchedCollector, MultiAsyncCollector
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
+from torchrl.modules.inference_server import ProcessInferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import ConfigError, DestinationNotFound
@@ -25,15 +26,11 @@ from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, servers, stamps
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
-from rlsync.torchrl_plugin.ending.kept_rollouts import keep_rollouts
 from rlsync.torchrl_plugin.ending.watch import Watch
 
 
 class Served:
-    """A collector under construction whose workers will read a board.
-
-    ``workers`` is how a publisher sees them, the same object whenever it is asked.
-    """
+    """A collector under construction whose workers will read a board. ``workers`` stays the same object."""
 
     def __init__(self, workers: WorkerProcesses) -> None:
         self.workers = workers
@@ -74,17 +71,13 @@ class ServedProcesses(Served):
         collectors.lead_groups(self.workers)
         collectors.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
         if isinstance(self.workers, MultiAsyncCollector):
-            keep_rollouts(self.workers)
+            waits.keep_rollouts(self.workers)
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
 
     def await_start(
         self, publisher: WorkersPublisher, timeouts_s: tuple[float | None, float | None], logs: StartLogs
     ) -> None:
-        """Wait until the workers stand: these say so on a pipe, or why not. From then on they are watched.
-
-        WorkerLost: a worker ended before it stood. AdoptionTimeout: one does not stand in time, which is the
-        first of the timeouts; the second one is that of silence.
-        """
+        """Wait until workers say that they stand, then watch them; timeouts: start, and silence."""
         if waits.have_started(self.workers):  # the scheme of another destination has waited for them
             return
         collectors.end_groups(self.workers)
@@ -114,10 +107,7 @@ class ServedNodes(Served):
     def await_start(
         self, publisher: WorkersPublisher, timeouts_s: tuple[float | None, float | None], logs: StartLogs
     ) -> None:
-        """A worker that has left its note on the board stands. Nobody watches these afterwards.
-
-        If a worker does not stand, all are ended: TorchRL would leave them.
-        """
+        """A worker that has left its note on the board stands. If one does not, end all of them."""
 
         def ready(worker: int, seconds: float) -> bool:
             deadline = time.monotonic() + seconds
@@ -135,10 +125,8 @@ class ServedNodes(Served):
 
 
 class ServedServer:
-    """What a publisher asks of the collector whose workers it serves, asked of an inference server.
-
-    ConfigError: ``holder``, the server or the collector that has it, was not given ``scheme`` as
-    ``weight_sync``, or is an actor of Ray.
+    """What a publisher asks of a collector, asked of an inference server; ConfigError: it was not given
+    ``scheme`` as ``weight_sync``, or is an actor of Ray.
     """
 
     num_workers = 1
@@ -160,7 +148,7 @@ class ServedServer:
             )
         self._holder = weakref.ref(holder)
         self._server = weakref.ref(server)
-        self.in_a_process = servers.is_in_a_process(server)
+        self.in_a_process = isinstance(server, ProcessInferenceServer)
         self.destination: str = servers.destination_of_server(server)
         self.stamped = servers.is_stamped_by(server)
         self._specs: list[LeafSpec] | None = None
@@ -170,10 +158,7 @@ class ServedServer:
         return servers.server_of(holder) is self._server()
 
     def connect(self, scheme: WeightSyncScheme, publisher: WorkersPublisher) -> str:
-        """Let the collector's own method publish, and its frames carry versions at both ends of a step.
-
-        Returns the name of the server's policy.
-        """
+        """Let the collector's own method publish, and stamp both ends of a step; the policy's name."""
         holder = self._holder()
         if isinstance(holder, AsyncBatchedCollector):
             servers.send_by(holder, {self.destination: scheme})
@@ -208,11 +193,7 @@ class ServedServer:
             holder.shutdown(timeout=timeout)
 
     def expected(self, destination: str) -> list[LeafSpec] | None:
-        """The leaves of the policy, told by the learner's side before the server has started.
-
-        The policy of a server in a process is made once by its factory, and dropped. DestinationNotFound: it
-        is no module.
-        """
+        """The leaves of the policy, which a factory makes once more, before the server has started."""
         if destination != self.destination:
             return None
         if self._specs is None:
@@ -291,10 +272,8 @@ def refuse_updates_of_one(collector: DistributedCollector | RayCollector, where:
 
 
 def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -> None:
-    """Publish the policy of a state dict that a collector has loaded, unless a hook publishes the learner's.
-
-    What acts was published. So a worker takes its weights from the board again at its next rollout, and
-    weights that were only loaded would be lost. Versions go on counting from that of the state dict.
+    """Publish the policy of a loaded state dict, unless a hook publishes the learner's: a worker takes its
+    weights from the board at its next rollout. Versions go on from those of the state dict.
     """
     loaded = state_dict.get("worker0", {}).get("policy_state_dict")
     if loaded is None or publisher.publish_default is not None or POLICY not in publisher.destinations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal, NoReturn
 
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.modules.inference_server import InferenceServer
@@ -28,10 +29,8 @@ AdoptAt = Literal["rollout", "policy_call"]
 
 
 class WorkerSync:
-    """Brings what acts in a worker of a TorchRL collector up to date.
-
-    It adopts before each rollout, before a ``state_dict()`` between two rollouts, and if it is told to,
-    before each call of the policy.
+    """Brings what acts in a worker up to date: before each rollout, a ``state_dict()`` between two rollouts,
+    and if it is told to, each call of the policy.
     """
 
     def __init__(self, handle: Handle, worker_idx: int) -> None:
@@ -63,13 +62,10 @@ class WorkerSync:
         self._adopter.adopt()
 
     def attach(self, collector: Collector) -> None:
-        """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has.
-
-        DestinationNotFound: a destination is not on this collector.
-        """
+        """Adopt whenever ``collector`` is about to act, and tell the learner which leaves it has."""
         if self._collector is None:
             self._collector = weakref.ref(collector)
-            collectors.drop_first_weights(collector)
+            collector.policy_weights = TensorDict()  # the first memory of the policy, which nobody reads here
             collectors.around_rollouts(collector, self._rollout)
             collectors.before_state_dict(collector, self._between_rollouts)
             self._owned = tuple(own_shared_memory(collectors.policy_of(collector), "policy"))
@@ -202,13 +198,8 @@ def shadow_of(
 
 
 class ServerSync:
-    """Brings the policy of an inference server up to date, between two of its batches.
-
-    The server is one reader, number 0. Its own loop calls :meth:`between_batches`, in the thread that
-    computes and under the lock that a forward pass takes. Beside the learner, in a thread, it gets a policy
-    of its own.
-
-    BoardClosed: the learner has closed the board or died. PublishError: another living server reads it.
+    """Brings an inference server's policy up to date between two of its batches, under the lock of a forward
+    pass, as reader 0. In a thread beside the learner it gets a policy of its own.
     """
 
     def __init__(
@@ -220,18 +211,18 @@ class ServerSync:
         *,
         beside_learner: bool,
     ) -> None:
-        if beside_learner:
-            servers.give_own_policy(server)
+        if beside_learner and isinstance(server.model, nn.Module):
+            server.model = copy.deepcopy(server.model)  # the learner may train the one that it has
         self._server = weakref.ref(server)
         self._acting = ExitStack()  #: what ends the use of the version that acts
         self._began = False
         self._adopter = Adopter(handle, 0)
         if not beside_learner:
             self._adopter.end_with_the_learner()
-        recorded = servers.records_a_graph(server)
+        recorded = server.static_batch_size is not None  # a CUDA graph does not see a parameter's new memory
         self._adopter.place({destination: Destination(self._policy, "copy" if recorded else adopt)})
         self._adopter.tell()
-        servers.refuse_updates(server, _refuse_update)
+        server.update_model = server.update_policy_weights_ = _refuse_update
 
     def between_batches(self) -> None:
         """Answer the learner's question about the batches before, adopt the newest version, and stamp."""

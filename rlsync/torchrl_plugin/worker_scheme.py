@@ -28,10 +28,7 @@ OWN_COLLECTORS = "leave it out, or give workers of their own kind a collector of
 
 
 class Link:
-    """What the schemes of one collector share: the publisher on the learner's side, the adopter in a worker.
-
-    Pickled together with these schemes, it stays one object, and carries only the handle of what they read.
-    """
+    """What the schemes of one collector share, also when they are pickled: a publisher or an adopter."""
 
     def __init__(self, publisher: WorkersPublisher) -> None:
         self.publisher: WorkersPublisher | None = publisher
@@ -68,10 +65,8 @@ class Link:
         return self.server
 
     def serve(self, holder: object, scheme: object) -> ServedServer:
-        """Let the publisher serve an inference server: ``holder``, or the one that this collector has.
-
-        ConfigError: the server was given another scheme, or a board cannot serve it. PublishError: the
-        publisher serves another one already.
+        """Serve an inference server: ``holder``, or its own. ConfigError: it was given another scheme, or a
+        board cannot serve it. PublishError: the publisher serves another one already.
         """
         if self.served is not None and self.served.serves(holder):
             return self.served
@@ -87,10 +82,7 @@ T = TypeVar("T")
 
 
 class WorkerScheme(WeightSyncScheme):
-    """A scheme whose workers adopt by themselves, in the thread that acts.
-
-    Its link is what the schemes of one collector share; on Ray there is none before there is a collector.
-    """
+    """A scheme whose workers adopt in the thread that acts; on Ray it has no link before a collector."""
 
     _link: Link | None
 
@@ -262,10 +254,8 @@ def announce(collector: weakref.ref[Any], version: int) -> None:
 
 
 def _check_interface(context: object, placed: Mapping[str, object], model: object, *, of: str) -> None:
-    """Refuse the uses of ``init_on_sender`` that a board does not serve (ConfigError).
-
-    There must be a collector. ``placed`` are arguments that place weights in workers one by one. A ``model``
-    may stand beside a collector.
+    """Refuse (ConfigError) what a board does not serve: no collector, or ``placed`` arguments, which place
+    weights in workers one by one.
     """
     refused = placed if context is not None else {**placed, "model": model}
     given = [f"{name}=..." for name, value in refused.items() if value is not None]
@@ -289,10 +279,7 @@ def _refuse_different_moments(moments: Mapping[str, str]) -> None:
 
 
 def _refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:
-    """Refuse weights that are not for all workers alike (PublishError).
-
-    TorchRL takes ``worker_ids``, and weights that are a mapping by worker number.
-    """
+    """Refuse (PublishError) ``worker_ids``, or a mapping by worker, that is not for all workers alike."""
     if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
         named = sorted(key for key in weights if isinstance(key, int))
         raise PublishError(

@@ -62,10 +62,7 @@ class SharedFile:
 
     @classmethod
     def open(cls, address: FileAddress) -> SharedFile:
-        """Open another process's file; the locks of this process are its own.
-
-        BoardClosed if the owner has closed it or died, or is on another host or in another container.
-        """
+        """Open another process's file, with locks of one's own; BoardClosed: the owner is gone."""
         _require_locks()
         if address.host not in ("", this_host()):
             raise BoardClosed(
@@ -101,9 +98,8 @@ class SharedFile:
         return os.pread(self.fd, size_bytes, offset)
 
     def map(self, size_bytes: int, offset: int, *, writable: bool, populate: bool = False) -> torch.Tensor:
-        """Map a page-aligned range as a flat ``uint8`` tensor, until no tensor uses the memory any more.
-
-        A write to a read-only mapping ends the process at once (SIGSEGV).
+        """Map a page-aligned range as a flat ``uint8`` tensor, until no tensor uses the memory any more. A
+        write to a read-only mapping ends the process at once (SIGSEGV).
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | (_MAP_POPULATE if populate else 0)
@@ -173,10 +169,7 @@ class Mark(NamedTuple):
         return mark
 
     def open(self, address: FileAddress, control_bytes: int, what: str) -> tuple[SharedFile, memoryview]:
-        """Open the file with this mark, with a descriptor and locks of one's own, and map its control words.
-
-        ``what`` names it in the BoardClosed that is raised if its owner has closed it or died.
-        """
+        """Open the file with this mark and map its control words; BoardClosed: its owner is gone."""
         file = SharedFile.open(address)
         if file.size_bytes() >= control_bytes:  # reading past the end would be SIGBUS
             words = file.words(control_bytes, 0)

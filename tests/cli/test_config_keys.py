@@ -11,7 +11,7 @@ import pytest
 
 from rlsync.cli.compose import shipped
 from rlsync.cli.compose.own_hydra import KEY
-from rlsync.cli.compose.reference import ConfigKey, as_paragraphs, comments_in, reference
+from rlsync.cli.compose.reference import ConfigKey, _in_words, as_paragraphs, comments_in, reference
 from rlsync.cli.main import main
 from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
@@ -141,3 +141,11 @@ def test_a_comment_belongs_to_the_keys_that_follow_it_without_a_gap(tmp_path: Pa
         "x.section.five": "Say:\n\n  a=1",
     }
     assert as_paragraphs(found["x.section.five"]) == ["Say:", "  a=1"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [("list[int] | None", "list of whole number or null"), ("dict[str, Any]", "mapping"), (float, "number")],
+)
+def test_a_type_is_told_in_words(annotation: object, words: str) -> None:
+    assert _in_words(annotation) == words

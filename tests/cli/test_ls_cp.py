@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from rlsync.cli.compose import shipped
 from rlsync.cli.compose.shipped import config_dir
+from rlsync.cli.cp import companions, find
 from rlsync.cli.main import main
 from rlsync.recipes.settings import Config
 from tests.tools.parts.configs import configs_of
@@ -128,3 +129,9 @@ def test_what_cannot_be_copied_is_refused_and_nothing_is_written(
     assert main(["cp", *arguments]) == 2
     assert cure in capsys.readouterr().err
     assert list(here.iterdir()) == []
+
+
+def test_a_copy_needs_beside_it_what_chooses_the_original_by_its_name() -> None:
+    assert companions(find("tuned/impala_pong")) == [["recipe=impala", "env=pong"]]
+    recipes = ["ppo", "dqn", "sac", "td3", "impala"]
+    assert companions(find("cluster/ray")) == [[f"recipe={recipe}"] for recipe in recipes]

@@ -25,7 +25,7 @@ from rlsync import __version__
 from rlsync.cli.compose.shipped import config_dir
 from rlsync.cli.main import main
 from rlsync.cli.resume import load
-from rlsync.cli.train import LiveLine, shut_down
+from rlsync.cli.train import LiveLine, duration, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import ppo
 from rlsync.recipes.run_files import CHECKPOINT, STATISTICS, RunStatistics, statistics_in, statistics_schema
@@ -515,3 +515,8 @@ def test_a_sweep_runs_every_job_in_a_folder_of_its_own(folder: Path) -> None:
     assert len(re.findall("^stopped: total_frames collected", run.output, re.MULTILINE)) == 2
     assert not re.search(r"^\[\d{4}-", run.output, re.MULTILINE), "no line as Hydra logs it"
     assert "SyncWeights replaces" in (folders[0] / "train.log").read_text()
+
+
+def test_a_duration_is_told_in_its_two_largest_units() -> None:
+    told = [duration(seconds) for seconds in (7, 250, 8000, 200_000)]
+    assert told == ["7 s", "4 min 10 s", "2 h 13 min", "2 d 7 h"]

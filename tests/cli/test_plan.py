@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlsync import Every
 from rlsync.cli.main import main
 from rlsync.cli.plan import as_text
 from rlsync.core.errors import ConfigError
@@ -18,7 +19,7 @@ from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala.settings import ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, RecipeConfig, SyncConfig
-from rlsync.recipes.timeline import Timeline, timeline
+from rlsync.recipes.timeline import Timeline, publishes, timeline
 from tests.recipes.test_dreamer_recipes import small as small_dreamer
 from tests.recipes.test_off_policy import Iteration, built, every_recipe, pace_of, small
 from tests.recipes.test_recipes import WhenConfig, hook_of, small_ppo, trained
@@ -192,3 +193,7 @@ def test_a_plan_names_a_key_with_which_workers_make_more_frames(
         replace(config, env=replace(config.env, num_envs=16), collector=CollectorConfig("sync", 2, 64))
     )
     assert more == "collector.num_workers=3"
+
+
+def test_the_steps_of_a_round_lie_evenly_between_its_frames() -> None:
+    assert list(publishes(Every(3, "optim_steps"), [Iteration(100, 4), Iteration(200, 8)])) == [75.0, 150.0]

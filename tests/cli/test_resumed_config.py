@@ -17,7 +17,7 @@ from rlsync.cli.compose import command_line
 from rlsync.cli.job import Job, jobs_of
 from rlsync.cli.job import job_of as job_that_runs
 from rlsync.cli.main import main
-from rlsync.cli.resume import load, schedulers
+from rlsync.cli.resume import load, schedulers, seed_after
 from rlsync.core.errors import ConfigError
 from rlsync.torchrl_plugin.compat import trainers
 from tests.cli.test_main import finished
@@ -287,3 +287,8 @@ def test_a_checkpoint_that_was_moved_aside_by_a_killed_writer_is_found(runs: Pat
     assert job.checkpoint == run / ".checkpoint.backup-1f"
     assert "the one before: the run was stopped" in job.told["resumes"]
     assert job.config.recipe.lr == 1e-4
+
+
+def test_a_run_that_is_resumed_plays_other_frames_and_the_same_ones_each_time() -> None:
+    assert seed_after(0, 640) == seed_after(0, 640)
+    assert seed_after(0, 640) != seed_after(0, 1280)

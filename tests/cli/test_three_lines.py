@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from rlsync.cli.compose.reference import reference
 from rlsync.cli.main import Refused, main, output_read
+from rlsync.core.errors import printable
 from rlsync.core.path import parse
+from rlsync.recipes.bounds import caught
 from rlsync.recipes.checks import file_errors
 from rlsync.recipes.registry import names
 from rlsync.recipes.settings import CollectorConfig, Config
@@ -206,3 +208,12 @@ def test_nor_does_any_of_300(
     part: int, verb: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed(verb, words, capsys)
+
+
+def test_a_terminal_obeys_no_character_of_an_error() -> None:
+    assert printable("\x1b[31mred") == r"\x1b[31mred"
+
+
+def test_the_key_of_a_config_is_put_before_the_place_of_an_error() -> None:
+    (error,) = caught(lambda: parse("a..b"), "sync.map.0.source")
+    assert error.where == "sync.map.0.source: character 3, at '.'"

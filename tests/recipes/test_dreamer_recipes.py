@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.envs import GymEnv, TransformedEnv
 from torchrl.modules import DreamerV3MLP, RSSMPosterior, RSSMPrior, symlog
 
 from rlsync.core.errors import ConfigError
@@ -21,7 +22,7 @@ from rlsync.evaluation.play import play
 from rlsync.recipes.dreamer import v1, v3
 from rlsync.recipes.dreamer.building import make_player_env
 from rlsync.recipes.dreamer.config import DreamerV1Config, DreamerV3Config
-from rlsync.recipes.dreamer.sequences import SequenceMemory, Sequences, as_rows
+from rlsync.recipes.dreamer.sequences import NumberRows, SequenceMemory, Sequences, as_rows
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run_files import CHECKPOINT, IMAGINATION
@@ -339,3 +340,9 @@ def test_the_decoder_of_dreamer_v3_says_the_symlog_of_an_observation() -> None:
 def test_what_cannot_work_is_refused(name: str, words: list[str], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         built(small(name, *words))
+
+
+def test_rows_are_numbered_one_after_the_other() -> None:
+    frames = TransformedEnv(GymEnv("CartPole-v1"), NumberRows()).rollout(3)
+    assert frames["row"].flatten().tolist() == [0, 1, 2]
+    assert frames["next", "row"].flatten().tolist() == [1, 2, 3]

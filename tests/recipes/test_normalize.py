@@ -19,7 +19,7 @@ from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in
 from rlsync.recipes.checks import check
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.replay.normalize import Moments, Normalize, NormalizeConfig
+from rlsync.recipes.replay.normalize import Moments, Normalize, NormalizeConfig, Standardize
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.recipes.settings import EvaluationConfig
@@ -188,3 +188,10 @@ def test_the_evaluating_process_and_the_best_version_have_the_statistics(tmp_pat
     played = [episode for ended in play(acting.player, envs, 2, seed=config.seed) for episode in ended]
     envs.close()
     assert Score.of(played).return_mean == kept.return_mean, "these statistics made the best evaluation"
+
+
+def test_an_observation_is_counted_in_spreads_from_its_mean_and_clipped() -> None:
+    see = Standardize(2, clip=3.0)
+    see.mean.copy_(torch.tensor([1.0, 0.0]))
+    see.std.copy_(torch.tensor([2.0, 0.1]))
+    assert see(torch.tensor([2.0, 5.0])).tolist() == [0.5, 3.0]

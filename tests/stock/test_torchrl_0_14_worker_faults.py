@@ -164,7 +164,7 @@ def test_fault_31_a_worker_that_is_asked_during_a_rollout_drops_it_and_never_col
             lost = True
             break
     collector.shutdown(timeout=2)
-    still_happens(31, lost, "rlsync/torchrl_plugin/ending/kept_rollouts.py")
+    still_happens(31, lost, "rlsync/torchrl_plugin/ending/waits.py")
 
 
 # ---------------------------------------------------------------- whose weights, whose version

@@ -24,6 +24,11 @@ def test_a_worker_that_said_ready_just_before_it_ended_is_ready() -> None:
     await_ready([Process(exitcode=0)], lambda worker, seconds: next(answers, True), timeout_s=60.0)
 
 
+def test_an_exit_code_is_told_in_words() -> None:
+    words = ["killed by SIGKILL", "killed by signal 40", "exited with status 1"]
+    assert [processes.ending(code) for code in (-9, -40, 1)] == words
+
+
 def test_a_worker_that_ended_without_a_word_is_named() -> None:
     with pytest.raises(WorkerLost, match=r"worker 1 \(pid 4242, killed by SIGKILL\) ended before it was"):
         await_ready([Process(), Process(-9)], lambda worker, seconds: worker == 0, timeout_s=None)

@@ -7,6 +7,7 @@ import mmap
 import os
 import resource
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +25,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from rlsync import SendShards
 from rlsync.core.errors import ConfigError, LayoutMismatch, PublishError
 from rlsync.sync.publisher import Publisher
-from rlsync.sync.sharded import ranks
+from rlsync.sync.sharded import meeting
 from rlsync.sync.sharded import send_shards as send_shards_module
 from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.sharded import own_part
+from rlsync.tensors.sharded import Sharding, own_part
 from rlsync.transport.board import BoardHandle, BoardWriter
 from rlsync.transport.board import format as fmt
 from tests.conftest import may_start_processes
@@ -370,11 +371,11 @@ def test_a_rank_that_makes_no_send_shards_is_named_after_the_deadline(four: Rank
 
 
 def publish_with_little_patience(own: Own) -> int | None:
-    patience, ranks.TIMEOUT_S = ranks.TIMEOUT_S, 0.5
+    patience, meeting.TIMEOUT_S = meeting.TIMEOUT_S, 0.5
     try:
         return publish(own)
     finally:
-        ranks.TIMEOUT_S = patience
+        meeting.TIMEOUT_S = patience
 
 
 def test_send_shards_of_weights_that_are_whole_is_refused(four: Ranks) -> None:
@@ -570,3 +571,16 @@ def at_the_second_part(own: Own, number: int) -> None:
         return cut(part, block)
 
     send_shards_module.block_of = block_of
+
+
+def test_messages_arrive_whole_and_one_that_is_not_there_is_none() -> None:
+    here, there = map(meeting.Wire, socket.socketpair())
+    here.send({"say": "skip"}, timeout_s=1.0)
+    assert (there.receive(timeout_s=1.0), there.receive(timeout_s=0.0)) == ({"say": "skip"}, None)
+    here.close()
+    there.close()
+
+
+def test_a_rank_brings_its_rows() -> None:
+    sharding = Sharding((5, 2), "float32", (2,), (0, 1), ((0, 1),))
+    assert sharding.blocks(1, owner=0) == [((0, 3, 2), (0, 0, 2))], "rows 3 and 4, both columns"

@@ -11,7 +11,7 @@ from torch import nn
 from rlsync.core.errors import LayoutMismatch
 from rlsync.core.plan import Verdict
 from rlsync.tensors import compare
-from rlsync.tensors.compare import Fit
+from rlsync.tensors.compare import Fit, named_like
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
 
@@ -126,3 +126,9 @@ def test_leaves_that_become_known_later_are_compared_then(matched: list[int]) ->
     with pytest.raises(LayoutMismatch):
         fit.named(module, EXPECTED)
     assert len(matched) == 2
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+def test_the_prefix_of_a_wrapper_is_left_out_if_names_then_match(prefix: str) -> None:
+    weight = LeafSpec("0.weight", "parameter", (1,), torch.float32)
+    assert named_like([f"{prefix}0.weight"], [weight]) == ["0.weight"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlsync.tensors.digest import _BLOCK_WORDS, digest
+from rlsync.tensors.digest import _BLOCK_WORDS, all_finite, digest, writes
 from rlsync.tensors.layout import Layout, LeafSpec
 
 # Slow machines are no failures.
@@ -113,3 +113,16 @@ def test_a_slot_image_has_the_digest_of_its_source() -> None:
     views = layout.views(torch.full((layout.image_bytes,), 0xAA, dtype=torch.uint8))
     torch._foreach_copy_(views, source)
     assert digest(views) == digest(source)
+
+
+def test_a_number_that_a_cast_makes_infinite_is_not_finite() -> None:
+    big = torch.tensor([1e30])
+    assert all_finite(big)
+    assert not all_finite(big, torch.float16)
+
+
+def test_a_write_is_counted() -> None:
+    weight = torch.zeros(2)
+    before = writes(weight)
+    weight.add_(1)
+    assert writes(weight) == before + 1

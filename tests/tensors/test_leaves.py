@@ -19,8 +19,7 @@ from torch import nn
 
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import Leaves, flatten_state, memory_key, rebuild_state
-from rlsync.tensors.wrappers import unwrap
+from rlsync.tensors.leaves import Leaves, flatten_state, memory_key, rebuild_state, unwrap
 
 # Slow machines are no failures.
 settings.register_profile("patient", deadline=None)

@@ -37,7 +37,7 @@ from rlsync.recipes.settings import (
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.rules import keyed
-from rlsync.workers.cluster.transition_collector import TransitionCollector
+from rlsync.workers.cluster.collector import TransitionCollector
 from rlsync.workers.player import Player, materialised
 
 pytestmark = [

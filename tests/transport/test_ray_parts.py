@@ -14,8 +14,8 @@ from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.ray import learner
+from rlsync.transport.ray.learner import SenderThread
 from rlsync.transport.ray.mailbox_actor import MailboxActor, NodeReply, Question
-from rlsync.transport.ray.sender_thread import SenderThread
 from rlsync.transport.relay.mailbox import Message, Request
 
 WITHIN_S = 60.0

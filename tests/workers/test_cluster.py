@@ -35,7 +35,7 @@ from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, PPOC
 from rlsync.recipes.td3 import TD3Config
 from rlsync.transport.ring.reader import RingWriter, RolloutRing
 from rlsync.workers.cluster.job import Turns, pack, unpack
-from rlsync.workers.cluster.session import check_reachable
+from rlsync.workers.cluster.session import check_address, check_reachable
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.frames import RolloutShape
 from tests.tools.cluster_player import CanaryPlayer
@@ -215,6 +215,26 @@ def test_the_command_line_checks_a_cluster(capsys: pytest.CaptureFixture[str]) -
         assert main(["check", f"recipe={recipe}", "cluster=ray"]) == 0
     assert main(["check", "recipe=dqn", "env=pong", "cluster=ray"]) == 2
     assert "it gives pixels" in capsys.readouterr().out
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "10.0.0.1", "10.0.0.1:none"])
+def test_what_is_no_address_of_a_cluster_is_refused(address: str) -> None:
+    check_address("10.0.0.1:6379")
+    with pytest.raises(ConfigError, match="is not the address of a cluster"):
+        check_address(address)
+
+
+@needs_ray
+def test_agents_are_kept_only_if_asked_and_nodes_taken_only_with_the_resources() -> None:
+    from rlsync.workers.cluster.crew import Crew
+    from rlsync.workers.cluster.node import Machine
+    from rlsync.workers.cluster.nodes import Placement
+
+    assert Crew("a1b2c3", keep_s=600.0).options()["lifetime"] == "detached"
+    assert Crew("a1b2c3").options() == {}
+    assert not Placement(resources={"rollouts": 1.0}).takes({"CPU": 8.0})
+    assert str(Machine("0a1b2c3d4e5f", "10.0.0.7", "worker-3")) == "worker-3 (10.0.0.7, node 0a1b2c3d)"
 
 
 def test_an_address_where_nothing_listens_is_refused_at_once() -> None:

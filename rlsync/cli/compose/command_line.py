@@ -49,10 +49,7 @@ class CommandLine:
 
 
 def read(arguments: list[str]) -> CommandLine:
-    """Split the arguments like Hydra, and a sweep into its jobs. Registers the types of all recipes.
-
-    The parent of the folder that ``--config-dir`` names goes on ``sys.path``, so that a recipe can lie there.
-    """
+    """Split the arguments like Hydra, and a sweep into its jobs; own recipes can then be imported."""
     parser = _parser()
     flags, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
@@ -130,10 +127,7 @@ def _with_search_path(overrides: list[Override], own: Path | None) -> list[Overr
 
 
 def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[str]]:
-    """The jobs of a sweep, with the overrides in the order in which Hydra's sweeper composes them.
-
-    Another sweeper than Hydra's own chooses values as it goes; those stay out.
-    """
+    """The jobs of a sweep, in the order of Hydra's own sweeper; another sweeper chooses values as it goes."""
     hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
     task = [o for o in overrides if not o.is_hydra_override()]
     unknown = [o for o in task if o.is_sweep_override() and not o.is_discrete_sweep()]

@@ -104,10 +104,7 @@ def _typed(config: DictConfig) -> Config:
 def _added(
     line: CommandLine, overrides: list[Override], base: DictConfig, choices: Choices, tuned: list[str]
 ) -> list[str]:
-    """The overrides that bring in the run that is resumed, or else the settings that fit the environment.
-
-    ``base`` is composed from the options of groups alone, which ``choices`` has.
-    """
+    """The overrides that bring in the run that is resumed, or else the settings that fit the environment."""
     resume = OmegaConf.select(base, "resume")
     file = None if resume is None else file_before(Path(str(resume)))
     if file is not None:
@@ -128,12 +125,9 @@ def _added(
 def _fitting(
     choices: Choices, env: DictConfig, env_id: str, options: Collection[str], own: Path | None
 ) -> str | None:
-    """The tuned settings for a recipe and an environment; None if none fits.
-
-    A defaults list knows the names of config files only. What fits depends on the keys of ``env``. Settings
-    named ``RECIPE_ENV`` fit if the id is the one in the file ``env/ENV``. Else those named ``RECIPE_KIND``
-    fit, where the kind is :attr:`EnvConfig.kind`. An environment and its picture have one id, and are
-    different tasks: files for pictures have names that begin with ``rendered``.
+    """The tuned settings that fit, or None: named ``RECIPE_ENV`` where the id is that of the file
+    ``env/ENV``, else ``RECIPE_KIND`` by :attr:`EnvConfig.kind`. An environment and its picture have one id,
+    and are different tasks: files for pictures have names that begin with ``rendered``.
     """
     files = {file.name: file.path for file in shipped.groups(own).get(ENV, [])}
 
@@ -174,13 +168,10 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
 
 
 def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: list[Override]) -> list[str]:
-    """The overrides that let Hydra compose this run's config on top of that of the run before.
-
-    Every group that the command line does not name gets the option ``_resumed_run_``. What belongs to no
-    group comes in by one more option, the last one that Hydra merges. Overrides of keys come after it, so a
-    key has the value of the run before unless the command line gives another. An option of a group
-    (``logger=none``) sets all keys of its file that a resumed run can change, unless the run has that option
-    already. So a recipe or an environment that is named again changes nothing.
+    """The overrides that let Hydra compose this run's config on top of that of the run before: every group
+    that the command line does not name gets the option ``_resumed_run_``, and what belongs to no group comes
+    in by one more, the last that is merged. A group's option sets all keys of its file that a resumed run can
+    change, unless the run has that option already.
     """
     had = writable(before)
     chosen = {key_of(word): word for word in overrides if isinstance(word.value(), str)}
@@ -224,11 +215,9 @@ def file_before(folder: Path) -> Path | None:
 
 
 def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None) -> Config:
-    """The config in a run's ``config.yaml``. Keys that are newer than the run get their defaults.
-
-    A key that rlsync no longer has is left out where the run had null for it. Values are not checked against
-    their bounds. A recipe that lies beside a folder of the user's is imported from there; the run has noted
-    where. If this user did not start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
+    """The config in a run's ``config.yaml``; keys newer than the run get their defaults, and bounds are not
+    checked. A recipe that lies beside a folder of the user's is imported from there: if this user did not
+    start the run, it must lie beside ``config_dir``, or the run be ``trusted``.
     """
     found = trust.config_in(file)
     try:

@@ -113,10 +113,7 @@ def store(group: str, name: str, node: Any, package: str | None = None) -> None:
 
 
 def writable(settings: Any) -> DictConfig:
-    """A structured config whose keys may be overridden, also those of frozen dataclasses.
-
-    OmegaConf makes their nodes read-only. The dataclass that comes out in the end is frozen all the same.
-    """
+    """A structured config whose keys may be overridden, also those of frozen dataclasses."""
     node = OmegaConf.structured(settings)
     _unlock(node)
     assert isinstance(node, DictConfig)
@@ -136,10 +133,8 @@ def _unlock(node: Container) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """While entered, Hydra knows rlsync's configs and its own, and no other package's.
-
-    Hydra merges whatever has the same group and name: TorchRL's ``collector/sync``, where a process has
-    registered it, would become the type of rlsync's.
+    """While entered, Hydra knows rlsync's configs and its own alone: it merges whatever has the same group
+    and name, such as TorchRL's ``collector/sync``.
     """
     everybodys = ConfigStore.instance()
     everything = everybodys.repo

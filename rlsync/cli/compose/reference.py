@@ -52,12 +52,7 @@ class ConfigKey:
 
 
 def reference(words: list[str], own: Path | None = None) -> list[ConfigKey]:
-    """The keys of a run, in the order of the dataclasses.
-
-    ``GROUP=NAME`` chooses an option and limits the answer to the keys of this group and those that the
-    option's file sets; ``GROUP`` limits it to the group. ``own`` is a folder of the user's, as
-    ``--config-dir`` names it.
-    """
+    """The keys of a run, in the order of the dataclasses, or those of a ``GROUP`` or ``GROUP=NAME``."""
     choices = [word for word in words if "=" in word]
     flags = [] if own is None else ["--config-dir", str(own)]
     line = command_line.read([*flags, *choices])
@@ -99,12 +94,7 @@ def _plain(value: Any) -> Any:
 
 
 def _in_words(annotation: Any) -> str:
-    """A field's type, as text.
-
-    Example:
-        >>> _in_words("list[int] | None"), _in_words("dict[str, Any]"), _in_words(float)
-        ('list of whole number or null', 'mapping', 'number')
-    """
+    """A field's type, as text: ``list[int] | None`` is "list of whole number or null"."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     parts = text.split(" | ")
     return " or ".join(_word(part) for part in parts if not (part == "int" and "float" in parts))
@@ -122,10 +112,7 @@ def _word(part: str) -> str:
 
 
 def _files(choices: Mapping[str, Any], own: Path | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """The comments of all files that make a config, as (group, comments): the most special file comes last.
-
-    Files of the group ``tuned`` are left out: they say why a value is another one, and not what a key is.
-    """
+    """(group, comments) of all files that make a config, but tuned ones; the most special file comes last."""
     yield "", comments_in(shipped.config_dir() / f"{own_hydra.CONFIG_NAME}.yaml")
     groups = {group: {c.name: c for c in found} for group, found in shipped.groups(own).items()}
     for group in sorted(set(choices) & set(groups) - {shipped.TUNED}, key=lambda g: g == shipped.RECIPE):
@@ -147,11 +134,8 @@ def _chain(options: dict[str, shipped.Shipped], name: str) -> Iterator[dict[str,
 
 
 def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
-    """What a file says of its keys: dotted key, after ``prefix``, -> comment, its lines as in the file.
-
-    A comment belongs to the key below it, and to all keys that follow without an empty line. A comment behind
-    a value belongs to that key alone. Entries of lists have no comments of their own; keys without a comment
-    have an empty text.
+    """Dotted key -> comment, its lines as in the file. A comment belongs to the key below it and to those
+    that follow without an empty line; one behind a value to that key alone.
     """
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []  # the sections that the present line is in, by indent

@@ -122,10 +122,7 @@ def keys_of(node: DictConfig | ListConfig, prefix: str = "") -> Iterator[str]:
 
 
 def nearest(wanted: str, offered: Iterable[str]) -> str:
-    """The offered dotted name whose last part is closest to that of ``wanted``; or nothing.
-
-    A name that was put under another parent must be closer than one that was not.
-    """
+    """The offered dotted name whose last part is closest, or nothing; other parents count less."""
     parent, _, last = wanted.rpartition(".")
 
     def closeness(name: str) -> float:
@@ -149,9 +146,7 @@ def _beside(key: str, known: Collection[str]) -> str:
 
 
 def _list_above(key: str, known: Collection[str]) -> str:
-    """The list that a key names an entry of, beyond its end (``map.1.source`` of one with a ``map.0``); or
-    nothing.
-    """
+    """The list of which a key names an entry beyond its end, ``map.1.source`` of one entry; or nothing."""
     parts = key.split(".")
     for depth, part in enumerate(parts):
         above = ".".join(parts[:depth])

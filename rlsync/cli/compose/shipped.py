@@ -24,10 +24,7 @@ def config_dir() -> Path:
 
 
 def look_beside(folder: Path) -> None:
-    """Let modules that lie beside a config folder be imported: its parent goes to the front of ``sys.path``.
-
-    It is what Python does for the folder of a script, and worker processes inherit it.
-    """
+    """Put the parent of a config folder on ``sys.path``, as Python does for a script. Workers inherit it."""
     parent = str(folder.resolve().parent)
     if parent not in sys.path:
         sys.path.insert(0, parent)

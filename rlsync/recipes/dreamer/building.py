@@ -1,13 +1,18 @@
-"""What the Dreamer recipes have in common: their environments, their workers and their trainer."""
+"""What the Dreamer recipes have in common: environments, workers, trainer, and a look at what is imagined."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torch import optim
+from torch import Tensor, nn, optim
 from torchrl.collectors import BaseCollector
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import EnvBase, InitTracker, TensorDictPrimer
@@ -18,14 +23,15 @@ from torchrl.trainers import OptimizationStepper, Trainer
 
 from rlsync import DreamerPlayer
 from rlsync.recipes import parts
-from rlsync.recipes.dreamer.config import DreamerConfig
-from rlsync.recipes.dreamer.open_loop import OpenLoop
-from rlsync.recipes.dreamer.sequences import NumberRows, SequenceMemory, Sequences
+from rlsync.recipes.dreamer.config import DreamerConfig, OpenLoopConfig
+from rlsync.recipes.dreamer.sequences import REPLAYED, NumberRows, SequenceMemory, Sequences
 from rlsync.recipes.replay.building import paced_trainer, replay_buffer
 from rlsync.recipes.run import Run
+from rlsync.recipes.run_files import IMAGINATION, IMAGINED_PICTURES
 from rlsync.recipes.settings import EnvConfig
 from rlsync.recipes.spaces import Spaces, make_env
 from rlsync.torchrl_plugin.dreamer.map import parts_of_losses
+from rlsync.workers.devices import CPU
 
 
 def make_player_env(primer: TensorDictPrimer, config: EnvConfig) -> EnvBase:
@@ -52,10 +58,8 @@ def make_trainer(
     *,
     within_episodes: bool = False,
 ) -> Trainer:
-    """A trainer that stores the rows of every batch, and learns from sequences at the pace of the config.
-
-    The loss is on the learner's device, and the rate of ``optimizer`` may be lowered. The hooks that publish
-    are not registered yet. With ``within_episodes`` no sequence crosses the end of an episode.
+    """A trainer that stores every batch's rows, and learns from sequences at the config's pace; the hooks
+    that publish are not registered yet.
     """
     recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
@@ -86,9 +90,112 @@ def imagined_env(
 
 
 def let_act(loss: LossModule, policy: TensorDictModuleBase, recipe: DreamerConfig) -> None:
-    """Let a loss have a player as its ``actor_network``, the name by which TorchRL saves what acts.
-
-    It is no submodule: all parts of ``policy`` are parts of the loss already.
-    """
+    """Let a loss have a player, made of its own parts, as ``actor_network``, which TorchRL saves."""
     on_adoption: Any = recipe.on_adoption
     vars(loss)["actor_network"] = DreamerPlayer(policy, on_adoption=on_adoption, window=recipe.window)
+
+
+_SEQUENCES = 16
+
+
+class OpenLoop:
+    """Lets the world model imagine replayed sequences, and logs how far that is from what happened. It sees
+    the first rows, then is told the actions alone. Errors are in units of the spread of the observations: 1
+    is as bad as saying their mean; a picture has one spread, because most of its pixels never change. Logs
+    ``imagination/error_first`` and ``imagination/error_last``, of the first and the last imagined step, and
+    ``imagination/still``: the error there of somebody who says that nothing changes. One sequence is written
+    to the run's folder. It keeps nothing in checkpoints, and leaves torch's random numbers as they were.
+    """
+
+    def __init__(
+        self,
+        config: OpenLoopConfig,
+        world_model: TensorDictModuleBase,
+        prior: nn.Module,  # of a state and an action; its last two results are state and belief
+        draw: Callable[[int, int], TensorDictBase],  # so many sequences of so many rows
+        run: Path | None,  # gets the sequence
+    ) -> None:
+        self._config = config
+        self._world_model = world_model
+        self._decoder = decoder_of(world_model)
+        self._prior = prior
+        self._draw = draw
+        self._run = run
+        self._next = config.every_frames
+
+    def register(self, trainer: Trainer) -> None:
+        """Look after a batch of this trainer, when it is time."""
+        trainer.register_op("post_steps_log", partial(self._look, trainer))
+
+    def _look(self, trainer: Trainer, batch: TensorDictBase | None = None) -> dict[str, float]:
+        frames, updates = trainer.collected_frames, trainer.optim_steps_per_batch
+        if frames < self._next or not updates:  # in the prefill nothing has been learned
+            return {}
+        self._next = frames + self._config.every_frames
+        device = next(self._prior.parameters()).device
+        drawing = torch.random.fork_rng([] if device == CPU else [device], device_type=device.type)
+        with torch.no_grad(), drawing:
+            real, imagined = self.imagine()
+        each = real.flatten(0, 1)
+        drawn = each.ndim > 2
+        spread = (each.var(0).mean() if drawn else each.var(0)).sqrt().clamp_min(1e-6)
+        ahead = slice(self._config.seen, None)
+        error = ((imagined - real[:, ahead]) / spread).square().transpose(0, 1).flatten(1).mean(1).sqrt()
+        still = (real[:, -1] - real[:, self._config.seen - 1]) / spread
+        if self._run is not None:
+            write = _draw if drawn else _write
+            write(self._run, frames, real[0, ahead].cpu(), imagined[0].cpu())
+        return {
+            "imagination/error_first": float(error[0]),
+            "imagination/error_last": float(error[-1]),
+            "imagination/still": float(still.square().mean().sqrt()),
+        }
+
+    def imagine(self) -> tuple[Tensor, Tensor]:
+        """Real observations ``[sequences, rows, *observation]`` and imagined ones; pixels from 0 to 1."""
+        seen, ahead = self._config.seen, self._config.ahead
+        rows = self._draw(_SEQUENCES, seen + ahead)
+        real = rows["next", "observation"]
+        if real.dtype is torch.uint8:
+            real = real.to(torch.float32) / 255
+        known = self._world_model(rows[:, :seen].clone())
+        state, belief = (known[key][:, -1] for key in REPLAYED)
+        imagined = []
+        for row in range(seen, seen + ahead):
+            *_, state, belief = self._prior(state, belief, rows["action"][:, row])
+            expected = self._decoder(
+                TensorDict({"next": {"state": state, "belief": belief}}, state.shape[:1])
+            )
+            imagined.append(expected["next", "reco_pixels"].reshape(real[:, row].shape))
+        return real, torch.stack(imagined, 1)
+
+
+def _write(run: Path, frames: int, real: Tensor, imagined: Tensor) -> None:
+    """Append a sequence ``[rows, features]`` as numbers."""
+    begins = not (run / IMAGINATION).exists()
+    with (run / IMAGINATION).open("a", newline="") as file:
+        lines = csv.writer(file)
+        if begins:
+            lines.writerow(["frames", "step", "number", "real", "imagined"])
+        for step, (was, expected) in enumerate(zip(real.tolist(), imagined.tolist(), strict=True), 1):
+            for number, pair in enumerate(zip(was, expected, strict=True)):
+                lines.writerow([frames, step, number, *(f"{value:.6g}" for value in pair)])
+
+
+def _draw(run: Path, frames: int, real: Tensor, imagined: Tensor) -> None:
+    """Write a sequence ``[rows, channels, height, width]`` as one picture: real above, imagined below."""
+    from PIL import Image  # the settings of a recipe are refused where it is missing
+
+    folder = run / IMAGINED_PICTURES
+    folder.mkdir(exist_ok=True)
+    both = torch.stack([real, imagined]).clamp(0, 1).mul(255).round().to(torch.uint8)
+    shown = both.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # [2 x height, rows x width, channels]
+    Image.fromarray(shown.numpy()).save(folder / f"frames_{frames:08d}.png")
+
+
+def decoder_of(world_model: nn.Module) -> TensorDictModuleBase:
+    """The module of a world model that says what it expects to see."""
+    for module in world_model.modules():
+        if isinstance(module, TensorDictModuleBase) and list(module.out_keys) == [("next", "reco_pixels")]:
+            return module
+    raise TypeError(f"{type(world_model).__name__} has no decoder")

@@ -7,17 +7,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import (
-    above_zero,
-    at_least,
-    fraction,
-    in_buffer,
-    in_optimizer,
-    kept,
-    learning_rate,
-    not_below_zero,
-    one_of,
-)
+from rlsync.recipes import bounds
 from rlsync.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig
 from rlsync.recipes.settings import Config, RenderedConfig
 
@@ -32,11 +22,11 @@ class OpenLoopConfig:
     """When to look at what the model imagines: after ``seen`` observations it imagines ``ahead`` steps."""
 
     #: Least number of frames between two looks; 0: none.
-    every_frames: int = not_below_zero(1_000)
+    every_frames: int = bounds.not_below_zero(1_000)
     #: Observations that the model sees first.
-    seen: int = above_zero(5)
+    seen: int = bounds.above_zero(5)
     #: Steps that it imagines then, told the actions alone.
-    ahead: int = above_zero(10)
+    ahead: int = bounds.above_zero(10)
 
 
 @dataclass
@@ -49,36 +39,36 @@ class DreamerConfig(ReplayConfig):
 
     #: Learning rate of Adam, for the world model. Default: for networks of this size; larger ones need a
     #: smaller one.
-    lr: float = learning_rate(1e-3)
-    anneal_lr: bool = kept(False, "the checkpoint has a schedule of the learning rate, or has none")
-    gamma: float = in_buffer(fraction(0.997), "gamma")
+    lr: float = bounds.learning_rate(1e-3)
+    anneal_lr: bool = bounds.kept(False, "the checkpoint has a schedule of the learning rate, or has none")
+    gamma: float = bounds.in_buffer(bounds.fraction(0.997), "gamma")
     #: How much of a return is imagined rewards, and how much the critic's opinion: 1 is rewards alone.
-    gae_lambda: float = in_buffer(fraction(0.95), "lmbda")
+    gae_lambda: float = bounds.in_buffer(bounds.fraction(0.95), "lmbda")
     #: Sequences in one optimizer step.
-    batch_size: int = above_zero(16)
+    batch_size: int = bounds.above_zero(16)
     #: Stored frames in each sequence, all of one episode. The prefill must have a sequence of each
     #: environment.
-    sequence_length: int = at_least(2, 16)
+    sequence_length: int = bounds.at_least(2, 16)
     #: Steps that are imagined from each of these frames.
-    horizon: int = above_zero(15)
+    horizon: int = bounds.above_zero(15)
     #: Number of frames that the replay buffer holds. By default it holds all frames of the run. The first
     #: observation of an episode counts as one, too.
-    buffer_frames: int = kept(above_zero(100_000), BUFFER)
+    buffer_frames: int = bounds.kept(bounds.above_zero(100_000), BUFFER)
     pace: PaceConfig = field(default_factory=lambda: PaceConfig(ratio=0.25, prefill=500))
     #: What a worker's recurrent state becomes when it adopts new weights in the middle of an episode: keep,
     #: reset (to zeros), or recompute (from the episode so far, with the new weights).
-    on_adoption: str = one_of("keep", "reset", "recompute")
+    on_adoption: str = bounds.one_of("keep", "reset", "recompute")
     #: With on_adoption=recompute: the most steps of an episode that the state is made from.
-    window: int = above_zero(64)
+    window: int = bounds.above_zero(64)
     #: Width of hidden layers, of encoder, decoder, heads, actor and critic.
-    cells: int = kept(above_zero(128), _SIZES)
+    cells: int = bounds.kept(bounds.above_zero(128), _SIZES)
     #: Number of hidden layers in each of these networks.
-    depth: int = kept(above_zero(1), _SIZES)
+    depth: int = bounds.kept(bounds.above_zero(1), _SIZES)
     #: Width of the recurrent state, which is called the belief.
-    belief: int = kept(above_zero(128), _SIZES)
+    belief: int = bounds.kept(bounds.above_zero(128), _SIZES)
     #: Nats of difference between prior and posterior that cost nothing: of dreamer_v3 in each row, of
     #: dreamer_v1 in the mean of all.
-    free_nats: float = not_below_zero(1.0)
+    free_nats: float = bounds.not_below_zero(1.0)
     #: What the model imagines, beside what really happened: logged as imagination/..., and one sequence in
     #: imagination.csv.
     open_loop: OpenLoopConfig = field(default_factory=OpenLoopConfig)
@@ -118,26 +108,26 @@ class DreamerV3Config(DreamerConfig):
     """DreamerV3 (Hafner et al. 2023). A state is ``categoricals`` draws from ``classes`` classes each."""
 
     name: str = "dreamer_v3"
-    total_frames: int = above_zero(20_000)
+    total_frames: int = bounds.above_zero(20_000)
     #: A gradient is cut to this share of the norm of its weights.
-    clip_norm: float = in_optimizer(above_zero(0.3), "agc")
+    clip_norm: float = bounds.in_optimizer(bounds.above_zero(0.3), "agc")
     #: The other part of the state is drawn: so many numbers ...
-    categoricals: int = kept(above_zero(8), _SIZES)
+    categoricals: int = bounds.kept(bounds.above_zero(8), _SIZES)
     #: ... each one of so many classes.
-    classes: int = kept(above_zero(8), _SIZES)
+    classes: int = bounds.kept(bounds.above_zero(8), _SIZES)
     #: Only for observations that are pictures (env=rendered): the four layers of the image encoder have 2, 3,
     #: 4 and 4 times as many channels, and those of the decoder, too.
-    channels: int = kept(above_zero(8), _SIZES)
+    channels: int = bounds.kept(bounds.above_zero(8), _SIZES)
     #: Share of a uniform distribution in what is drawn, so that nothing becomes impossible.
-    unimix: float = fraction(0.01)
+    unimix: float = bounds.fraction(0.01)
     #: Bins in which rewards and values are predicted.
-    bins: int = kept(at_least(2, 255), _SIZES)
+    bins: int = bounds.kept(bounds.at_least(2, 255), _SIZES)
     #: What a unit of entropy of the actor is worth, in units of the spread of returns.
-    entropy: float = not_below_zero(3e-4)
+    entropy: float = bounds.not_below_zero(3e-4)
     #: How far the slow critic moves to the critic in each optimizer step.
-    tau: float = fraction(0.02)
+    tau: float = bounds.fraction(0.02)
     #: Optimizer steps over which the learning rate grows to its value; 0: none.
-    warmup_steps: int = in_optimizer(not_below_zero(0), "warmup_steps")
+    warmup_steps: int = bounds.in_optimizer(bounds.not_below_zero(0), "warmup_steps")
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
@@ -171,32 +161,32 @@ class DreamerV1Config(DreamerConfig):
     """
 
     name: str = "dreamer_v1"
-    total_frames: int = above_zero(20_000)
-    lr: float = learning_rate(1e-3, group=0)
-    gamma: float = in_buffer(fraction(0.99), "gamma")
-    clip_norm: float = above_zero(100.0)
+    total_frames: int = bounds.above_zero(20_000)
+    lr: float = bounds.learning_rate(1e-3, group=0)
+    gamma: float = bounds.in_buffer(bounds.fraction(0.99), "gamma")
+    clip_norm: float = bounds.above_zero(100.0)
     #: The other part of the state is drawn: so many numbers.
-    state: int = kept(above_zero(30), _SIZES)
-    free_nats: float = not_below_zero(3.0)
+    state: int = bounds.kept(bounds.above_zero(30), _SIZES)
+    free_nats: float = bounds.not_below_zero(3.0)
     #: Weight of that difference in the world model's loss. The decoder's errors are summed over the numbers
     #: of an observation, so an observation of a few numbers needs a small weight.
-    kl_scale: float = above_zero(1.0, finite=True)
+    kl_scale: float = bounds.above_zero(1.0, finite=True)
     #: Learning rate for the actor.
-    actor_lr: float = learning_rate(3e-4, group=1)
+    actor_lr: float = bounds.learning_rate(3e-4, group=1)
     #: Learning rate for the critic.
-    value_lr: float = learning_rate(3e-4, group=2)
+    value_lr: float = bounds.learning_rate(3e-4, group=2)
     #: The world model and the critic learn rewards times this. Choose it so that returns are tens, not
     #: hundreds. Logged returns are those of the environment. A resumed run cannot change it.
-    reward_scale: float = kept(
-        above_zero(1.0, finite=True), "the checkpoint has values of rewards times that"
+    reward_scale: float = bounds.kept(
+        bounds.above_zero(1.0, finite=True), "the checkpoint has values of rewards times that"
     )
     #: Standard deviation of the actor's choice at the start, before it is squashed into the bounds. At 5 most
     #: choices are near a bound.
-    actor_std: float = above_zero(5.0, finite=True)
+    actor_std: float = bounds.above_zero(5.0, finite=True)
     #: The least that this standard deviation can become.
-    actor_least_std: float = above_zero(1e-4, finite=True)
+    actor_least_std: float = bounds.above_zero(1e-4, finite=True)
     #: Standard deviation of the noise that workers add to actions, in halves of the range of each number.
-    exploration_noise: float = not_below_zero(0.3)
+    exploration_noise: float = bounds.not_below_zero(0.3)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)

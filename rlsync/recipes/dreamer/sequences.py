@@ -30,17 +30,8 @@ STREAM, ROW = "stream", "row"
 
 
 class NumberRows(OwnTransform):
-    """Writes a number on each observation of an environment, which grows by one from row to row.
-
-    Sequences are found by these numbers, in whatever order frames arrive: rows follow each other if their
-    stream is the same and their numbers do. A rollout that is lost leaves a gap, over which no sequence goes.
-    Each environment has a stream of its own, whose id is drawn at random, so those of a resumed run are new.
-
-    Example:
-        >>> from torchrl.envs import GymEnv, TransformedEnv
-        >>> frames = TransformedEnv(GymEnv("CartPole-v1"), NumberRows()).rollout(3)
-        >>> frames["row"].flatten().tolist(), frames["next", "row"].flatten().tolist()
-        ([0, 1, 2], [1, 2, 3])
+    """Writes a number on each observation, which grows by one from row to row, and the random id of its
+    stream. Sequences are found by these, in whatever order frames arrive; a lost rollout leaves a gap.
     """
 
     def __init__(self) -> None:
@@ -74,11 +65,8 @@ class NumberRows(OwnTransform):
 
 
 def as_rows(batch: TensorDictBase) -> TensorDictBase:
-    """The rows ``[rows]`` that frames bring, from environments with :class:`NumberRows` and ``InitTracker``.
-
-    They have ``action``, ``is_init``, ``stream``, ``row``, ``policy_version`` and, under ``next``, what the
-    action led to: ``observation``, ``reward``, ``done`` and ``terminated``. The first row of an episode has
-    an action of zeros, and the version that chose the second one's.
+    """The rows ``[rows]`` that frames bring: ``action``, ``is_init``, ``stream``, ``row``, ``policy_version``
+    and, under ``next``, what the action led to. An episode's first row has an action of zeros.
     """
     frames = batch.reshape(-1)
     after = frames.get("next")
@@ -109,13 +97,9 @@ def as_rows(batch: TensorDictBase) -> TensorDictBase:
 
 
 class Sequences(OwnSampler):
-    """Draws sequences of ``length`` rows of one stream, all alike likely.
-
-    TorchRL's SliceSampler finds sequences that lie one behind the other in the storage, so rollouts of
-    several environments, of any length, would have to be stored apart.
-
-    Where rows follow each other is read from their numbers, after rows were stored; checkpoints keep nothing
-    of it. Sequences ``within_episodes`` cross no end: an episode with fewer rows is never drawn from.
+    """Draws sequences of ``length`` rows of one stream, all alike likely, found by the rows' numbers.
+    TorchRL's SliceSampler wants them one behind the other in the storage. Those ``within_episodes`` cross no
+    end. Checkpoints keep nothing of it.
     """
 
     def __init__(self, length: int, *, within_episodes: bool = False) -> None:
@@ -173,11 +157,7 @@ class Sequences(OwnSampler):
 
 
 class SequenceMemory(Memory):
-    """A memory of rows, from which the sequences of each optimizer step are drawn.
-
-    A sequence begins without a state, as an episode does: the recurrent model reads no action in its first
-    row, and makes the state, whose widths are ``state``, from the observations that follow.
-    """
+    """A memory of rows, from which sequences are drawn. They begin without a state, as episodes do."""
 
     def __init__(self, buffer: TensorDictReplayBuffer, sequences: Sequences, state: dict[str, int]) -> None:
         super().__init__(buffer)

@@ -16,16 +16,7 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import Tensor, nn, optim
-from torchrl.modules import (
-    MLP,
-    AdditiveGaussianModule,
-    DreamerActor,
-    RSSMPosterior,
-    RSSMPrior,
-    RSSMRollout,
-    TanhNormal,
-    WorldModelWrapper,
-)
+from torchrl import modules
 from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerValueLoss, LossModule
 from torchrl.trainers import Trainer
 
@@ -60,10 +51,8 @@ _PICTURE = "picture"
 
 
 class DreamerV1Loss(LossModule):
-    """The losses of a world model, an actor and a critic in one: their sum has the gradient of each.
-
-    The gradient of the actor's loss goes through the imagined steps, but not into the world model, and that
-    of the critic's goes into the critic alone. Model and critic learn rewards times ``reward_scale``.
+    """The losses of world model, actor and critic in one: their sum has the gradient of each, and none
+    reaches another's weights. Model and critic learn rewards times ``reward_scale``.
     """
 
     def __init__(
@@ -110,21 +99,21 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
     """The loss of a world model, an actor and a critic. Its ``actor_network`` is what acts with them."""
     features = recipe.state + recipe.belief
 
-    def net(inputs: int, outputs: int, depth: int = recipe.depth) -> MLP:
-        return MLP(inputs, outputs, depth=depth, num_cells=recipe.cells, activation_class=nn.ELU)
+    def net(inputs: int, outputs: int, depth: int = recipe.depth) -> modules.MLP:
+        return modules.MLP(inputs, outputs, depth=depth, num_cells=recipe.cells, activation_class=nn.ELU)
 
     encoder = nn.Sequential(net(spaces.features, recipe.cells, recipe.depth - 1), nn.ELU())
-    prior = RSSMPrior(
+    prior = modules.RSSMPrior(
         spaces.action_spec, recipe.cells, recipe.belief, recipe.state, action_dim=spaces.actions
     )
-    posterior = RSSMPosterior(
+    posterior = modules.RSSMPosterior(
         recipe.cells, recipe.state, rnn_hidden_dim=recipe.belief, obs_embed_dim=recipe.cells
     )
     reward, value = net(features, 1), net(features, 1)
-    world_model = WorldModelWrapper(
+    world_model = modules.WorldModelWrapper(
         TensorDictSequential(
             TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
-            RSSMRollout(
+            modules.RSSMRollout(
                 TensorDictModule(
                     prior,
                     ["state", "belief", "action"],
@@ -169,7 +158,7 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
         TensorDictModule(encoder, ["observation"], ["encoded_latents"]),
         TensorDictModule(posterior, ["belief", "encoded_latents"], ["_", "_", "state"]),
         actor,
-        AdditiveGaussianModule(
+        modules.AdditiveGaussianModule(
             spec=spaces.action_spec,
             sigma_init=recipe.exploration_noise,
             sigma_end=recipe.exploration_noise,
@@ -186,7 +175,7 @@ def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDi
     low, high = spaces.bounds()
     return ProbabilisticTensorDictSequential(
         TensorDictModule(
-            DreamerActor(
+            modules.DreamerActor(
                 spaces.actions,
                 recipe.depth,
                 recipe.cells,
@@ -199,7 +188,7 @@ def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDi
         ProbabilisticTensorDictModule(
             ["loc", "scale"],
             ["action"],
-            distribution_class=TanhNormal,
+            distribution_class=modules.TanhNormal,
             distribution_kwargs={"low": low, "high": high, "tanh_loc": True},  # or the mean leaves the range
         ),
     )

@@ -17,21 +17,8 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import Tensor, nn
+from torchrl import modules
 from torchrl.data import OneHot
-from torchrl.modules import (
-    DreamerV3DiscreteActor,
-    DreamerV3ImageDecoder,
-    DreamerV3ImageEncoder,
-    DreamerV3MLP,
-    RSSMPosteriorV3,
-    RSSMPriorV3,
-    RSSMRolloutV3,
-    RSSMStateEstimatorV3,
-    SymExpTwoHot,
-    TanhNormal,
-    symexp,
-    symlog,
-)
 from torchrl.objectives import (
     DreamerV3ActorLoss,
     DreamerV3Loss,
@@ -75,18 +62,18 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
 _LEAST_SPREAD = 0.1
 
 
-class SymlogMLP(DreamerV3MLP):
+class SymlogMLP(modules.DreamerV3MLP):
     """An MLP whose input is squashed first: numbers of any size become small ones."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return super().forward(*map(symlog, inputs))
+        return super().forward(*map(modules.symlog, inputs))
 
 
-class SymexpMLP(DreamerV3MLP):
+class SymexpMLP(modules.DreamerV3MLP):
     """An MLP that says the symlog of its output, as the paper's decoder does: the loss takes it of both."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return symexp(super().forward(*inputs))
+        return modules.symexp(super().forward(*inputs))
 
 
 def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CPU) -> DreamerV3Loss:
@@ -101,11 +88,11 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         "unimix": recipe.unimix,
     }
 
-    def head(outputs: int, outscale: float = 1.0) -> DreamerV3MLP:
-        return DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
+    def head(outputs: int, outscale: float = 1.0) -> modules.DreamerV3MLP:
+        return modules.DreamerV3MLP(features, outputs, recipe.depth, recipe.cells, outscale)
 
     encoder, embedding, decoder = make_eyes(recipe, spaces, features)
-    prior = RSSMPriorV3(
+    prior = modules.RSSMPriorV3(
         action_shape=(spaces.actions,),
         action_dim=spaces.actions,
         recurrent_model="block_gru",
@@ -113,14 +100,14 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         prior_num_layers=1,
         **sizes,
     )
-    posterior = RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
+    posterior = modules.RSSMPosteriorV3(obs_embed_dim=embedding, use_rms_norm=True, **sizes)
     ends = head(1)
     reward, value = head(recipe.bins, 0.0), head(recipe.bins, 0.0)
     actor = make_actor(recipe, spaces, features)
-    mean = SymExpTwoHot(recipe.bins)  # of what a head of bins says
+    mean = modules.SymExpTwoHot(recipe.bins)  # of what a head of bins says
     world_model = TensorDictSequential(
         TensorDictModule(encoder, [("next", "observation")], [("next", "encoded_latents")]),
-        RSSMRolloutV3(
+        modules.RSSMRolloutV3(
             TensorDictModule(
                 prior,
                 ["state", "belief", "action"],
@@ -192,7 +179,7 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
     ).to(device)
     acting = TensorDictSequential(
         TensorDictModule(encoder, ["observation"], ["encoded_latents"]),
-        RSSMStateEstimatorV3(prior, posterior),
+        modules.RSSMStateEstimatorV3(prior, posterior),
         actor,
     )
     let_act(loss, acting, recipe)
@@ -200,27 +187,25 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
 
 
 def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
-    """What reads an observation, how many numbers it makes of it, and what says which one to expect.
-
-    Pictures stay uint8 until they are used: the encoder and the loss of TorchRL make numbers from 0 to 1 of
-    them. So players and learner convert them alike. The decoder reads a state, of ``features`` numbers.
+    """What reads an observation, how many numbers it makes of it, and what says which one to expect. Pictures
+    stay uint8 until TorchRL's encoder and loss use them: so players and learner convert them alike.
     """
     if spaces.picture is None:
         encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
         return encoder, recipe.cells, SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)
-    eye = DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
-    decoder = DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
+    eye = modules.DreamerV3ImageEncoder(spaces.picture[0], recipe.channels)
+    decoder = modules.DreamerV3ImageDecoder(features, spaces.picture, recipe.channels, num_blocks=1)
     return eye, eye.output_features(spaces.picture), decoder
 
 
 def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> ProbabilisticTensorDictSequential:
     """What chooses an action from a state: one of n, or numbers within their bounds."""
     if isinstance(spaces.action_spec, OneHot):
-        return DreamerV3DiscreteActor(
+        return modules.DreamerV3DiscreteActor(
             features, spaces.actions, depth=recipe.depth, num_cells=recipe.cells, unimix=recipe.unimix
         )
     low, high = spaces.bounds()
-    net = DreamerV3MLP(features, 2 * spaces.actions, recipe.depth, recipe.cells, 0.01)
+    net = modules.DreamerV3MLP(features, 2 * spaces.actions, recipe.depth, recipe.cells, 0.01)
     spread = NormalParamExtractor(scale_mapping="biased_softplus_1.0", scale_lb=_LEAST_SPREAD)
     return ProbabilisticTensorDictSequential(
         TensorDictModule(net, IMAGINED, ["loc_and_scale"]),
@@ -228,7 +213,7 @@ def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> Probab
         ProbabilisticTensorDictModule(
             ["loc", "scale"],
             ["action"],
-            distribution_class=TanhNormal,
+            distribution_class=modules.TanhNormal,
             distribution_kwargs={"low": low, "high": high, "tanh_loc": False},
             return_log_prob=True,
         ),

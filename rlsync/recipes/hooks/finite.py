@@ -24,18 +24,11 @@ _NORM = "grad_norm"
 
 
 class StopIfNotFinite(RegistersItself):
-    """Raises NotFinite before an optimizer step whose loss or gradient is infinite or not a number.
-
-    The error names the loss or the parameters, the step and the checkpoint. The weights are then still those
-    of before. If they are finite and the trainer has a checkpoint file, it is written once more before the
-    error is raised, so that the run can be resumed from there.
-
-    The check costs no pass over the gradient: it reads the norm that TorchRL's steppers have computed to clip
-    it. With a stepper that leaves no norm behind, it computes one. A stepper that calls the optimizers itself
-    is checked too, because the check hangs on ``torch.optim.Optimizer.register_step_pre_hook``; and so is
-    one that computes losses by methods of the loss module, as TD3's does, through ``Trainer.compute_loss``.
-
-    The hook keeps nothing in checkpoints.
+    """Raises NotFinite before an optimizer step whose loss or gradient is infinite or not a number. It names
+    the loss or the parameters, the step and the checkpoint, which is written once more if the weights, those
+    of before, are finite. It costs no pass over the gradient: it reads the norm that TorchRL's steppers have
+    computed to clip it, or computes one. It hangs on ``torch.optim.Optimizer.register_step_pre_hook`` and
+    ``Trainer.compute_loss``, so that steppers which call these themselves are checked.
     """
 
     def __init__(self) -> None:
@@ -116,10 +109,7 @@ class StopIfNotFinite(RegistersItself):
 
 
 class _LastLosses:
-    """A forward hook that keeps what the loss module was last given and returned.
-
-    An object of its own, so that a deep copy of the loss module does not copy the trainer.
-    """
+    """A forward hook that keeps what the loss module was last given and returned, and no trainer."""
 
     def __init__(self) -> None:
         self._module: nn.Module | None = None

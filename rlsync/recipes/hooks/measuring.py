@@ -30,15 +30,7 @@ from rlsync.transport.ring.format import RingCounters
 
 
 class InSummary(ABC):
-    """A registered hook with one more line for the end of ``rlsync train``.
-
-    Example:
-        >>> class Patience(InSummary):
-        ...     def summary_line(self) -> str:
-        ...         return "learning rate halved 3 times"
-        >>> Patience().summary_line()
-        'learning rate halved 3 times'
-    """
+    """A registered hook with one more line for the end of ``rlsync train``."""
 
     @abstractmethod
     def summary_line(self) -> str:
@@ -56,14 +48,7 @@ class Waits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who waited for whom.
-
-    Example:
-        >>> print(Load(learner_busy=0.97, workers_waited=0.41))
-        learner busy 97 %, workers waited 41 %: the learner is the bottleneck
-        >>> print(Load(learner_busy=0.4, more_frames="env.num_envs=2"))
-        learner busy 40 %: the workers are the bottleneck, try env.num_envs=2
-    """
+    """Who waited for whom."""
 
     learner_busy: float  # fraction of the time in which the learner was not waiting for frames
     workers_waited: float | None = None  # of the workers' time; None where the collector cannot tell
@@ -131,10 +116,7 @@ class StalenessHistogram(TrainerHookBase):
         return ages
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
-        """Count before each optimizer step, and write at the end.
-
-        ConfigError if ``sync`` is bound to no trainer, or its frames carry no stamps.
-        """
+        """Count before each optimizer step, and write at the end; ConfigError without stamps."""
         self.sync.require_stamps("StalenessHistogram")
         self._registered = True
         trainer.register_op("process_optim_batch", self)

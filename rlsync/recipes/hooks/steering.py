@@ -17,15 +17,10 @@ from rlsync.workers.replay.pacing import Pace, PaceFrom
 
 
 class KeepPace(TrainerHookBase):
-    """Lets a trainer do as many optimizer steps after each batch as its frames allow, and logs the ratio.
-
-    Whichever side is ahead waits. The learner does no update that no frame has allowed: it waits for the next
-    batch. Workers collect one rollout ahead at most, and begin the next one when the learner takes it.
-
-    With ``refills`` checkpoints have no replay buffer: a resumed run collects as many frames as the prefill
-    has before its next update, and the ratio holds from there on.
-
-    Logs ``pace/ratio``, the updates for each frame that were really done, and ``pace/updates``.
+    """Lets a trainer do as many optimizer steps after each batch as its frames allow; whichever side is ahead
+    waits. Workers collect one rollout ahead at most. With ``refills`` checkpoints have no replay buffer: a
+    resumed run first collects as many frames as the prefill has. Logs ``pace/ratio``, the updates for each
+    frame that were really done, and ``pace/updates``.
     """
 
     def __init__(self, pace: Pace, *, refills: bool = False) -> None:
@@ -150,13 +145,9 @@ class UnrollReturns(EpisodeReturns):
 
 
 class EpsilonDecay(TrainerHookBase):
-    """Lowers the exploration rate of an EGreedyModule as frames are collected.
-
-    DQNTrainer does this too, but its checkpoints do not say for how many frames the rate has fallen. They
-    carry the module itself as ``trainer.greedy_module``.
-
-    Logs ``exploration/epsilon``, the rate of the worker that explores most, and ``exploration/epsilon_last``,
-    that of the one that explores least: the rate to the power ``last_exponent``.
+    """Lowers the rate of an EGreedyModule as frames are collected. DQNTrainer does, too, but its checkpoints
+    lack for how many frames it has fallen. Logs ``exploration/epsilon``, of the worker that explores most,
+    and ``exploration/epsilon_last``: the rate to the power ``last_exponent``.
     """
 
     def __init__(self, greedy: EGreedyModule, last_exponent: float = 1.0) -> None:
@@ -192,10 +183,7 @@ class EpsilonDecay(TrainerHookBase):
 
 
 class MixReplayed(TrainerHookBase):
-    """Adds replayed unrolls to what an optimizer step is about to use.
-
-    If checkpoints do not ``keep_contents``, a resumed run starts with an empty replay.
-    """
+    """Adds replayed unrolls to what a step uses; resumed runs begin empty without ``keep_contents``."""
 
     def __init__(self, mix: ReplayMix, *, keep_contents: bool = False) -> None:
         self.mix = mix
@@ -226,15 +214,7 @@ class MixReplayed(TrainerHookBase):
 
 
 class ToLearner:
-    """Moves each batch of a stock collector to the learner's device, before anything computes with it.
-
-    It is the one place where frames leave host memory. Batches that are there already are not copied.
-
-    Example:
-        >>> from tensordict import TensorDict
-        >>> ToLearner(torch.device("cpu"))(TensorDict({"reward": torch.ones(2)}, [2]))["reward"].device
-        device(type='cpu')
-    """
+    """Moves each batch to the learner's device: the one place where frames leave host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -231,7 +231,7 @@ class DiagonalGaussian(PolicyHead):
     def kl_implied(self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar) -> Tensor:
         raise ConfigError(
             "the implied policy of two Gaussians has no closed form",
-            "trust region with reference='implied'",
+            "TrustRegion(reference='implied')",
             "use reference='mu'",
         )
 

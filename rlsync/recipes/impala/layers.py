@@ -18,11 +18,8 @@ TORSOS = ("mlp", "shallow", "deep")
 
 
 class PixelConv2d(nn.Conv2d):
-    """A convolution that takes uint8 pixels and computes with pixels / 255.
-
-    It divides the weights, which are few, instead of the pixels. bfloat16 represents 0 to 255 exactly, so
-    under autocast pixels are converted to it directly. With ``channels_last`` it converts the pixels so that
-    the convolutions after it use that format as well.
+    """A convolution that takes uint8 pixels and computes with pixels / 255, by dividing its few weights;
+    bfloat16 represents 0 to 255 exactly.
     """
 
     def __init__(
@@ -57,13 +54,8 @@ class Residual(nn.Module):
 def make_torso(
     name: str, shape: Sequence[int], hidden: Sequence[int], *, channels_last: bool = False
 ) -> nn.Sequential:
-    """The torso of this name, or ConfigError if there is none or it takes no such observations.
-
-    Its last layer's width is the number of features. ``"mlp"`` takes vectors; ``"shallow"`` (the convolutions
-    of the DQN agent) and ``"deep"`` (15 convolutions in residual blocks) take pixels [C, H, W], and have
-    layers of the widths ``hidden`` after the convolutions.
-
-    Source: "shallow": Mnih et al. 2015, doi 10.1038/nature14236; "deep": IMPALA, arXiv 1802.01561, figure 3.
+    """The torso of this name, whose last width in ``hidden`` is the number of features; ConfigError for other
+    observations. "shallow": Mnih et al. 2015, doi 10.1038/nature14236; "deep": arXiv 1802.01561.
     """
     _check_torso(name, shape, hidden)
     if name == "mlp":
@@ -143,11 +135,8 @@ def linear(inputs: int, outputs: int, *, gain: float) -> nn.Linear:
 
 class EpisodicLSTM(nn.Module):
     """One LSTM layer over time-first features; the state is zeroed before each step that begins an episode.
-
-    The input products of a whole unroll are one matrix product; a loop of masked cells follows. Measured on
-    a CPU (T=21, B=8, 256 units, forward and backward) this takes as long as nn.LSTM, which cannot reset.
-    nn.LSTM run in segments between resets takes 1.4 times as long with two resets, and five times as long
-    with a reset at every step.
+    On a CPU (T=21, B=8, 256 units) it takes as long as nn.LSTM. That, run in segments between resets, takes
+    1.4 times as long with two resets and five times with one at every step.
     """
 
     def __init__(self, inputs: int, units: int) -> None:
@@ -163,10 +152,8 @@ class EpisodicLSTM(nn.Module):
             self.inward.bias[units : 2 * units] = 1.0
 
     def forward(self, features: Tensor, is_init: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [T, N, units], and the states [T, N, 2, units] after each step, which carry no gradient.
-
-        ``features`` is [T, N, inputs]; ``is_init`` [T, N] bool, whether the step begins an episode; ``state``
-        [N, 2, units], output and cell before the first step.
+        """Outputs [T, N, units] and states [T, N, 2, units] without gradient, of ``features`` [T, N, inputs],
+        ``is_init`` [T, N] and the first ``state`` [N, 2, units], output and cell.
         """
         keep = (~is_init).to(features.dtype).unsqueeze(-1)
         h, c = state.unbind(1)
@@ -199,16 +186,9 @@ _SLICES_PER_THREAD = 2
 def split_pass(
     run: Callable[[Tensor], Tensor], parameters: Sequence[Tensor], inputs: Tensor, threads: int
 ) -> Tensor:
-    """``run(inputs)``, slice by slice along the first dimension, in ``threads`` threads at once.
-
-    The backward pass also goes slice by slice. The gradients of the slices are summed in a fixed order, so
-    the result does not depend on which thread was faster. Torch's own threads split every operation and wait
-    for each other after each one: where workers use the same cores, that costs more than it gains.
-
-    Each row of the result of ``run`` depends on the same row of its input alone. The ``parameters`` get
-    gradients, once; the input gets none.
-
-    Source: torch.autograd.Function; autograd may run in several threads on graphs that share their leaves.
+    """``run(inputs)``, slice by slice along the first dimension, in ``threads`` threads at once, and so
+    backward; gradients are summed in a fixed order. Torch's own threads wait for each other after every
+    operation, which costs more than it gains where workers use the same cores. ``inputs`` get no gradient.
     """
     out: Tensor = _SplitPass.apply(run, inputs, threads, *parameters)
     return out

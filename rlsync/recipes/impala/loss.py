@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -11,7 +11,7 @@ from torchrl.objectives import LossModule
 
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.bounds import fields_as_keywords
-from rlsync.recipes.impala.heads import Categorical, PolicyHead
+from rlsync.recipes.impala.heads import PolicyHead
 from rlsync.recipes.impala.network import Finals, ImpalaNet, Unrolled
 from rlsync.recipes.impala.settings import LossSettings, Trust
 from rlsync.recipes.impala.vtrace import vtrace_with
@@ -71,7 +71,8 @@ class ImpalaLoss(LossModule):
         super().__init__()
         region = settings.trust_region
         if region is not None and region.reference == "implied":
-            _must_be_categorical(actor_network)
+            nothing = torch.zeros(actor_network.head.width)
+            actor_network.head.kl_implied(nothing, nothing)  # some heads refuse: it has no closed form
         self.actor_network = actor_network
         self.settings = settings
         self.entropy_coeff = settings.entropy_coeff
@@ -191,15 +192,6 @@ def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
         )
 
 
-def _must_be_categorical(network: Any) -> None:
-    if not isinstance(network.head, Categorical):
-        raise ConfigError(
-            f"the implied policy of a {type(network.head).__name__} has no closed form",
-            "TrustRegion(reference='implied')",
-            "use reference='mu'",
-        )
-
-
 class Steps(NamedTuple):
     """What the workers recorded, [T, B, ...]; a tensor that no option needs may be None."""
 
@@ -216,13 +208,8 @@ class Steps(NamedTuple):
 def loss_terms(
     seen: Unrolled, steps: Steps, head: PolicyHead, settings: LossSettings
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The policy, baseline and entropy losses before their coefficients, and detached scalars to log.
-
-    These are :data:`DIAGNOSTICS`, and with a trust region :data:`TRUST_DIAGNOSTICS`. It has no branches on
-    the values of tensors, so ``torch.compile(fullgraph=True)`` takes it. ConfigError if an option needs a
-    tensor that is None in ``steps``.
-
-    Source: IMPALA, arXiv 1802.01561, section 4.2; LASER, arXiv 1909.11583.
+    """The policy, baseline and entropy losses before their coefficients, and detached scalars to log; no
+    branch on values, so it compiles whole. ConfigError if an option needs a tensor that is None in ``steps``.
     """
     params = seen.params[:-1]
     log_prob, entropy = head.score(params, steps.action)

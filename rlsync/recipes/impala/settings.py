@@ -11,20 +11,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import (
-    WIDTHS,
-    above_zero,
-    bound_errors,
-    fraction,
-    in_optimizer,
-    kept,
-    learning_rate,
-    not_below_zero,
-    one_of,
-    refuse,
-    same_as,
-    values_for,
-)
+from rlsync.recipes import bounds
 from rlsync.recipes.settings import SCHEDULE, Config, EvaluationConfig, RecipeConfig
 from rlsync.transport.ring.format import WhenFull
 
@@ -70,12 +57,12 @@ class TrustRegion:
         tensor([ True, False])
     """
 
-    threshold: float = above_zero(MISSING)
-    reference: str = one_of("mu", "implied")
+    threshold: float = bounds.above_zero(MISSING)
+    reference: str = bounds.one_of("mu", "implied")
     gate_delta: bool = False
 
     def __post_init__(self) -> None:
-        refuse(bound_errors(self, "TrustRegion."))
+        bounds.refuse(bounds.bound_errors(self, "TrustRegion."))
 
     def decide(self, kl: Tensor) -> Trust:
         """Decide for each step.
@@ -109,14 +96,14 @@ class VTraceSettings:
         1.0
     """
 
-    gamma: float = same_as(RecipeConfig, "gamma")
-    rho_bar: float = above_zero(1.0)
-    c_bar: float = above_zero(1.0)
-    pg_rho_bar: float = above_zero(1.0)
-    lam: float = fraction(1.0)
+    gamma: float = bounds.same_as(RecipeConfig, "gamma")
+    rho_bar: float = bounds.above_zero(1.0)
+    c_bar: float = bounds.above_zero(1.0)
+    pg_rho_bar: float = bounds.above_zero(1.0)
+    lam: float = bounds.fraction(1.0)
 
     def __post_init__(self) -> None:
-        refuse(bound_errors(self))
+        bounds.refuse(bounds.bound_errors(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +130,11 @@ class LossSettings(VTraceSettings):
         'mean'
     """
 
-    entropy_coeff: float = not_below_zero(0.01)
-    baseline_coeff: float = not_below_zero(0.02)
-    reward_clipping: str = one_of("none", "clip")
-    reduction: str = one_of("mean", "sum")
-    entropy_on: str = one_of("all", "online")
+    entropy_coeff: float = bounds.not_below_zero(0.01)
+    baseline_coeff: float = bounds.not_below_zero(0.02)
+    reward_clipping: str = bounds.one_of("none", "clip")
+    reduction: str = bounds.one_of("mean", "sum")
+    entropy_on: str = bounds.one_of("all", "online")
     trust_region: TrustRegion | None = None
 
 
@@ -156,11 +143,11 @@ class ModelConfig:
     """The network: a torso, an LSTM if it has units, policy and value; see ``ImpalaNet``."""
 
     #: mlp for vectors; shallow (as in DQN) or deep (residual) for pixels. auto chooses mlp or shallow.
-    torso: str = one_of("auto", "mlp", "shallow", "deep")
+    torso: str = bounds.one_of("auto", "mlp", "shallow", "deep")
     #: Widths of the torso's dense layers. null: [64, 64] for mlp, [512] for shallow, [256] for deep.
-    hidden: list[int] | None = field(default=None, metadata=WIDTHS)
+    hidden: list[int] | None = field(default=None, metadata=bounds.WIDTHS)
     #: Units of the LSTM; 0: no LSTM.
-    lstm: int = not_below_zero(0)
+    lstm: int = bounds.not_below_zero(0)
     #: Whether the last action and the last reward are inputs of the network.
     last_action: bool = False
     last_reward: bool = False
@@ -169,7 +156,7 @@ class ModelConfig:
     bfloat16: bool = False
     #: Threads that share the learner's passes of the torso. More than one helps where workers leave cores
     #: idle.
-    torso_threads: int = above_zero(1)
+    torso_threads: int = bounds.above_zero(1)
 
 
 @dataclass
@@ -177,11 +164,11 @@ class UnrollReplayConfig:
     """Replayed unrolls, and the trust region of :class:`TrustRegion` for what is learned from them."""
 
     #: Replayed unrolls for each new one. 0: no replay, and the other keys of this section have no effect.
-    ratio: float = not_below_zero(0.0)
+    ratio: float = bounds.not_below_zero(0.0)
     #: Capacity, in steps.
-    capacity_steps: int = above_zero(100_000)
+    capacity_steps: int = bounds.above_zero(100_000)
     #: Nothing is replayed before the replay holds this many steps.
-    min_steps: int = above_zero(1_000)
+    min_steps: int = bounds.above_zero(1_000)
     #: A folder to keep the replay in, on disk; null: in memory.
     path: str | None = None
     #: Whether checkpoints contain the replay. A resumed run can then replay at once, but each checkpoint is
@@ -189,14 +176,14 @@ class UnrollReplayConfig:
     checkpointed: bool = False
     #: Trust region: steps where KL(policy || reference) is not below this many nats are not learned from.
     #: null: no trust region.
-    threshold: float | None = same_as(TrustRegion, "threshold", default=None)
+    threshold: float | None = bounds.same_as(TrustRegion, "threshold", default=None)
     #: The reference: mu, the behaviour policy, or implied, the policy that V-trace evaluates, which is
     #: min(rho_bar * mu, policy), normalised.
-    reference: str = same_as(TrustRegion, "reference")
+    reference: str = bounds.same_as(TrustRegion, "reference")
     #: Whether a rejected step also loses its temporal difference.
-    gate_delta: bool = same_as(TrustRegion, "gate_delta")
+    gate_delta: bool = bounds.same_as(TrustRegion, "gate_delta")
     #: Entropy bonus on all unrolls, or on online (new) ones only.
-    entropy_on: str = same_as(LossSettings, "entropy_on")
+    entropy_on: str = bounds.same_as(LossSettings, "entropy_on")
 
     def loss_options(self) -> dict[str, Any]:
         """The options of :class:`LossSettings` that depend on the replay."""
@@ -215,57 +202,59 @@ class ImpalaConfig(RecipeConfig):
     #: The recipe. recipe=... on the command line sets it together with its keys.
     name: str = "impala"
     #: The run ends after this many frames at the latest. anneal_lr lowers the learning rate over them.
-    total_frames: int = above_zero(400_000)
+    total_frames: int = bounds.above_zero(400_000)
     #: Learning rate at the start.
-    lr: float = learning_rate(2e-3)
+    lr: float = bounds.learning_rate(2e-3)
     #: Whether the learning rate falls linearly to a twentieth over total_frames.
-    anneal_lr: bool = kept(False, SCHEDULE)
+    anneal_lr: bool = bounds.kept(False, SCHEDULE)
     #: New unrolls in one optimizer step; replayed ones come on top. Must be a multiple of env.num_envs.
-    batch_size: int = above_zero(8)
+    batch_size: int = bounds.above_zero(8)
     #: Largest norm of the gradient. The paper has 40.
-    clip_norm: float = above_zero(40.0)
+    clip_norm: float = bounds.above_zero(40.0)
     #: Steps in one unroll. The paper has 20.
-    unroll_length: int = above_zero(20)
+    unroll_length: int = bounds.above_zero(20)
     #: Number of rollout slots. Fewer slots bound the age of unrolls more tightly. null: one for each worker,
     #: plus those of two batches.
-    slots: int | None = above_zero(None)
+    slots: int | None = bounds.above_zero(None)
     #: What happens when no slot is free. block: the worker waits, and nothing is lost. drop_oldest: when the
     #: learner comes for an unroll and all slots are full, it drops the oldest. drop_newest: the worker plays
     #: on and drops that rollout.
-    when_full: str = one_of(*get_args(WhenFull))
+    when_full: str = bounds.one_of(*get_args(WhenFull))
     #: Step one half of a worker's environments while the network computes the actions of the other half. This
     #: helps where there are more cores than workers.
     overlap: bool = False
     #: How many times within ten minutes a worker that died is started again before the run fails.
-    max_restarts: int = not_below_zero(5)
+    max_restarts: int = bounds.not_below_zero(5)
     #: adam or rmsprop. The paper has rmsprop; adam needs no tuning on CartPole.
-    optimizer: str = kept(one_of("adam", "rmsprop"), "the checkpoint has the state of that optimizer")
+    optimizer: str = bounds.kept(
+        bounds.one_of("adam", "rmsprop"), "the checkpoint has the state of that optimizer"
+    )
     #: RMSProp's alpha: the decay of its running mean of squared gradients.
-    rms_alpha: float = in_optimizer(fraction(0.99), "alpha", optimizer="RMSprop")
+    rms_alpha: float = bounds.in_optimizer(bounds.fraction(0.99), "alpha", optimizer="RMSprop")
     #: RMSProp's epsilon, added to the denominator.
-    rms_eps: float = in_optimizer(above_zero(0.01), "eps", optimizer="RMSprop")
+    rms_eps: float = bounds.in_optimizer(bounds.above_zero(0.01), "eps", optimizer="RMSprop")
     #: Adam's epsilon. Larger values shrink the steps of weights with small gradients.
-    adam_eps: float = in_optimizer(above_zero(1e-8), "eps", optimizer="Adam")
+    adam_eps: float = bounds.in_optimizer(bounds.above_zero(1e-8), "eps", optimizer="Adam")
     #: Weight of the entropy bonus.
-    entropy_coeff: float = same_as(LossSettings, "entropy_coeff")
+    entropy_coeff: float = bounds.same_as(LossSettings, "entropy_coeff")
     #: Weight of the baseline's loss. The paper has 0.5; with CartPole's returns in the hundreds the
     #: baseline's gradient would then be many times the policy's.
-    baseline_coeff: float = same_as(LossSettings, "baseline_coeff")
+    baseline_coeff: float = bounds.same_as(LossSettings, "baseline_coeff")
     #: V-trace: bound of the probability ratio in the temporal difference. It decides which policy is
     #: evaluated. The paper has 1.
-    rho_bar: float = same_as(LossSettings, "rho_bar")
+    rho_bar: float = bounds.same_as(LossSettings, "rho_bar")
     #: V-trace: bound of the ratio in the trace. It decides how far back a temporal difference reaches. The
     #: paper has 1.
-    c_bar: float = same_as(LossSettings, "c_bar")
+    c_bar: float = bounds.same_as(LossSettings, "c_bar")
     #: V-trace: bound of the ratio in the advantage of the policy gradient. The paper has 1.
-    pg_rho_bar: float = same_as(LossSettings, "pg_rho_bar")
+    pg_rho_bar: float = bounds.same_as(LossSettings, "pg_rho_bar")
     #: V-trace: lambda, as in GAE. 1 is plain V-trace; smaller values bootstrap earlier.
-    vtrace_lambda: float = same_as(LossSettings, "lam")
+    vtrace_lambda: float = bounds.same_as(LossSettings, "lam")
     #: none, or clip: rewards are clipped to [-1, 1] for learning. Logged returns are not clipped.
-    reward_clipping: str = same_as(LossSettings, "reward_clipping")
+    reward_clipping: str = bounds.same_as(LossSettings, "reward_clipping")
     #: mean or sum over the steps of a batch. With mean, the learning rate does not depend on the size of the
     #: batch.
-    reduction: str = same_as(LossSettings, "reduction")
+    reduction: str = bounds.same_as(LossSettings, "reduction")
     model: ModelConfig = field(default_factory=ModelConfig)
     #: Replay of unrolls, as in recipe=laser. IMPALA has none.
     replay: UnrollReplayConfig = field(default_factory=UnrollReplayConfig)
@@ -287,7 +276,9 @@ class ImpalaConfig(RecipeConfig):
 
     def loss_settings(self) -> LossSettings:
         """The settings of the loss. Without a replay those under ``replay`` have no effect."""
-        options = values_for(LossSettings, self) | {"lam": self.vtrace_lambda} | self.replay.loss_options()
+        options = (
+            bounds.values_for(LossSettings, self) | {"lam": self.vtrace_lambda} | self.replay.loss_options()
+        )
         return LossSettings(**options)
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:

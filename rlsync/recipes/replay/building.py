@@ -53,11 +53,8 @@ def paced_trainer(
     stepper: OptimizationStepper | None = None,
     target: TargetNetUpdater | None = None,
 ) -> Trainer:
-    """A trainer that stores and draws by ``memory``, and learns at the pace of the config.
-
-    Its checkpoints have the replay buffer, or not, as the config says. The rate of ``optimizer``, which is
-    None where a stepper has its own, is lowered if the config says so. The hook of ``target``, which moves
-    target networks, is registered by the recipe, and so are those that publish.
+    """A trainer that stores and draws by ``memory``, and learns at the pace of the config. The recipe
+    registers the hooks that publish, and the one of ``target``, which moves target networks.
     """
     recipe: ReplayConfig = run.recipe
     trainer = Trainer(
@@ -94,11 +91,8 @@ def make_trainer(
     squared_errors: bool = True,
     moved_by_recipe: bool = False,
 ) -> Trainer:
-    """A :func:`paced_trainer` of a :class:`StepMemory`.
-
-    The ``target`` networks move after every step, unless they are ``moved_by_recipe``.
-    The hooks that publish are not registered yet: a recipe may have more sources for its sync map, and more
-    hooks that come before them. Call ``register_with_evaluations`` last.
+    """A :func:`paced_trainer` of a :class:`StepMemory`, whose ``target`` networks move after every step,
+    unless ``moved_by_recipe``. Call ``register_with_evaluations`` last: hooks of the recipe come before.
     """
     recipe: OffPolicyConfig = run.recipe
     prioritized = None
@@ -124,10 +118,8 @@ def relu_mlp(recipe: ActorCriticConfig, features: int, outputs: int, *, last_gai
 
 
 def twin_critics(recipe: ActorCriticConfig, spaces: Spaces, device: torch.device) -> list[ValueOperator]:
-    """Two critics of an observation and an action, each with initial weights of its own, on a device.
-
-    A loss that is given one critic to double draws the weights of both anew, each uniformly between the
-    smallest and the largest weight of its tensor. That widens every distribution but a uniform one.
+    """Two critics with initial weights of their own: a loss that doubles one redraws both uniformly between
+    the smallest and the largest weight, which widens every distribution but a uniform one.
     """
     return [
         ValueOperator(

@@ -21,12 +21,9 @@ _ENDS = ("done", "terminated", "truncated")
 
 
 def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDictBase:
-    """The same steps with rewards summed over up to ``n`` of them, and the observation after these.
-
-    A sum ends where the episode or the batch, ``[*, time]`` of one rollout, ends. TorchRL 0.14's MultiStep
-    leaves ``done`` and ``terminated`` as they were after one step, so that a loss would add the value of a
-    terminal state. Here they are those of the last step of the sum. The result has ``steps_to_next_obs``
-    besides.
+    """The same steps with rewards summed over up to ``n`` of them and the observation after these, until the
+    episode or the batch ends. Unlike TorchRL 0.14's MultiStep, ``done`` and ``terminated`` are those of the
+    sum's last step, so no loss adds the value of a terminal state.
     """
     if n == 1:
         return batch
@@ -42,10 +39,7 @@ def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDi
 
 
 class Memory(ABC):
-    """Puts every batch into a replay buffer, and draws what each optimizer step learns from.
-
-    TorchRL's own hooks store a batch only when the trainer learns from it, so the prefill would be lost.
-    """
+    """Stores every batch, also those of the prefill, and draws what each optimizer step learns from."""
 
     def __init__(self, buffer: TensorDictReplayBuffer) -> None:
         self.buffer = buffer
@@ -70,10 +64,7 @@ class Memory(ABC):
 
 
 class StepMemory(Memory):
-    """A memory of single steps, with returns of ``n_step`` of them.
-
-    ``squared_errors`` says whether the loss writes the squares of its errors, or their absolute values.
-    """
+    """A memory of single steps with returns of ``n_step``; with ``squared_errors`` a loss writes squares."""
 
     def __init__(
         self, buffer: TensorDictReplayBuffer, gamma: float, n_step: int = 1, *, squared_errors: bool = True
@@ -84,10 +75,7 @@ class StepMemory(Memory):
         self._squared_errors = squared_errors
 
     def prioritize(self, trainer: Trainer, sampler: PrioritizedRows, beta: tuple[float, float]) -> None:
-        """Give drawn frames the size of their newest error as their priority.
-
-        The sampler's beta goes linearly from the first to the second number until ``trainer.total_frames``.
-        """
+        """Give drawn frames the size of their newest error; beta goes linearly to its second number."""
 
         def anneal(*_: object) -> None:
             done = min(1.0, trainer.collected_frames / trainer.total_frames)
@@ -114,10 +102,8 @@ _LEAST = 1e-6
 
 
 class SumTree:
-    """Numbers in the leaves of a binary tree, whose inner nodes are sums: finding takes log2(capacity).
-
-    TorchRL's PrioritizedSampler has its trees in a compiled extension, which does not load with each build of
-    torch. This one is the same on every machine.
+    """Numbers in the leaves of a binary tree of sums: finding takes log2(capacity). TorchRL's own trees are
+    in a compiled extension, which does not load with each build of torch.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -143,10 +129,7 @@ class SumTree:
             self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
 
     def find(self, mass: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The places at which the running sum of all numbers passes each mass, from 0 to ``total``.
-
-        A place with the number 0 is never found.
-        """
+        """The places at which the running sum passes each mass, from 0 to ``total``; no number there is 0."""
         nodes, mass = np.ones(len(mass), dtype=np.int64), mass.astype(np.float64)
         while nodes[0] < self._leaves:
             left = self._nodes[2 * nodes]
@@ -157,13 +140,9 @@ class SumTree:
 
 
 class PrioritizedRows(OwnSampler):
-    """Draws frame i with probability ``p_i ** alpha / sum_j p_j ** alpha``; p is its newest error.
-
-    A frame that was never drawn has the largest priority so far. What is drawn has ``priority_weight``, which
-    TorchRL's losses use: ``(N P(i)) ** -beta`` divided by the largest such weight of what is drawn with it.
-    With a beta of 1 it takes back all of the bias.
-
-    Source: Schaul et al. 2016, https://arxiv.org/abs/1511.05952.
+    """Draws frame i with probability ``p_i ** alpha / sum_j p_j ** alpha``; p is its newest error, or the
+    largest so far. ``priority_weight`` is ``(N P(i)) ** -beta`` over the largest drawn with it (Schaul et al.
+    2016, https://arxiv.org/abs/1511.05952).
     """
 
     def __init__(self, capacity: int, alpha: float, beta: float) -> None:

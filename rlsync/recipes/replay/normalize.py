@@ -41,10 +41,7 @@ class NormalizeConfig:
 
 
 class Moments:
-    """The number, the mean and the variance of the rows seen so far, merged batch by batch in float64.
-
-    The numbers do not depend on how the rows were split into batches, but for rounding.
-    """
+    """Number, mean and variance of the rows seen, in float64, however they are batched, but for rounding."""
 
     def __init__(self, features: int) -> None:
         self.count = 0
@@ -82,14 +79,7 @@ class Moments:
 
 
 class Standardize(nn.Module):
-    """Subtracts ``mean`` and divides by ``std``, buffers ``[features]``, and clips the result at ``clip``.
-
-    Example:
-        >>> see = Standardize(2, clip=3.0)
-        >>> _ = see.mean.copy_(torch.tensor([1.0, 0.0])), see.std.copy_(torch.tensor([2.0, 0.1]))
-        >>> see(torch.tensor([2.0, 5.0]))
-        tensor([0.5000, 3.0000])
-    """
+    """Subtracts ``mean`` and divides by ``std``, buffers ``[features]``, and clips the result at ``clip``."""
 
     mean: Tensor
     std: Tensor
@@ -117,13 +107,9 @@ class Standardized(nn.Module):
 
 
 class Normalize(TrainerHookBase):
-    """Counts every collected frame, and writes the statistics into the networks of the trainer's loss.
-
-    All its networks get them, target networks too: they see the same observation as the same numbers. Rewards
-    are divided by the root of their mean square when an optimizer step draws them, so that frames of any age
-    count in one unit. Nothing is subtracted from a reward, since that would change which policy is best.
-
-    Logs ``normalize/frames`` and, for rewards, ``normalize/reward_scale``.
+    """Counts every collected frame, and writes the statistics into all networks of the trainer's loss.
+    Rewards are divided by the root of their mean square when they are drawn, so that frames of any age count
+    in one unit; subtracting would change which policy is best. It logs ``normalize/frames`` and the scale.
     """
 
     def __init__(self, config: NormalizeConfig, features: int) -> None:
@@ -175,10 +161,7 @@ class Normalize(TrainerHookBase):
 
 
 def write_statistics(loss: nn.Module, mean: Tensor, std: Tensor) -> None:
-    """Write a mean and a spread into every :class:`Standardize` of a TorchRL loss.
-
-    A loss holds the leaves of its networks in sets of parameters, those of several critics in one leaf.
-    """
+    """Write a mean and a spread into every :class:`Standardize` of a loss, several critics' in one leaf."""
     values = {"mean": mean, "std": std}
     for params in loss.children():
         if isinstance(params, TensorDictParams):

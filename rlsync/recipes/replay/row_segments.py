@@ -35,10 +35,7 @@ _DAMAGED = (OSError, RuntimeError, ValueError, KeyError, EOFError, zipfile.BadZi
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive rows in one file, which is never changed.
-
-    Rows are numbered from 0 in the order in which they came.
-    """
+    """Consecutive rows, numbered in the order in which they came, in one file, which is never changed."""
 
     file: str  # its name, which no other segment has, in any run
     first: int  # the number of its first row
@@ -146,17 +143,10 @@ MOST_SEGMENTS = 1_000
 
 
 class RowSegments(TensorStorageCheckpointer):
-    """Writes only the new rows of a round-robin replay buffer into a checkpoint, and links the others.
-
-    TorchRL's storages ask their checkpointer what to write. Sampler, writer and transforms stay with TorchRL.
-
-    A segment is on disk before ``dumps`` returns. Whatever fails later, or if the process is killed, the
-    checkpoint before is untouched. Segments that cannot be linked are written again: those of a checkpoint on
-    another file system, and all of them where files cannot have a second name. Each row is written twice at
-    most, whatever :data:`MOST_SEGMENTS`.
-
-    The rows of a buffer must not change once they are stored. ``TensorDictReplayBuffer.extend`` is the only
-    way in.
+    """The checkpointer of a round-robin replay buffer's storage: writes only the new rows, and links the
+    segments of the checkpoint before, or writes again what cannot be linked. A segment is on disk before
+    ``dumps`` returns, and the checkpoint before stays untouched. Each row is written twice at most, whatever
+    :data:`MOST_SEGMENTS`. Stored rows must not change: ``TensorDictReplayBuffer.extend`` is the only way in.
     """
 
     def __init__(
@@ -175,10 +165,7 @@ class RowSegments(TensorStorageCheckpointer):
         self._has_warned = False
 
     def dumps(self, storage: TensorStorage, path: str | Path) -> None:
-        """Write the rows that no segment of the checkpoints before has, and link those segments.
-
-        RlsyncError if they cannot be written, for example because the disk is full.
-        """
+        """Write the rows that no segment has, and link the others; RlsyncError if that fails."""
         folder = Path(path)
         folder.mkdir(exist_ok=True)
         given = replay.rows_given(self._buffer)
@@ -203,10 +190,7 @@ class RowSegments(TensorStorageCheckpointer):
         self._remember(folder)
 
     def loads(self, storage: TensorStorage, path: str | Path) -> None:
-        """Put the rows of a checkpoint at their places; also of one that TorchRL's checkpointer wrote.
-
-        ConfigError if a segment is missing or damaged, or the buffer has another capacity.
-        """
+        """Put a checkpoint's rows, TorchRL's too, at their places; ConfigError if any is damaged."""
         folder = Path(path)
         self._segments = []
         if not (folder / INDEX).exists() and (folder / "storage_metadata.json").exists():

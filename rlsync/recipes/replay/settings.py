@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.bounds import (
-    WIDTHS,
-    above_zero,
-    fraction,
-    kept,
-    learning_rate,
-    not_below_zero,
-    one_of,
-)
+from rlsync.recipes import bounds
 from rlsync.recipes.replay.normalize import NormalizeConfig
 from rlsync.recipes.settings import SCHEDULE, Config, EvaluationConfig, RecipeConfig
 from rlsync.workers.replay.pacing import Pace
@@ -33,12 +25,14 @@ class PaceConfig:
 
     #: Updates for each collected frame, those of the prefill not counted. With the sizes above an update
     #: replays 256 frames, so each frame is replayed 64 times.
-    ratio: float = above_zero(1.0, finite=True)
+    ratio: float = bounds.above_zero(1.0, finite=True)
     #: The most updates after one batch, at least ratio x collector.frames_per_batch; what is owed beyond it
     #: is done after later ones. null: no limit.
-    burst: int | None = above_zero(None)
+    burst: int | None = bounds.above_zero(None)
     #: Frames that are collected, by random actions, before the first update.
-    prefill: int = kept(not_below_zero(1_000), "the pace is counted from the end of the prefill")
+    prefill: int = bounds.kept(
+        bounds.not_below_zero(1_000), "the pace is counted from the end of the prefill"
+    )
 
     def pace(self) -> Pace:
         """The pace that these settings describe; ConfigError if a number cannot be."""
@@ -53,11 +47,11 @@ class ReplayConfig(RecipeConfig):
     """
 
     #: Number of frames that the replay buffer holds. By default it holds all frames of the run.
-    buffer_frames: int = kept(above_zero(100_000), BUFFER)
+    buffer_frames: int = bounds.kept(bounds.above_zero(100_000), BUFFER)
     #: Keep the replay buffer in checkpoints, so that a resumed run draws from it at once. A checkpoint writes
     #: only the frames that are new since the one before. false: checkpoints have no frames, and a resumed run
     #: collects pace.prefill frames before its next update. A resumed run cannot change it.
-    buffer_checkpointed: bool = kept(True, BUFFER_KEPT)
+    buffer_checkpointed: bool = bounds.kept(True, BUFFER_KEPT)
     #: How many optimizer steps (updates) go with how many frames. Whichever side is ahead waits.
     pace: PaceConfig = field(default_factory=PaceConfig)
     #: A separate process of low priority that plays greedily while the run goes on. It writes
@@ -112,17 +106,17 @@ class OffPolicyConfig(ReplayConfig):
 
     pure_updates: ClassVar[bool] = True
 
-    batch_size: int = above_zero(256)
+    batch_size: int = bounds.above_zero(256)
     #: Widths of the hidden layers of the actor and of the two critics.
-    hidden: list[int] = field(default_factory=lambda: [256, 256], metadata=WIDTHS)
+    hidden: list[int] = field(default_factory=lambda: [256, 256], metadata=bounds.WIDTHS)
     #: Draw frames whose values were wrong more often (prioritised replay). Otherwise all are drawn alike.
-    prioritized: bool = kept(False, PRIORITIES)
+    prioritized: bool = bounds.kept(False, PRIORITIES)
     #: How much more often: 0 not at all, 1 in proportion to the error.
-    priority_alpha: float = kept(fraction(0.6), PRIORITIES)
+    priority_alpha: float = bounds.kept(bounds.fraction(0.6), PRIORITIES)
     #: How much of the bias that this brings is taken back by smaller steps, at the start: 0 nothing, 1 all.
-    priority_beta: float = fraction(0.4)
+    priority_beta: float = bounds.fraction(0.4)
     #: The same at recipe.total_frames; between, it changes linearly.
-    priority_beta_end: float = fraction(1.0)
+    priority_beta_end: float = bounds.fraction(1.0)
     #: Observations and rewards in units of their own spread. The statistics of the observations are part of
     #: the networks and travel with the weights, so that a version always acts with its own.
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
@@ -144,14 +138,14 @@ class OffPolicyConfig(ReplayConfig):
 class ActorCriticConfig(OffPolicyConfig):
     """What SAC and TD3 share: two critics, and targets that follow them slowly."""
 
-    total_frames: int = above_zero(100_000)
+    total_frames: int = bounds.above_zero(100_000)
     #: Learning rate of Adam, for all networks and the temperature.
-    lr: float = learning_rate(1e-3)
-    anneal_lr: bool = kept(False, SCHEDULE)
+    lr: float = bounds.learning_rate(1e-3)
+    anneal_lr: bool = bounds.kept(False, SCHEDULE)
     #: Largest norm of the gradient. Default: so large that only a step that would break the run is cut.
-    clip_norm: float = above_zero(1_000.0)
+    clip_norm: float = bounds.above_zero(1_000.0)
     #: How far the target networks move to the trained ones: in each update of sac, with the actor's in td3.
-    tau: float = fraction(0.005)
+    tau: float = bounds.fraction(0.005)
     #: Initial weights of these networks: orthogonal with biases of 0 and small first actions, or torch's own,
     #: which are smaller (Stable-Baselines3 has them).
-    initial_weights: str = one_of("orthogonal", "torch")
+    initial_weights: str = bounds.one_of("orthogonal", "torch")

@@ -34,18 +34,9 @@ _READ_BYTES = 1 << 16
 
 
 class Wire:
-    """JSON messages over a stream socket, which it closes, and raw bytes where both sides expect them.
-
-    A message that does not arrive in time is not lost: a later call returns it. The other end is gone when a
-    call raises EOFError, and so is this connection after a TimeoutError of :meth:`send` or
-    :meth:`receive_into`.
-
-    Example:
-        >>> here, there = map(Wire, socket.socketpair())
-        >>> here.send({"say": "skip"}, timeout_s=1.0)
-        >>> there.receive(timeout_s=1.0), there.receive(timeout_s=0.0)
-        ({'say': 'skip'}, None)
-        >>> here.close(); there.close()
+    """JSON messages over a stream socket, which it closes, and raw bytes where both sides expect them. A late
+    message comes with a later call. EOFError says that the other end is gone, and a TimeoutError of
+    :meth:`send` or :meth:`receive_into` ends this one.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -292,10 +283,7 @@ class Other:
         return process_state(self.note.pid) or "dead"
 
     def send(self, message: dict[str, Any], board: BoardHandle) -> None:
-        """Send a message; before the first one, connect, and say where the board is.
-
-        EOFError: the rank is gone, or takes no messages.
-        """
+        """Send a message; before the first one, connect, and say where the board is. EOFError: it is gone."""
         timeout_s = self.note.timeout_s
         try:
             if self.wire is None:

@@ -14,17 +14,7 @@ from rlsync.core.errors import LayoutMismatch, PublishError, RlsyncError
 from rlsync.core.ledger import Stamp
 from rlsync.core.plan import Route
 from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.sync.sharded.meeting import (
-    TIMEOUT_S,
-    Other,
-    first_ready,
-    full_name,
-    named,
-    next_meeting,
-    own_rank,
-    process_group,
-    read_notes,
-)
+from rlsync.sync.sharded import meeting
 from rlsync.tensors.layout import Layout
 from rlsync.tensors.leaves import Leaf
 from rlsync.tensors.sharded import Block, Sharding, is_sharded, write_blocks
@@ -57,12 +47,9 @@ def require_shards(leaves: Sequence[Leaf], route: Route) -> None:
 
 
 class Ranks:
-    """Fills a board's slots with the parts of all ranks.
-
-    For each call of the owner's hook, and for each publish, every other rank is told one thing: bring your
-    parts, or nothing is published now. Ranks on this host write into the slot themselves, others send their
-    parts. A rank that is dead, fails or does not come in time aborts the version: no worker can see the slot,
-    and the number is not used up.
+    """Fills a board's slots with the parts of all ranks. At each call of the owner's hook and each publish,
+    every other rank is told one thing: bring your parts, or nothing is published now. Ranks here write into
+    the slot, others send. One that is dead, fails or is late aborts the version, whose number is not used up.
     """
 
     def __init__(self, board: BoardWriter) -> None:
@@ -71,7 +58,7 @@ class Ranks:
         self.met = False  #: whether the other ranks are known
         self._group: object = None
         self._meeting = 0
-        self._others: dict[int, Other] = {}
+        self._others: dict[int, meeting.Other] = {}
         self._number = 1  # of the publish, or the word that there is none, which the others wait for
         self._filled: Stamp | None = None
         self._roster: Roster | None = None
@@ -87,23 +74,23 @@ class Ranks:
     # ---------------------------------------------------------------------------- who takes part
 
     def meet(self, leaves: Mapping[Key, Tensor]) -> None:
-        """Find the ranks that hold parts of some leaves, and check that theirs are sharded alike.
-
-        PublishError: a rank does not come, or was lost before. LayoutMismatch: a rank does not have a leaf,
-        or has it sharded in another way.
+        """Find the ranks that hold parts of some leaves. PublishError: one does not come, or was lost before.
+        LayoutMismatch: one lacks a leaf, or has it sharded in another way.
         """
         sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
-        shardings = {full_name(key): Sharding.of(tensor, key[1], key[0]) for key, tensor in sharded.items()}
-        group, me = process_group(), own_rank()
+        shardings = {
+            meeting.full_name(key): Sharding.of(tensor, key[1], key[0]) for key, tensor in sharded.items()
+        }
+        group, me = meeting.process_group(), meeting.own_rank()
         if group is not self._group:  # also after a new init_process_group
-            self._group, self._meeting, self._others, self._roster = group, next_meeting(), {}, None
+            self._group, self._meeting, self._others, self._roster = group, meeting.next_meeting(), {}, None
         self.met = False
         for other in self._others.values():
             if other.gone:
                 raise self._without(other)
         wanted = {rank for sharding in shardings.values() for rank in sharding.mesh_ranks} - {me}
-        for note in read_notes(self._meeting, wanted - self._others.keys(), TIMEOUT_S):
-            self._others[note.rank] = Other(note)
+        for note in meeting.read_notes(self._meeting, wanted - self._others.keys(), meeting.TIMEOUT_S):
+            self._others[note.rank] = meeting.Other(note)
         for name, sharding in shardings.items():
             for rank in sharding.mesh_ranks:
                 if rank != me:
@@ -111,10 +98,10 @@ class Ranks:
         self.met = True
 
     def _where(self) -> str:
-        ranks = named(sorted({own_rank(), *self._others}))
-        return f"weights sharded over {ranks}; rank {own_rank()} publishes"
+        ranks = meeting.named(sorted({meeting.own_rank(), *self._others}))
+        return f"weights sharded over {ranks}; rank {meeting.own_rank()} publishes"
 
-    def _without(self, other: Other) -> PublishError:
+    def _without(self, other: meeting.Other) -> PublishError:
         return PublishError(
             f"{other} is lost ({other.gone}); nothing was published",
             self._where(),
@@ -130,11 +117,13 @@ class Ranks:
 
     def tell(self, error: BaseException | None) -> None:
         """Tell the other ranks what this publish has come to: a version, none, or an error."""
-        if error is not None:
-            self._tell(_failure(self._number, error))
+        if error is None:
+            version = None if self._filled is None else self._filled.version
+            self._tell({"say": "done", "number": self._number, "version": version})
             return
-        version = None if self._filled is None else self._filled.version
-        self._tell({"say": "done", "number": self._number, "version": version})
+        told = error if isinstance(error, RlsyncError) else RlsyncError(f"{type(error).__name__}: {error}")
+        words = {"what": told.what, "where": told.where, "cure": told.cure}
+        self._tell({"say": "failed", "number": self._number, **words})
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Tell all that can be reached; the next publish refuses to do without the others."""
@@ -142,7 +131,7 @@ class Ranks:
             with suppress(PublishError):
                 self._send(other, message)
 
-    def _send(self, other: Other, message: dict[str, Any]) -> None:
+    def _send(self, other: meeting.Other, message: dict[str, Any]) -> None:
         if not other.gone:
             try:
                 other.send(message, self._board)
@@ -156,10 +145,7 @@ class Ranks:
     def fill(
         self, place: SlotPlace, stamp: Stamp, views: Sequence[Tensor], tensors: Sequence[Tensor]
     ) -> None:
-        """Fill a slot with plain tensors, this rank's parts of the sharded ones, and those of the others.
-
-        PublishError: a rank is dead, fails, or does not come in time.
-        """
+        """Fill a slot with the parts of all ranks. PublishError: one is dead or late, or fails."""
         sharded = [i for i, tensor in enumerate(tensors) if is_sharded(tensor)]
         if not sharded:
             copy(views, tensors)
@@ -171,7 +157,7 @@ class Ranks:
             self._send(other, call)
         plain = sorted(set(range(len(tensors))).difference(sharded))
         copy([views[i] for i in plain], [tensors[i] for i in plain])
-        whole, mine = [views[i] for i in sharded], roster.of(own_rank(), own_rank())
+        whole, mine = [views[i] for i in sharded], roster.of(meeting.own_rank(), meeting.own_rank())
         for view, tensor, blocks in zip(whole, roster.tensors, mine, strict=True):
             write_blocks(view, tensor, blocks)
         self._collect(stamp, roster, whole)
@@ -184,7 +170,9 @@ class Ranks:
         entries = [layout.owned[i] for i in places]
         leaves = {(e.destination, e.leaf.name): t for e, t in zip(entries, tensors, strict=True)}
         self.meet(leaves)
-        rows = [[full_name((e.destination, e.leaf.name)), e.offset, e.leaf.dtype_name] for e in entries]
+        rows = [
+            [meeting.full_name((e.destination, e.leaf.name)), e.offset, e.leaf.dtype_name] for e in entries
+        ]
         for other in self._others.values():
             self._send(other, {"say": "roster", "leaves": rows})
         shardings = [Sharding.of(tensor, name, destination) for (destination, name), tensor in leaves.items()]
@@ -198,7 +186,7 @@ class Ranks:
         deadline = time.monotonic() + timeout_s
         while missing:
             by_wire = {other.wire: other for other in missing.values() if other.wire is not None}
-            for wire in first_ready(list(by_wire), LOOK_EVERY_S):
+            for wire in meeting.first_ready(list(by_wire), LOOK_EVERY_S):
                 other = by_wire[wire]
                 try:
                     if self._brought(other, roster, views, deadline):
@@ -213,7 +201,9 @@ class Ranks:
             if missing and time.monotonic() >= deadline:
                 raise self._too_late(list(missing.values()), stamp, timeout_s)
 
-    def _brought(self, other: Other, roster: Roster, views: Sequence[Tensor], deadline: float) -> bool:
+    def _brought(
+        self, other: meeting.Other, roster: Roster, views: Sequence[Tensor], deadline: float
+    ) -> bool:
         """Hear a rank; whether it has brought its parts now."""
         message = other.receive()
         if message.get("number") != self._number:
@@ -221,11 +211,11 @@ class Ranks:
         if message["say"] == "failed":
             raise PublishError(message["what"], message["where"], message["cure"])
         if message["say"] == "sends":
-            for view, blocks in zip(views, roster.of(other.note.rank, own_rank()), strict=True):
+            for view, blocks in zip(views, roster.of(other.note.rank, meeting.own_rank()), strict=True):
                 other.receive_blocks(view, blocks, max(1e-3, deadline - time.monotonic()))
         return True
 
-    def _too_late(self, missing: Sequence[Other], stamp: Stamp, timeout_s: float) -> PublishError:
+    def _too_late(self, missing: Sequence[meeting.Other], stamp: Stamp, timeout_s: float) -> PublishError:
         told = ", ".join(map(str, missing))
         for other in missing:
             if other.in_place is False:  # it may be in the middle of sending
@@ -237,11 +227,6 @@ class Ranks:
             "look where that rank is: every rank calls its SendShards wherever this one publishes. Workers "
             "go on with the version before",
         )
-
-
-def _failure(number: int, error: BaseException) -> dict[str, Any]:
-    said = error if isinstance(error, RlsyncError) else RlsyncError(f"{type(error).__name__}: {error}")
-    return {"say": "failed", "number": number, "what": said.what, "where": said.where, "cure": said.cure}
 
 
 def _without_board(subject: str, where: str) -> LayoutMismatch:

@@ -14,16 +14,7 @@ from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, LayoutMismatch, PublishError
 from rlsync.core.path import parse
-from rlsync.sync.sharded.meeting import (
-    TIMEOUT_S,
-    RankNote,
-    Wire,
-    leave_note,
-    listen,
-    own_rank,
-    process_group,
-    raw,
-)
+from rlsync.sync.sharded import meeting
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.layout import dtype_named
 from rlsync.tensors.leaves import Leaf, Leaves
@@ -51,12 +42,9 @@ class Wanted:
 
 
 class RankEnd:
-    """Writes into slots of another process's board; BoardClosed if it is closed or on another host.
-
-    The owner holds the slot's lock during the whole publish, which keeps workers out. This process holds a
-    lock of its own on the slot while it writes. So if the owner gives a version up while this process is
-    stopped in the middle of a write, the owner leaves the slot alone until the write is over, or this process
-    is dead.
+    """Writes into slots of another process's board; BoardClosed if it is closed or on another host. A lock of
+    its own on the slot makes an owner that gives the version up leave the slot alone until this process,
+    which may be stopped in the middle of a write, has written or is dead.
     """
 
     def __init__(self, handle: BoardHandle) -> None:
@@ -118,14 +106,14 @@ class SendShards:
     """
 
     def __init__(
-        self, sources: Mapping[str, object], *, timeout_s: float = TIMEOUT_S, in_place: bool = True
+        self, sources: Mapping[str, object], *, timeout_s: float = meeting.TIMEOUT_S, in_place: bool = True
     ) -> None:
-        process_group()
+        meeting.process_group()
         if not (timeout_s > 0 and math.isfinite(timeout_s)):
             raise ConfigError(
                 f"a timeout is a positive number of seconds, got {timeout_s!r}",
                 f"SendShards(timeout_s={timeout_s!r})",
-                f"for example {TIMEOUT_S:g}",
+                f"for example {meeting.TIMEOUT_S:g}",
             )
         self.timeout_s = timeout_s
         self._in_place = in_place
@@ -134,18 +122,18 @@ class SendShards:
         if not self._leaves:
             raise LayoutMismatch(
                 "no leaf is sharded, so there is nothing to send",
-                f"SendShards({{{', '.join(map(repr, sources))}: ...}}) of rank {own_rank()}",
+                f"SendShards({{{', '.join(map(repr, sources))}: ...}}) of rank {meeting.own_rank()}",
                 "give it the module that FSDP or tensor parallelism has sharded; if none is sharded, the "
                 "publishing rank needs no other",
             )
-        self._listener = listen()
+        self._listener = meeting.listen()
         address = self._listener.getsockname()
-        self._note = RankNote.here((address[0], address[1]), timeout_s, described)
-        self._wire: Wire | None = None
+        self._note = meeting.RankNote.here((address[0], address[1]), timeout_s, described)
+        self._wire: meeting.Wire | None = None
         self._owner = -1
         self._board: RankEnd | None = None
         self._roster: list[Wanted] = []
-        leave_note(self._note)
+        meeting.leave_note(self._note)
 
     def __call__(self) -> int | None:
         """Take part in what the publishing rank decides next.
@@ -215,10 +203,10 @@ class SendShards:
             )
         return message
 
-    def _accept(self, deadline: float) -> Wire:
+    def _accept(self, deadline: float) -> meeting.Wire:
         while True:
             self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
-            wire = Wire(self._listener.accept()[0])
+            wire = meeting.Wire(self._listener.accept()[0])
             hello = wire.receive(max(0.0, deadline - time.monotonic()))
             if hello is not None and hello.get("token") == self._note.token:
                 break
@@ -277,7 +265,7 @@ class SendShards:
             part = own_part(wanted.tensor)
             for block in wanted.blocks:
                 sent = block_of(part, block).detach().to("cpu", wanted.dtype).contiguous()
-                self._wire.send_bytes(raw(sent), self.timeout_s)
+                self._wire.send_bytes(meeting.raw(sent), self.timeout_s)
 
     def _check(self, call: dict[str, Any]) -> None:
         for wanted in self._roster:

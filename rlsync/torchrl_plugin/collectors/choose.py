@@ -19,10 +19,10 @@ from rlsync.torchrl_plugin.collectors.foreign import (
     WITH_A_BOARD,
     ForeignEndpoint,
     OtherServerEndpoint,
+    RemoteEndpoint,
     what_keeps_them,
 )
 from rlsync.torchrl_plugin.collectors.in_process import InProcessEndpoint
-from rlsync.torchrl_plugin.collectors.remote import RemoteEndpoint
 from rlsync.torchrl_plugin.compat import collectors, servers
 from rlsync.torchrl_plugin.compat.distributed import Remote
 from rlsync.torchrl_plugin.compat.schemes import schemes_of
@@ -32,11 +32,7 @@ from rlsync.torchrl_plugin.worker_scheme import WorkerScheme
 
 
 def endpoint_of(collector: object) -> Endpoint:
-    """The endpoint for a collector.
-
-    ConfigError: some of its schemes are boards and some are not, or on different boards; or its rollouts act
-    before they begin.
-    """
+    """A collector's endpoint. ConfigError: it mixes boards with other schemes, or acts before a rollout."""
     if isinstance(collector, BoardCollector):
         publisher = collector.publisher
         return BoardEndpoint(publisher, dict.fromkeys(publisher.destinations, collector.adopt))
@@ -130,10 +126,7 @@ def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:
 
 
 def training_of(trainer: object) -> Training:
-    """The optimizers and the loss of a trainer; none of an object that is no Trainer.
-
-    ConfigError: the loss has networks that no optimizer step would change.
-    """
+    """A trainer's optimizers and loss, or none; ConfigError: it has networks that no step would change."""
     if not isinstance(trainer, Trainer):
         return Training()
     refuse_idle_shards(trainer)

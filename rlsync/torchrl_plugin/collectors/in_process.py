@@ -123,9 +123,7 @@ class InProcessEndpoint:
 
     def _number(self) -> None:
         """Publish what acts as it is: TorchRL has written it, and its frames need a number of their own.
-
-        Unless a rollout may begin in another thread, this waits until one does: a publish that comes before
-        numbers it, too.
+        Called when a rollout begins, or at once if one may begin in another thread.
         """
         self._unnumbered = False
         layout = self.publisher.transport.layout

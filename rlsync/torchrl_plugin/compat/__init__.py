@@ -28,11 +28,7 @@ def present(ref: weakref.ref[T], what: str = "collector") -> T:
 
 
 def in_place_of(owner: Any, method: str) -> Callable[[F], F]:
-    """Let ``owner.method(...)`` call the decorated function, with ``owner`` as its first argument.
-
-    The owner is referred to weakly, so that it is freed when the user drops it, and not by the next garbage
-    collection.
-    """
+    """Let ``owner.method(...)`` call the decorated function, with ``owner``, which is held weakly, first."""
     ref = weakref.ref(owner)
 
     def replace(function: F) -> F:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import nn
 from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
@@ -28,11 +28,8 @@ from rlsync.torchrl_plugin.compat.distributed import (
 
 
 class SeededCollector(Collector):
-    """A ``Collector`` whose first frame is one of the environment that was seeded.
-
-    TorchRL 0.14.1 resets the environment when the collector is made, and once more to seed it, but goes on
-    from the observation of the first reset: the first action answers it, and its result belongs to another
-    state. Collectors with worker processes reset after a seed. Until ``set_seed`` does.
+    """A ``Collector`` whose first frame is one of the environment that was seeded: TorchRL 0.14.1 goes on
+    from the observation before the seed, so its first action answers that. Until ``set_seed`` resets.
     """
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -44,15 +41,6 @@ class SeededCollector(Collector):
 def has_own_policy_template(collector: MultiCollector) -> bool:
     """Whether the workers' policy is built from ``collector.policy``, and not by a policy_factory."""
     return collector.policy is not None and not any(collector.policy_factory)
-
-
-def drop_first_weights(collector: Collector) -> None:
-    """Release the first memory of the policy of a worker's collector, which now points to the board.
-
-    ``Collector.policy_weights`` keeps it, for weight updaters that only the learner's collector has. TorchRL
-    itself sets an empty TensorDict for policies that are not modules.
-    """
-    collector.policy_weights = TensorDict()
 
 
 def runs_compiled(collector: Collector) -> bool:
@@ -74,10 +62,8 @@ def collects_in_the_background(collector: object) -> bool:
 def around_rollouts(
     collector: Collector, enter: Callable[[Collector], AbstractContextManager[object]]
 ) -> None:
-    """Run every rollout of ``collector`` inside ``enter(collector)``, in the thread that acts.
-
-    This wraps ``rollout`` and does not use ``pre_collect_hook``, because a hook that the user sets later
-    would replace ours without an error. The ``rollout`` of an LLMCollector is a property, which returns one
+    """Run every rollout inside ``enter(collector)``, in the thread that acts; not by ``pre_collect_hook``,
+    which a hook of the user's would replace. An LLMCollector's ``rollout`` is a property, which returns one
     of several methods: that one is wrapped.
     """
     several = isinstance(type(collector).rollout, property)
@@ -99,10 +85,8 @@ def around_policy_calls(
     before: Callable[[Collector], None],
     after: Callable[[TensorDictBase], TensorDictBase],
 ) -> None:
-    """Call ``before(collector)`` before each call of the policy, and pass what it returns through ``after``.
-
-    The policy is called in the thread that acts, compiled or not, once for each step. Random frames do not
-    call it. Until a collector has a hook for it.
+    """Call ``before(collector)`` before each policy call of a rollout, compiled or not, and pass what it
+    returns through ``after``. Until a collector has a hook for it.
     """
     policy = collector._wrapped_policy
 
@@ -148,10 +132,8 @@ PolicyCall = Callable[[Change], tuple[TensorDictBase, TensorDictBase]]
 
 
 def policy_call(collector: Collector) -> PolicyCall | str:
-    """What calls the policy as a rollout does, without exploration; or why nobody can.
-
-    Its argument changes a copy of the observation that the next rollout begins with, the policy's input. Call
-    this before the policy's calls are wrapped. Written against torchrl 0.14.1.
+    """What calls the policy without exploration on a copy of the next rollout's first observation, or why
+    nobody can. Call it before the policy's calls are wrapped. Written against torchrl 0.14.1.
     """
     if isinstance(type(collector).rollout, property):
         return "a call of a language model generates a whole answer"
@@ -243,10 +225,8 @@ def says_a_worker_died(error: RuntimeError) -> bool:
 def around_env_makers(
     collector: MultiCollector, wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Let workers make their environments by ``wrap(worker, make)`` in place of ``make``.
-
-    Call this while the collector is being constructed, before its workers start. An ``EnvCreator`` and an
-    environment stay as they are: TorchRL looks into them.
+    """Let workers make their environments by ``wrap(worker, make)``; call it before they start. TorchRL looks
+    into an ``EnvCreator`` and an environment: they stay as they are.
     """
     collector.create_env_fn = [
         make if isinstance(make, (EnvBase, EnvCreator)) else wrap(worker, make)
@@ -266,11 +246,7 @@ def _lead_and_then(users: Callable[[], None] | None) -> None:
 
 
 def end_groups(collector: MultiCollector) -> None:
-    """End with the workers what they have started. Call this once, when they are started.
-
-    Until TorchRL does so: it terminates or kills workers that are slow to leave. Each shutdown ends by
-    closing the queue, also that of a collector in garbage, which no weak reference finds any more.
-    """
+    """Let what workers start end with them, when a shutdown closes the queue. Until TorchRL does so."""
     pids, queue, ours = [process.pid for process in collector.procs], collector.queue_out, os.getpid()
     close_it = queue.close
 
@@ -286,10 +262,8 @@ def end_groups(collector: MultiCollector) -> None:
 
 
 def why_not_ready(message: object) -> tuple[Exception, str] | None:
-    """The error of a worker that says that its collector could not be made, and its traceback.
-
-    ``message`` is the worker's first. The error has the worker's class if that takes a text alone. None if
-    the worker is ready, and for errors of rlsync, which TorchRL raises again with their class.
+    """The error in a worker's first ``message``, of its class if that takes a text alone; None if the worker
+    is ready, and for errors of rlsync, which TorchRL raises again.
     """
     if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
         return None
@@ -303,10 +277,7 @@ def why_not_ready(message: object) -> tuple[Exception, str] | None:
 
 
 def takes_policies_on(device: torch.device) -> bool:
-    """Whether a policy of TorchRL's collectors can act on a device.
-
-    Until a collector has a function that waits for every device, and not for CUDA, MPS and NPU only.
-    """
+    """Whether a policy can act on a device. Until collectors wait for devices besides CUDA, MPS and NPU."""
     try:
         Collector._get_sync_fn(None, device)
     except RuntimeError:

@@ -14,11 +14,7 @@ from tensordict import TensorDictBase
 from torch import distributed, nn
 from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
-from torchrl.collectors.distributed import (
-    DistributedCollector,
-    RayCollector,
-    RPCCollector,
-)
+from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 from torchrl.weight_update import RayWeightSyncScheme
 
 from rlsync.torchrl_plugin.compat import in_place_of, present
@@ -33,10 +29,7 @@ C = TypeVar("C", bound=BaseCollector)
 
 
 class _WorkersOf(Generic[C]):
-    """The workers of a collector, as those of a process collector are seen.
-
-    The collector may be under construction.
-    """
+    """The workers of a collector, which may be under construction, as a process collector's are seen."""
 
     def __init__(self, collector: C, num_workers: int) -> None:
         self._collector = weakref.ref(collector)
@@ -70,10 +63,8 @@ class DistributedWorkers(_WorkersOf[DistributedCollector]):
         return bool(getattr(self.collector, "_shutdown", False))
 
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """Ask the workers to leave, wait ``timeout`` or 10 seconds for all of them, kill those that stay.
-
-        ``DistributedCollector.shutdown`` waits 10 s for each worker that is dead, and then raises. This one
-        never raises.
+        """Wait for all workers together, 10 s by default, kill those that stay, and raise nothing; TorchRL
+        waits 10 s for each one that is dead, and then raises.
         """
         collector = self.collector
         if self.closed:
@@ -154,10 +145,8 @@ def policy_of_learner(collector: DistributedCollector | RayCollector) -> nn.Modu
 
 
 class PolicyByValue:
-    """A policy_factory that makes copies of one policy, each with memory of its own.
-
-    TorchRL gives the policy itself to a worker process. To send it, multiprocessing would move the learner's
-    parameters into shared memory, and all workers would act with this memory.
+    """A policy_factory that makes copies of one policy: to send the policy itself, multiprocessing would move
+    the learner's parameters into memory that all workers share.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -217,10 +206,7 @@ def single_collectors(collector: Remote) -> bool:
 
 
 def applies_between_rollouts(collector: RayCollector) -> bool:
-    """Whether actors receive weights and collect one after the other, each batch with one version.
-
-    An actor of Ray runs one task at a time, unless ``remote_configs`` says otherwise.
-    """
+    """Whether actors receive weights and collect one after the other, so that a batch has one version."""
     schemes = (collector._weight_sync_schemes or {}).values()
     return bool(schemes) and all(type(scheme) is RayWeightSyncScheme for scheme in schemes)
 
@@ -245,11 +231,6 @@ def waits_for_learner(collector: Remote) -> bool:
     return bool(collector._sync)
 
 
-def schemes_in_actors(collector: RayCollector) -> list[dict[str, object]]:
-    """The schemes that each actor's own collector was given, by destination."""
-    return [dict(arguments.get("weight_sync_schemes") or {}) for arguments in collector.collector_kwargs]
-
-
 def actors_are_stamped(collector: RayCollector) -> bool:
     """Whether every actor writes ``policy_version`` on its frames."""
     return all(arguments.get("track_policy_version") for arguments in collector.collector_kwargs)
@@ -261,10 +242,8 @@ def calls_a_policy_service(collector: RayCollector) -> bool:
 
 
 def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None]) -> None:
-    """Do not connect to the actors at the first update, which would wait for their rollouts, nor warn before.
-
-    Until a scheme can say that its receivers are ready once they are registered. ``before_batch`` is called
-    before the actors are asked for the next batch.
+    """Do not connect to the actors at the first update, which would wait for their rollouts; call
+    ``before_batch`` before they are asked. Until a scheme can say that its receivers are ready.
     """
 
     @in_place_of(collector, "_lazy_initialize_weight_sync")

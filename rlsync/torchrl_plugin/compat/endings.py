@@ -36,14 +36,9 @@ _SEEN_WITHIN_S = 2.0
 
 
 class FramesMadeHere:
-    """A ``Collector`` or an ``AsyncBatchedCollector`` while a Stop may end it.
-
-    Its processes can be killed: those of a ``ParallelEnv``, of an ``AsyncEnvPool``, of an inference server.
-    A thread cannot. What can be done for a learner whose own thread hangs in an environment is to say where,
-    and to write its checkpoint: while it waits for a batch, nothing changes what is written.
-
-    At a shutdown, processes and threads may take ``leave_within_s`` seconds to leave. ``asked()`` says
-    whether a stop was asked for.
+    """A ``Collector`` or an ``AsyncBatchedCollector`` while a Stop may end it. Its processes can be killed. A
+    learner's own thread that hangs in an environment cannot; but while it waits for a batch its checkpoint
+    can be written. ``leave_within_s``: how long processes and threads may take at a shutdown.
     """
 
     def __init__(self, collector: LocalCollector, leave_within_s: float, asked: Callable[[], bool]) -> None:
@@ -65,11 +60,7 @@ class FramesMadeHere:
         return None
 
     def fail(self, error: WorkerLost) -> bool:
-        """End the learner's wait for frames with an error, and the processes that it waits for.
-
-        False if the wait does not end: the thread that waits is the one that makes the frames, and no process
-        makes them with it.
-        """
+        """End the learner's wait for frames with an error; False if its own thread makes the frames."""
         self._failed = error
         _fail_frames(self._collector, error)
         processes = processes_behind(self._collector)
@@ -78,10 +69,7 @@ class FramesMadeHere:
         return bool(processes) or background or isinstance(self._collector, AsyncBatchedCollector)
 
     def while_waiting(self, thread: int, call: Callable[[], T]) -> T | None:
-        """What ``call`` returns, called while this thread waits for a batch; None if it does not wait.
-
-        The thread does not go on before the call has returned.
-        """
+        """What ``call`` returns while this thread waits for a batch; None if it does not wait."""
         with self._lock:
             return call() if self._thread == thread else None
 
@@ -114,10 +102,7 @@ class FramesMadeHere:
                 batches.close()
 
     def _wrap_shutdown(self, within_s: float) -> None:
-        """Let ``collector.shutdown()`` wait ``within_s`` at most where its caller says nothing.
-
-        Until TorchRL joins threads that may hang in an environment within a limit.
-        """
+        """Limit ``collector.shutdown()``. Until TorchRL joins threads within a limit."""
         ref = weakref.ref(self._collector)
 
         def shutdown(
@@ -246,10 +231,7 @@ def _leave_threads(pool: EnvBase | None, timeout_s: float) -> None:
 
 
 def _fail_frames(collector: LocalCollector, error: Exception) -> None:
-    """Raise ``error`` where the learner next looks for frames that others bring.
-
-    Frames that the learner's own thread makes are not among them: it does not look.
-    """
+    """Raise ``error`` where the learner next looks for frames that others bring."""
 
     def fail(*_: Any, **__: Any) -> Any:
         raise error

@@ -34,12 +34,9 @@ def pin(
     settle: Callable[[], object],
     publish: Callable[[], object],
 ) -> VersionCopies:
-    """Let every evaluation act with one version of a map, and say which.
-
-    ``settle`` makes the publish that is owed, before the first frame or after a resume. What is returned is
-    to be told of each publish. Raises ConfigError for an Evaluator that has evaluated already, or with a
-    backend other than ``"thread"`` and ``"process"``; DestinationNotFound if its worker has no scheme for a
-    destination; LayoutMismatch if its policy has other leaves.
+    """Let every evaluation act with one version of a map, and say which; ``settle`` makes the publish that is
+    owed. Returns what is to be told of each publish. ConfigError for an Evaluator that has evaluated, or of a
+    backend but ``"thread"`` and ``"process"``; DestinationNotFound, LayoutMismatch: its worker does not fit.
     """
     backend = evaluator._backend
     if not isinstance(backend, _ThreadEvalBackend):

@@ -37,10 +37,8 @@ class OwnSampler(Sampler):
 
 
 def rows_given(buffer: ReplayBuffer) -> int | None:
-    """How many rows a round-robin buffer was given: row r, from 0, lies at place ``r % capacity``.
-
-    None where the two counts of TorchRL's writer contradict each other. It keeps them in 32 bits, so this
-    happens after 2**31 rows. Until the cursor has a public name.
+    """How many rows a round-robin buffer was given, by two counts of TorchRL's writer; None if they
+    contradict each other, as after 2**31 rows. Until the cursor has a public name.
     """
     given, capacity = int(buffer.write_count), buffer.storage.max_size
     holds = given >= len(buffer) and given % capacity == buffer.writer._cursor
@@ -53,11 +51,8 @@ def forget_rows(storage: Storage) -> None:
 
 
 class RowBuffer(TensorDictReplayBuffer):
-    """A buffer of rows ``[N]`` in tensors that gathers what it draws from these tensors, one after the other.
-
-    TorchRL 0.14 indexes a tensordict and checks each of its entries on the way, which takes five times as
-    long. The rows, their order and their entries are those of TorchRL's buffer. Transforms, collate functions
-    and prefetching are not looked at. Until a draw costs what its gathers cost.
+    """A buffer of rows ``[N]`` that gathers what it draws tensor by tensor: TorchRL 0.14 takes five times as
+    long. It has no transforms and no prefetching. Until a draw costs what its gathers cost.
     """
 
     def sample(
@@ -90,11 +85,7 @@ class OwnTransform(Transform):
 
     @abstractmethod
     def at_reset(self, first: TensorDictBase, begins: Tensor | None) -> TensorDictBase:
-        """Some environments begin an episode.
-
-        ``begins`` says which ones, ``[*batch, 1]`` bool; None: all. ``first`` is what they begin with; of
-        the others, what they are at.
-        """
+        """Environments in ``begins`` (bool ``[*batch, 1]``; None: all) begin an episode at ``first``."""
 
     @abstractmethod
     def at_step(self, after: TensorDictBase) -> TensorDictBase:

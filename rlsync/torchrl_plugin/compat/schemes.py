@@ -41,11 +41,7 @@ def set_context(scheme: WeightSyncScheme, collector: object) -> None:
 def around_updates(
     collector: BaseCollector, enter: Callable[[Iterable[str]], AbstractContextManager[object]]
 ) -> None:
-    """Run every ``update_policy_weights_`` of ``collector`` inside ``enter(destinations)``.
-
-    TorchRL sends the destinations of a ``weights_dict`` one by one. Inside ``enter``, they become one
-    publish, or none.
-    """
+    """Run ``update_policy_weights_`` inside ``enter(destinations)``: TorchRL sends them one by one."""
     _around_updates(collector, lambda arguments: enter(arguments.get("weights_dict") or ()))
 
 
@@ -70,10 +66,8 @@ _WITHOUT_WEIGHTS = nn.Module()
 
 
 def weights_of(policy: object) -> object:
-    """What holds the weights of a policy: itself, or a module without leaves if it has none.
-
-    TorchRL's random policy has none, and a worker that is given no policy acts with one. A function has none
-    if it refers to no module and to no tensor, and a method of an environment has none.
+    """What holds a policy's weights: itself, or a module without leaves for TorchRL's random policy, a
+    function that refers to no module or tensor, and a method of an environment.
     """
     if isinstance(policy, CloudpickleWrapper):
         return weights_of(policy.fn)
@@ -82,11 +76,8 @@ def weights_of(policy: object) -> object:
 
 
 def send_whole_if_no_module(collector: MultiCollector) -> None:
-    """Let workers receive a policy that is no module, such as a RandomPolicy, as it is.
-
-    With a scheme, TorchRL sends the workers a policy without its memory, and fails for want of parameters if
-    the policy is no ``nn.Module``. Call this before the workers start. Until ``_make_meta_policy_cm`` takes
-    any policy.
+    """Let workers receive a policy that is no module as it is: TorchRL would fail for want of parameters.
+    Call it before they start. Until ``_make_meta_policy_cm`` takes any policy.
     """
     if has_own_policy_template(collector) and not isinstance(collector.policy, nn.Module):
         collector.policy_factory = [partial(_given, collector.policy)] * collector.num_workers

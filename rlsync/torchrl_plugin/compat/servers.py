@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
 from tensordict import TensorDictBase
-from torch import nn
 from torchrl.collectors import AsyncBatchedCollector
 from torchrl.modules.inference_server import (
     InferenceServer,
@@ -35,11 +33,6 @@ def server_of(holder: object) -> Server | None:
     if isinstance(holder, AsyncBatchedCollector):
         return holder._server
     return holder if isinstance(holder, (InferenceServer, ProcessInferenceServer)) else None
-
-
-def is_in_a_process(server: Server) -> bool:
-    """Whether the loop of ``server`` runs in a process of its own."""
-    return isinstance(server, ProcessInferenceServer)
 
 
 def scheme_of_server(server: Server) -> object:
@@ -68,27 +61,10 @@ def process_of(server: Server) -> BaseProcess | None:
     return server._process if isinstance(server, ProcessInferenceServer) else None
 
 
-def give_own_policy(server: InferenceServer) -> None:
-    """Let ``server`` act with a copy of its policy, which the learner may train; before the first batch."""
-    if isinstance(server.model, nn.Module):
-        server.model = copy.deepcopy(server.model)
-
-
-def records_a_graph(server: InferenceServer) -> bool:
-    """Whether the policy runs as a CUDA graph, which does not see a parameter with other memory."""
-    return server.static_batch_size is not None
-
-
 def serve_version(server: InferenceServer, version: int) -> None:
     """Make the coming answers carry ``version``; called between two batches, in the thread that computes."""
     if server.policy_version != version:
         server._mark_weight_update(version)
-
-
-def refuse_updates(server: InferenceServer, refuse: Callable[..., Any]) -> None:
-    """Call ``refuse`` where somebody writes into the policy of ``server``, or counts its version, himself."""
-    server.update_model = refuse
-    server.update_policy_weights_ = refuse
 
 
 def is_stamped_by(server: Server) -> bool:
@@ -106,18 +82,12 @@ def _given(server: Server, attribute: str) -> Any:
 
 
 def send_by(collector: AsyncBatchedCollector, schemes: dict[str, WeightSyncScheme]) -> None:
-    """Let ``collector.update_policy_weights_`` send by ``schemes``.
-
-    Until the constructor of AsyncBatchedCollector takes them.
-    """
+    """Let the collector send by ``schemes``. Until the constructor of AsyncBatchedCollector takes them."""
     collector._weight_sync_schemes = schemes
 
 
 def stamp_both_ends(collector: AsyncBatchedCollector) -> None:
-    """Write the version of each step under ``("next", "policy_version")``, too, as other collectors do.
-
-    The server's answer, and so the root of each frame, has it. The environment's part of a frame does not.
-    """
+    """Write the server's version of a step under ``("next", "policy_version")``, too."""
 
     def stamped(name: str, self: AsyncBatchedCollector) -> TensorDictBase:
         frames: TensorDictBase = getattr(type(self), name)(self)

@@ -22,11 +22,7 @@ STAMP = "policy_version"
 
 
 def turn_on_stamps(collector: MultiCollector) -> None:
-    """Make the workers write ``policy_version`` on every frame.
-
-    Call this while the collector is being constructed, before its workers start. The workers track versions
-    if the learner's collector has a tracker.
-    """
+    """Let workers write ``policy_version`` on every frame; call it before they start."""
     if collector.policy_version_tracker is None:
         collector.policy_version_tracker = PolicyVersion()
     buffer = collector.replay_buffer
@@ -38,10 +34,8 @@ def turn_on_stamps(collector: MultiCollector) -> None:
 
 
 def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
-    """Add the fields for the stamps to the storage of a replay buffer.
-
-    MultiCollector lays out a lazy storage from an environment without the tracker. The storage then drops
-    the root's stamp without an error. Until TorchRL lays out what the workers write.
+    """Add the stamps to a lazy storage, which TorchRL lays out from an environment without the tracker, so
+    that it drops the root's stamp. Until TorchRL lays out what the workers write.
     """
     missing = [key for key in (STAMP, ("next", STAMP)) if key not in laid_out.keys(True, True)]
     like = laid_out.get(("collector", "traj_ids"), None)
@@ -68,11 +62,8 @@ def announce_version(collector: object, version: int) -> None:
 
 
 def stamp(collector: Collector, version: int) -> None:
-    """Make all frames of the next rollout carry ``version``, including the root of the first frame.
-
-    The tracker writes only ``("next", "policy_version")``. The root of a batch's first frame was written with
-    the last frame of the batch before. So it still holds the version that acted then. An LLMCollector keeps
-    that root in its shuttle.
+    """Make all frames of the next rollout carry ``version``, the root of the first one too: the tracker wrote
+    that with the last frame of the batch before. An LLMCollector keeps it in its shuttle.
     """
     tracker = collector.policy_version_tracker
     if not isinstance(tracker, PolicyVersion):
@@ -94,12 +85,8 @@ _stock_tracking = Collector._setup_policy_version_tracking
 
 
 def make_room_for_the_stamp() -> None:
-    """Let a collector of this process carry stamps with any policy and any environment.
-
-    Call this in a worker, before its collector has wrapped its policy. It changes TorchRL itself, because
-    both changes are needed while the collector is built, when there is no object of ours to wrap. It does
-    so once, and in this process alone, which belongs to TorchRL: nobody else's code is affected, and the
-    learner's process is left alone.
+    """Let a collector of this process carry stamps with any policy and environment; call it in a worker,
+    before the policy is wrapped. It changes TorchRL itself, once: there is no object of ours yet to wrap.
     """
     if Collector._setup_policy_version_tracking is _stock_tracking:
         _call_policies_without_the_stamp()
@@ -107,11 +94,9 @@ def make_room_for_the_stamp() -> None:
 
 
 def _call_policies_without_the_stamp() -> None:
-    """Do not call a plain ``nn.Module`` with ``policy_version`` when a collector wraps it.
-
-    The collector calls such a policy once, with every observation as a keyword. The stamp is an observation,
-    too, and a ``forward`` that does not know it would end the worker. Until ``_make_compatible_policy`` gives
-    a policy the arguments that its signature names.
+    """Do not call a plain ``nn.Module`` with ``policy_version`` when a collector wraps it: a ``forward`` that
+    does not know this keyword would end the worker. Until ``_make_compatible_policy`` gives a policy the
+    arguments that its signature names.
     """
     stock = utils._make_compatible_policy
 

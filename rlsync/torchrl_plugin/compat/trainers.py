@@ -77,10 +77,8 @@ def stock_update_weights(trainer: Trainer) -> list[StockHook]:
 
 
 def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]) -> None:
-    """Remove some of TorchRL's UpdateWeights hooks from a trainer, from its checkpoints too.
-
-    Trainer wraps each operation in a timing function, which holds it as ``__wrapped__``. Until stock trainers
-    take the hook as an argument.
+    """Remove TorchRL's UpdateWeights hooks, each wrapped in a timing function, from a trainer and its
+    checkpoints. Until stock trainers take the hook as an argument.
     """
     hooks = {id(stock.hook) for stock in removed}
     for ops in _operations(trainer).values():
@@ -258,11 +256,8 @@ def refuse_remote_learner(trainer: Trainer) -> None:
 
 
 def refuse_idle_shards(trainer: Trainer) -> None:
-    """Refuse networks of the loss that FSDP 2 shards and no optimizer step would change.
-
-    FSDP's hooks look for tensors in what a module takes and returns, and find none in a tensordict. A
-    functional loss calls its networks with parameters of its own choice, in place of those that FSDP has
-    gathered. Until TorchRL's losses do neither.
+    """Refuse networks that FSDP 2 shards and no step would change: its hooks find no tensors in a tensordict,
+    and functional losses use other parameters. Until TorchRL's losses do neither.
     """
     fsdp, loss = sys.modules.get("torch.distributed.fsdp"), trainer.loss_module
     if fsdp is None or not isinstance(loss, nn.Module):
@@ -309,11 +304,8 @@ def free_name(trainer: Trainer, name: str) -> str:
 
 
 def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:
-    """Let the trainer load checkpoints that were written without ``hook``: it is then given an empty dict.
-
-    TorchRL 0.14 refuses a checkpoint that lacks a module of the trainer. Stock trainers keep their
-    UpdateWeights out of their checkpoints, so older ones lack the hook that replaces it. Until a module can
-    be registered as one that may be absent.
+    """Let the trainer load checkpoints without ``hook``, such as those of stock trainers: it is given an
+    empty dict. Until a module can be registered as one that may be absent.
     """
     held = getattr(vars(trainer).get("load_state_dict"), "__self__", None)
     if not isinstance(held, _Loading):
@@ -361,10 +353,8 @@ class _Loading:
 
 
 def bridge_for_trainer(collector: object) -> None:
-    """Give ``collector`` what ``Trainer.train`` asks for and its class lacks; twice changes nothing.
-
-    Trainer reads ``init_random_frames`` from every collector. With ``async_collection`` it calls
-    ``getattr_rb``. Until its class has the name itself.
+    """Give ``collector`` what ``Trainer.train`` asks for and its class lacks, ``init_random_frames`` and
+    ``getattr_rb``; twice changes nothing. Until its class has the name itself.
     """
     for kind, bridges in _BRIDGES.items():
         if isinstance(collector, kind):

@@ -8,21 +8,8 @@ from typing import Any
 
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
-from torchrl.modules import (
-    RSSMPosterior,
-    RSSMPosteriorV3,
-    RSSMPrior,
-    RSSMPriorV3,
-    RSSMRollout,
-    RSSMRolloutV3,
-    RSSMStateEstimatorV3,
-)
-from torchrl.objectives import (
-    DreamerActorLoss,
-    DreamerModelLoss,
-    DreamerV3ActorLoss,
-    DreamerV3ModelLoss,
-)
+from torchrl import modules
+from torchrl.objectives import DreamerActorLoss, DreamerModelLoss, DreamerV3ActorLoss, DreamerV3ModelLoss
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.path import parse
@@ -31,7 +18,7 @@ from rlsync.core.plan import Source
 #: Parameters of DreamerV3's prior that predict the state without an observation. A player always observes.
 NOT_ACTING = ("rnn_to_prior_projector.*",)
 
-_UNIT = (RSSMRollout, RSSMRolloutV3, RSSMStateEstimatorV3)
+_UNIT = (modules.RSSMRollout, modules.RSSMRolloutV3, modules.RSSMStateEstimatorV3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +49,7 @@ class PlayerParts:
 
     @property
     def estimates(self) -> bool:
-        """Whether a state estimator makes the belief from the previous action, before the posterior.
-
-        In the other arrangement the prior comes last, and makes the belief of the next step.
-        """
+        """Whether a state estimator makes the belief, before the posterior; else the prior does."""
         return self.prior is self.posterior
 
 
@@ -185,16 +169,18 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
     """Find the parts of what acts; ConfigError if it is no player of DreamerV1 or DreamerV3."""
     inside = list(units(player))
     where = f"player, {type(player).__name__}"
-    estimators = [unit for unit in inside if isinstance(unit.module, RSSMStateEstimatorV3)]
+    estimators = [unit for unit in inside if isinstance(unit.module, modules.RSSMStateEstimatorV3)]
     if estimators:
         posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
         version = 3
     else:
-        posteriors = [u for u in inside if isinstance(u.inner, (RSSMPosterior, RSSMPosteriorV3))]
-        priors = [u for u in inside if isinstance(u.inner, (RSSMPrior, RSSMPriorV3))]
+        posteriors = [
+            u for u in inside if isinstance(u.inner, (modules.RSSMPosterior, modules.RSSMPosteriorV3))
+        ]
+        priors = [u for u in inside if isinstance(u.inner, (modules.RSSMPrior, modules.RSSMPriorV3))]
         posterior = _one(posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where)
         prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
-        version = 3 if isinstance(prior.inner, RSSMPriorV3) else 1
+        version = 3 if isinstance(prior.inner, modules.RSSMPriorV3) else 1
     at = inside.index(posterior)
     encoders = tuple(inside[:at])
     actors = tuple(unit for unit in inside[at + 1 :] if unit.learns and unit is not prior)
@@ -208,11 +194,7 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
 
 
 def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
-    """Find the parts of losses, given by path on the trainer, that a player acts with.
-
-    Paths of the parts begin with those of the losses. ConfigError if they are no losses of one of DreamerV1
-    and DreamerV3.
-    """
+    """The parts of losses that a player acts with, by path; ConfigError: no losses of a Dreamer."""
     where = "losses: " + ", ".join(f"{path} is {type(loss).__name__}" for path, loss in losses.items())
     below = [
         Unit(_joined(path, name), module)
@@ -234,7 +216,9 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
             "give both losses of one version",
         )
     made = list(units(model.module.world_model, f"{model.path}.world_model"))
-    rollouts = [unit for unit in made if isinstance(unit.module, (RSSMRollout, RSSMRolloutV3))]
+    rollouts = [
+        unit for unit in made if isinstance(unit.module, (modules.RSSMRollout, modules.RSSMRolloutV3))
+    ]
     rollout = _one(rollouts, "RSSMRollout or RSSMRolloutV3", where)
     encoders = tuple(unit for unit in made[: made.index(rollout)] if unit.learns)
     acting = units(actor.module.actor_model, f"{actor.path}.actor_model")
@@ -242,10 +226,7 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
 
 
 def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
-    """The shapes of what a player carries from step to step, by key.
-
-    ConfigError if the prior does not know the shape of an action.
-    """
+    """What a player carries, as shapes by key; ConfigError if the prior does not know an action's."""
     prior: Any = parts.prior.module.prior if parts.estimates else parts.prior.inner
     width = prior.state_dim if parts.version == 1 else prior.num_categoricals * prior.num_classes
     shapes: dict[str, tuple[int, ...]] = {"state": (width,), "belief": (prior.rnn_hidden_dim,)}

@@ -23,12 +23,7 @@ ANSWER_WITHIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LastCheckpoint:
-    """Where the last checkpoint is, or why none was written.
-
-    Example:
-        >>> print(LastCheckpoint(None, "the weights are not finite"))
-        the weights are not finite
-    """
+    """Where the last checkpoint is, or why none was written."""
 
     path: Path | None
     why_not: str = ""
@@ -38,10 +33,8 @@ class LastCheckpoint:
 
 
 def save_before_the_end(trainer: Trainer) -> LastCheckpoint:
-    """Write a trainer's checkpoint once more, because its run is about to end with an error.
-
-    The one before stays if this one cannot be written. Dead, stopped or busy workers cannot hold it up: their
-    state is left out. Weights that are not finite are not written.
+    """Write the checkpoint once more before a run ends with an error, unless weights are not finite; workers
+    that do not answer are left out, and the one before stays if this fails.
     """
     if trainer.save_trainer_file is None:
         return LastCheckpoint(None, "the run has no folder")
@@ -73,11 +66,8 @@ _WITHOUT_WORKERS = "without_workers"
 
 
 class CollectorState:
-    """A collector's state in checkpoints. Where workers cannot answer, it is written without theirs.
-
-    Workers keep the state of their environments' transforms, such as running means. It is left out if the
-    collector is closed, or if workers have not answered within a deadline. It is not loaded into another
-    number of workers than wrote it. Weights and versions do not depend on it.
+    """A collector's state in checkpoints: that of its workers' transforms, such as running means, is left out
+    where they do not answer, and not loaded into another number of workers.
     """
 
     def __init__(self, collector: BaseCollector) -> None:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import signal
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 from queue import Empty
 from typing import Any
 
-from torchrl.collectors import AsyncBatchedCollector
+from torchrl.collectors import AsyncBatchedCollector, MultiAsyncCollector
 
 from rlsync.core.errors import WorkerLost, first_line
-from rlsync.sync.processes import WorkerProcesses, await_ready, ended_before_ready, ending
+from rlsync.sync.processes import LOOK_EVERY_S, WorkerProcesses, await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import collectors, in_place_of, servers
@@ -36,10 +37,8 @@ _REAPED_WITHIN_S = 10.0
 
 
 def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[int, str | None]:
-    """How each worker process ended, by its number; ``None`` while it lives.
-
-    Workers that TorchRL has ended by itself, because another one had died, are left out: it closes those.
-    ``dead`` are known to be dead, although their exit may not have been collected yet.
+    """How each worker process ended, by its number; None while it lives. Those that TorchRL has ended by
+    itself, because another one had died, are left out.
     """
     ends: dict[int, str | None] = {}
     for worker, process in enumerate(collector.procs):
@@ -84,15 +83,9 @@ def await_start(
     logs: StartLogs,
     stand: Callable[[], object],
 ) -> None:
-    """Wait until every worker process has said that it is ready, or why it is not.
-
-    TorchRL 0.14 waits for each of them 20 s, does not look whether that helped, and reads for ever. Its
-    error names no worker. What it reads afterwards is what was read here, and when it has, ``stand()`` is
-    called. ``logs`` has what workers print while they make their environments; for ``timeout_s`` see
-    :func:`await_ready`.
-
-    Raises WorkerLost if a worker ended, and AdoptionTimeout if one says nothing. What a worker raised is
-    raised here, from a WorkerLost that names the worker. An error of rlsync's own is raised by TorchRL.
+    """Wait until every worker process is ready; for ``timeout_s`` and errors see :func:`await_ready`. TorchRL
+    0.14 waits 20 s for each, then reads for ever, and names no worker. What it reads afterwards was read
+    here; then ``stand()`` is called. What a worker raised is raised from a WorkerLost.
     """
     unread = list(collector.pipes)
 
@@ -164,12 +157,9 @@ def _talk_in(enter: Enter, pipe: Any) -> None:
 
 
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
-    """Use ``wait`` wherever the learner waits for the started workers of ``collector``.
-
-    The learner waits for batches, for answers, for the lock of a shared replay buffer, and for frames in a
-    buffer that free-running workers fill. For these frames, Trainer reads ``getattr_rb("write_count")``
-    again and again. In TorchRL 0.14 each of these waits lasts for ever if a worker is stopped. Errors of
-    ``wait`` pass through TorchRL. ``came(worker)`` is called when its batch arrives.
+    """Use ``wait`` wherever the learner waits for workers: for batches, answers, the lock of a shared replay
+    buffer, and frames (``getattr_rb("write_count")``), each for ever in TorchRL 0.14 if a worker is stopped.
+    ``came(worker)`` is called when its batch arrives.
     """
     inner = _present_method(collector.queue_out, "get")
 
@@ -194,10 +184,8 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
 def around_server(
     collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
 ) -> None:
-    """Use ``wait`` wherever the learner waits for frames, and iterate over batches inside ``enter()``.
-
-    TorchRL 0.14 looks by itself whether the server lives. It waits for ever if the server is stopped. The
-    server and its environments need not be started. ``came(0)`` is called when frames arrive.
+    """Use ``wait`` wherever the learner waits for a server's frames, in TorchRL 0.14 for ever if it is
+    stopped, and iterate over batches inside ``enter()``. ``came(0)`` is called when frames arrive.
     """
     servers.around_results(collector, lambda queue: _watched_get(queue, wait, came))
     collectors.around_iterations(collector, enter)
@@ -265,3 +253,82 @@ def _present_method(owner: Any, name: str) -> Callable[..., Any]:
         return getattr(type(there), name)(there, *args)
 
     return call
+
+
+#: Words after which a worker collects one rollout and sends it.
+_COLLECT = frozenset({"continue", "continue_random"})
+#: Words that may cost a rollout: the workers end, begin anew, or fill a replay buffer by themselves.
+_DO_NOT_WAIT = frozenset({"close", "reset", "run_free", "pause", "restart"})
+
+
+class KeptRollouts:
+    """Which workers owe a rollout, and those that came unasked; nothing here keeps the collector alive.
+
+    A worker of TorchRL 0.14's MultiAsyncCollector that finds a message after its rollout drops the rollout,
+    answers, and waits for the word that the learner sends only when a rollout arrives. So each checkpoint,
+    which asks all workers for their state, would lose some. Here a question waits for the rollout.
+    """
+
+    def __init__(self, collector: MultiAsyncCollector) -> None:
+        self.owing: set[int] = set()
+        self._kept: deque[Any] = deque()
+        self._collector = weakref.ref(collector)
+
+    def sent(self, worker: int, word: str) -> None:
+        """Note what was sent to a worker."""
+        if word in _COLLECT:
+            self.owing.add(worker)
+        elif word == "run_free":
+            self.owing.clear()
+
+    def got(self, item: Any) -> Any:
+        """Note what came through the queue: ``(data, count)``, or ``(worker, "paused")``."""
+        data = item[0]
+        self.owing.discard(data if isinstance(data, int) else data[1])
+        return item
+
+    def next(self) -> Any | None:
+        """The oldest rollout that was kept, if there is one."""
+        return self._kept.popleft() if self._kept else None
+
+    def wait_for(self, worker: int) -> None:
+        """Keep what arrives until the rollout of ``worker`` does, by the queue's own ``get``, through which
+        WatchWorkers looks; without it TorchRL finds a dead worker when it sends.
+        """
+        collector = self._collector()
+        if collector is None or worker not in self.owing:
+            return
+        kept, self._kept = self._kept, deque()  # so that get() does not return them to us
+        try:
+            while worker in self.owing and collector.procs[worker].is_alive():
+                try:
+                    kept.append(collector.queue_out.get(True, LOOK_EVERY_S))
+                except Empty:
+                    continue
+        finally:
+            self._kept = kept
+
+
+def keep_rollouts(collector: MultiAsyncCollector) -> None:
+    """Let every question to a worker wait for the rollout that it owes; call it once, when pipes and queue
+    exist, before :func:`around_waits` wraps them.
+    """
+    kept = KeptRollouts(collector)
+
+    @in_place_of(collector.queue_out, "get")
+    def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:
+        item = kept.next()
+        return kept.got(type(queue).get(queue, block, timeout)) if item is None else item
+
+    for worker, pipe in enumerate(collector.pipes):
+        _ask_after_the_rollout(kept, worker, pipe)
+
+
+def _ask_after_the_rollout(kept: KeptRollouts, worker: int, pipe: Any) -> None:
+    @in_place_of(pipe, "send")
+    def send(self: Any, message: tuple[object, str]) -> None:
+        word = message[1]
+        if word not in _COLLECT and word not in _DO_NOT_WAIT:
+            kept.wait_for(worker)
+        type(self).send(self, message)
+        kept.sent(worker, word)

@@ -67,15 +67,9 @@ class Examination:
 
 
 def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
-    """Change the learner's weights, publish once through the trainer's own hook, and look in every worker.
-
-    The workers' weights are read through TorchRL's ``state_dict`` of collectors, which does not use any
-    transport of weights. They are read before the publish, and after the rollout that follows it. Each step,
-    the publish, the rollout and the answers of the workers, may take ``timeout_s`` seconds. Afterwards the
-    learner has its old weights again, bit by bit. The workers keep the changed ones until the next publish,
-    and one batch of frames has been used. The trainer must not be training meanwhile.
-
-    Weights that do not arrive raise no error; a source that does not exist raises SourceNotFound.
+    """Change the learner's weights, publish by the trainer's own hook, let workers collect, and compare what
+    they hold, read through ``state_dict``, which uses no transport of weights. Each step may take
+    ``timeout_s``. Afterwards the learner has its old weights; workers have them after the next publish.
     """
     sync, workers = sync_of(trainer), ExaminedWorkers.of(trainer.collector)
     plain = {source.destination: source.read() for source in sync.sources}
@@ -115,16 +109,7 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
 
 @contextmanager
 def marked(weights: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, every floating-point number of ``weights`` is changed; afterwards it has its exact old value.
-
-    Example:
-        >>> weight = torch.zeros(2)
-        >>> with marked([weight]):
-        ...     print(weight)
-        tensor([0.1250, 0.1250])
-        >>> weight
-        tensor([0., 0.])
-    """
+    """Inside, every floating-point number of ``weights`` is changed; afterwards it has its old value."""
     own = {memory_key(weight): weight.data for weight in weights if weight.is_floating_point()}
     kept = [weight.clone() for weight in own.values()]
     try:
@@ -146,10 +131,7 @@ def _weights(trainer: Trainer, sync: FoundSync) -> Iterator[Tensor]:
 
 
 def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
-    """Whether a source that no optimizer holds follows the trained weights, as an average of them does.
-
-    What the trainer calls after an optimizer's step is called once, with changed weights.
-    """
+    """Whether a source that no optimizer holds follows the trained weights after a step, as averages do."""
     training, held = training_of(trainer), [leaf.read() for leaf in source.leaves().leaves]
     modules = [*training.losses().values()]
     if source.has_path and (network := training.network_of(trainer, parse(source.description))) is not None:
@@ -240,11 +222,7 @@ def _nothing_there(collector: object, destination: str) -> tuple[Outcome, str]:
 
 
 def crossings_of(trainer: Trainer, sync: FoundSync) -> tuple[Crossing, ...]:
-    """What one publish moves from which device to which.
-
-    With rlsync's hook it is what the plan says. Otherwise the devices of workers in other processes are not
-    known: TorchRL's ``state_dict`` of collectors brings all weights to the CPU.
-    """
+    """What one publish moves from which device to which. Without rlsync's hook only the CPU is seen."""
     if sync.plan is not None:
         return sync.plan.crossings
     return crossings(leaf for source in sync.sources for leaf in _leaf_by_leaf(trainer.collector, source))

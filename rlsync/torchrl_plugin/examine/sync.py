@@ -67,10 +67,7 @@ class FoundSync:
 
 
 def sync_of(trainer: Trainer) -> FoundSync:
-    """How ``trainer`` publishes to its collector: by rlsync's hooks, by TorchRL's, or not at all.
-
-    A map that names a source that does not exist raises SourceNotFound.
-    """
+    """How ``trainer`` publishes, if it does; SourceNotFound for a source that does not exist."""
     for hook in trainers.registered_modules(trainer):
         if isinstance(hook, PublishHook) and _may_reach(hook.feeds, trainer.collector):
             sources = _sources_of_ours(trainer, hook)

@@ -12,7 +12,7 @@ from torchrl.collectors import Collector
 
 from rlsync.core.path import Attr, parse
 from rlsync.sync.processes import LOOK_EVERY_S
-from rlsync.tensors.wrappers import uncompiled
+from rlsync.tensors.leaves import uncompiled
 from rlsync.torchrl_plugin.compat.collectors import MultiCollector
 from rlsync.torchrl_plugin.ending.waits import worker_ends
 
@@ -96,11 +96,7 @@ class ThisProcess(ExaminedWorkers):
 
 
 class ProcessWorkers(ExaminedWorkers):
-    """The workers of a MultiSyncCollector or MultiAsyncCollector.
-
-    TorchRL's ``collector.state_dict()`` asks the workers one after the other, without a deadline. This sends
-    the same question to all of them at once, and waits with a deadline.
-    """
+    """The workers of a process collector, all asked at once and with a deadline, unlike by TorchRL."""
 
     collector: MultiCollector
 

@@ -18,13 +18,8 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """The age of frames, one int64 entry a frame.
-
-    ``versions`` is the learner's version minus the stamped one, without the numbers that were lost when the
-    learner was killed; -1 for frames that name no version of this
-    learner: recorded ones, for example. ``optim_steps`` counts optimizer steps since the stamped version was
-    published; -1 for those frames too, and for versions that the ledger does not know, because they are too
-    old or nobody counted steps.
+    """The age of frames, one int64 entry a frame; -1 where it is unknown. ``versions`` counts no numbers that
+    were lost with a killed learner; ``optim_steps`` are those since the stamped version was published.
     """
 
     versions: Tensor
@@ -32,11 +27,7 @@ class Staleness:
 
 
 def stamps_of(batch: TensorDictBase, newest: int) -> Tensor:
-    """The version of each frame, in the shape of its stamp, or of the batch; -1 for those that name none.
-
-    A negative stamp names none: it marks recorded frames that stand in one batch with collected ones. A stamp
-    above the newest version is of another learner.
-    """
+    """The version of each frame; -1 where it names none, as recorded ones do, or is another learner's."""
     stamps = batch.get(STAMP, None)
     if stamps is None:
         return torch.full(batch.shape, UNKNOWN, dtype=torch.int64, device=batch.device)
@@ -44,10 +35,7 @@ def stamps_of(batch: TensorDictBase, newest: int) -> Tensor:
 
 
 def counts_by_age(stamps: Tensor, ledger: Ledger, newest: int) -> Counter[int]:
-    """How many of these stamps were how many versions old when ``newest`` was the learner's version.
-
-    Those that name no version are left out. It may be asked later, when the ledger has newer versions.
-    """
+    """How many of these stamps were how many versions old when ``newest`` was the learner's version."""
     versions, counts = stamps[(stamps >= 0) & (stamps <= newest)].unique(return_counts=True)
     since, *ages = ledger.ages([newest, *versions.tolist()])
     return Counter(dict(zip((age - since for age in ages), counts.tolist(), strict=True)))

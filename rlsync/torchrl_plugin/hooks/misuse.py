@@ -21,10 +21,8 @@ _PATIENCE = 10
 
 
 def no_trainer(hook: object, or_else: str = "") -> ConfigError:
-    """The error of a hook that was called before it met its trainer.
-
-    TorchRL calls an operation without telling it for which trainer, so a hook cannot bind itself at its first
-    call. ``or_else`` is another cure than ``register``, if the hook has one; it ends in ", or ".
+    """The error of a hook that met no trainer: TorchRL calls operations without telling for which.
+    ``or_else`` is another cure than ``register``; it ends in ", or ".
     """
     name = type(hook).__name__
     return ConfigError(
@@ -59,10 +57,7 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
 
 
 def refuse_background(trainer: Trainer, endpoint: Endpoint) -> None:
-    """Refuse to publish in the background where that cannot be.
-
-    The transport copies nothing in the background, or no optimizer's step could join the publish.
-    """
+    """Refuse background publishes that the transport cannot make, or no optimizer's step could join."""
     if not endpoint.publisher.transport.background:
         raise ConfigError(
             "weights of this collector are not published in the background",
@@ -106,10 +101,8 @@ def is_fed(trainer: Trainer, collector: object) -> bool:
 
 
 def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], object]) -> None:
-    """Warn if a trainer has used the first batch of a collector, and nothing publishes to it.
-
-    A loop without a Trainer is warned when it has learned from several batches: it may publish now and then.
-    ``what`` says what is wrong then. ``publishes()`` is something else after each publish.
+    """Warn if a trainer has used the first batch of a collector, and nothing publishes to it; a loop without
+    one after several batches. ``publishes()`` is something else after each publish.
     """
     first, batches, done = None, 0, False
 
@@ -167,11 +160,8 @@ class RegistersItself(TrainerHookBase):
 
 
 class Calls:
-    """Notices that the trainer to which a publishing hook is bound does not call it.
-
-    The hook may be registered at no stage, or only at one that runs once, or with another trainer than the
-    one that it counts for. Each is told once. ``units`` are the counters that its trigger reads; seconds go
-    on without a trainer.
+    """Notices that the bound trainer does not call a publishing hook: it is registered nowhere, at a stage
+    that runs once, or with another trainer. ``units`` are the counters that its trigger reads.
     """
 
     def __init__(self, hook: str, units: frozenset[str]) -> None:

@@ -185,10 +185,7 @@ class PublishHook(TrainerHookBase):
 
     @contextmanager
     def _enrolled(self, trainer: Trainer, name: str) -> Iterator[None]:
-        """Replace TorchRL's own hook, and become part of the trainer's checkpoints, if the block succeeds.
-
-        If it raises, the trainer is as it was, and the hook is bound to none.
-        """
+        """Replace TorchRL's own hook and join the checkpoints if the block succeeds; else change nothing."""
         trainers.refuse_remote_learner(trainer)
         self._refuse_second(trainer)
         with trainers.all_or_nothing(trainer):

@@ -107,10 +107,7 @@ def note_at(reader: int, kind: Note) -> int:
 
 
 class BoardWatch:
-    """Reads the reader lines of a board; asks the kernel, not the workers, who is alive.
-
-    Any process of the same user may watch a board from outside: ``BoardWatch(*handle.open())``.
-    """
+    """Reads a board's reader lines, from any process of this user; asks the kernel who is alive."""
 
     def __init__(self, file: SharedFile, words: memoryview) -> None:
         self._file = file

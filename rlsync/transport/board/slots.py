@@ -78,10 +78,7 @@ class BoardSlots:
         return SlotPlace(slot, at, size_bytes, self.leaves(slot)[0])
 
     def lay_out(self, layout: Layout) -> None:
-        """Begin with slots of another layout; the first ones are touched now.
-
-        PublishError: too many slots are leased.
-        """
+        """Begin with slots of another layout, the first ones touched; PublishError: too many are leased."""
         self.retire()
         if self._free_line_count() < FIRST_SLOTS:
             raise PublishError(
@@ -206,11 +203,8 @@ class SlotCopy:
         copy(self.into, self.tensors)
 
     def begin(self, later: Set[int]) -> SlotCopy:
-        """Make sure of all leaves but those of ``later``, so that the learner may write to them; returns the
-        rest.
-
-        What is in host memory is copied now. An accelerator does the learner's coming work after its copy,
-        and the host does not wait for it.
+        """Make sure of all leaves but those of ``later``: afterwards the learner may write to them. What is
+        in host memory is copied now; an accelerator does coming work after its copy. Returns the rest.
         """
         self.soon.order()
         pairs = enumerate(zip(self.tensors, self.sources, strict=True))

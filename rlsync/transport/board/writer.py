@@ -33,13 +33,7 @@ from rlsync.tensors.layout import Layout
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.format import BoardWatch, SlotState
 from rlsync.transport.board.reader import BoardHandle
-from rlsync.transport.board.slots import (
-    FIRST_SLOTS,
-    BoardSlots,
-    Fill,
-    Staging,
-    Untouched,
-)
+from rlsync.transport.board.slots import FIRST_SLOTS, BoardSlots, Fill, Staging, Untouched
 from rlsync.transport.contract import Note, ReaderStatus, Transport
 from rlsync.transport.rules import await_adoption, whole
 from rlsync.transport.shared_file import Mark, SharedFile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -17,10 +18,11 @@ from rlsync.core.errors import BoardClosed, ConfigError, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.contract import Note, ReaderStatus, Transport
-from rlsync.transport.ray.mailbox_actor import start_mailbox
+from rlsync.transport.ray.mailbox_actor import Question, start_mailbox
 from rlsync.transport.ray.receiver import BoardReport, RayHandle
-from rlsync.transport.ray.sender_thread import ANSWER_S, SenderThread
-from rlsync.transport.relay.mailbox import Message
+from rlsync.transport.relay.ends import Sender
+from rlsync.transport.relay.image import ImageBuffer
+from rlsync.transport.relay.mailbox import Message, Reply
 from rlsync.transport.rules import await_adoption, whole
 
 #: How old the nodes' reports may be when the learner reads of their workers.
@@ -53,27 +55,22 @@ class Actors:
 
 
 class RayTransport(Transport):
-    """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`.
-
-    A publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
-    Ray's object store, once, and posts a message about it to the mailbox. Every node pulls it from there, and
-    the learner sends no worker anything. The thread skips versions that come faster than it can put them. It
-    also repeats its message every ``repeat_s`` seconds, because the mailbox may be killed, and puts an image
-    again that a node could not get. ``mailbox`` is an actor made by
-    :func:`rlsync.transport.ray.mailbox_actor.start_mailbox`; by default the transport starts one of its own.
-    ConfigError if Ray is not initialised in this process.
+    """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`. A
+    publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
+    Ray's object store, once, and posts a message to the mailbox, again every ``repeat_s`` seconds, for that
+    may be killed. Every node pulls the image; one that it could not get is put again.
     """
 
     background = False
     through_host = True
 
-    def __init__(self, mailbox: Any = None, *, repeat_s: float = 1.0) -> None:
+    def __init__(self, *, repeat_s: float = 1.0) -> None:
         if not ray.is_initialized():
             raise ConfigError(
                 "Ray is not initialised in this process", "RayTransport()", "call ray.init() before"
             )
         #: The mailbox's handle, for :class:`rlsync.transport.ray.receiver.NodeReceiver`.
-        self.mailbox: Any = start_mailbox() if mailbox is None else mailbox
+        self.mailbox: Any = start_mailbox()
         self._pid = os.getpid()
         self._reports: dict[str, BoardReport] = {}  #: by node
         self._reports_at_s = 0.0
@@ -120,10 +117,8 @@ class RayTransport(Transport):
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
-        """Publish one version: one copy, and no wait; see the contract.
-
-        ``later`` is not used: everything is copied before this returns. Beyond the contract's errors there is
-        a PublishError if the thread that sends the images has failed.
+        """Publish by one copy and no wait; ``later`` is not used: all is copied before this returns.
+        PublishError if the thread that sends the images has failed.
         """
         self._check_open()
         self._thread.publish(stamp, whole(self, tensors, stamp))
@@ -137,10 +132,7 @@ class RayTransport(Transport):
         return None if buffer is None else (buffer.layout, buffer.leaves)
 
     def status(self) -> list[ReaderStatus]:
-        """The workers on all nodes, as these reported within the last moments.
-
-        Hooks ask at every batch: the mailbox is asked a few times a second at most.
-        """
+        """The workers on all nodes, as these said last; the mailbox is asked a few times a second at most."""
         if time.monotonic() - self._reports_at_s > _FRESH_S:
             self._refresh()
         newest, dead = self.newest_stamp.version, self._actors.dead()
@@ -155,10 +147,7 @@ class RayTransport(Transport):
         await_adoption(self._status_now, version, timeout_s, readers, lambda: self.newest_stamp.version)
 
     def await_arrival(self, timeout_s: float, readers: Iterable[int]) -> None:
-        """Wait until the newest version is on the boards that ``readers`` read; they adopt it later.
-
-        WorkerLost if a reader is dead, AdoptionTimeout if the deadline passes.
-        """
+        """Wait until the newest version is on the boards of ``readers``; see :meth:`wait`."""
         newest = self.newest_stamp.version
 
         def there() -> list[ReaderStatus]:
@@ -195,10 +184,7 @@ class RayTransport(Transport):
         self._thread.close()
 
     def end_mailbox(self) -> None:
-        """End the mailbox, after :meth:`close`. Without this it lives while anybody has its handle.
-
-        A node that has not heard of the close by then takes it for the death of the learner.
-        """
+        """End the mailbox, after :meth:`close`; nodes that have not heard of that take it for a death."""
         if ray.is_initialized():
             with suppress(RayError):  # it is dead
                 ray.kill(self.mailbox, no_restart=True)
@@ -243,3 +229,119 @@ def _aged(status: ReaderStatus, age_s: float) -> ReaderStatus:
     """A reader as it is known now, from a report of its node that is ``age_s`` old."""
     state = "silent" if age_s > _SILENT_S and status.state == "running" else status.state
     return replace(status, state=state, heartbeat_age_s=status.heartbeat_age_s + age_s)
+
+
+#: How long the mailbox may take to answer. Only the thread waits, and then it goes on without the answer.
+ANSWER_S = 1.0
+
+#: How long a version waits for pulls to end when three images are kept. Then one of them is freed.
+_LET_PULLS_END_S = 0.1
+
+
+class SenderThread:
+    """Sends the newest version, in a daemon thread, and skips what comes faster than it can. One of three
+    buffers is written, one is the newest, one is on its way; no publish pays for page faults.
+    """
+
+    def __init__(self, mailbox: Any, repeat_s: float) -> None:
+        self.sender = Sender(_put, lambda address: None, self._post, repeat_s)
+        self.layout: Layout | None = None
+        self.newest: ImageBuffer | None = None  #: the newest version
+        self.failure: BaseException | None = None  #: the error that has ended the thread
+        self._mailbox = mailbox
+        self._question = Question()
+        self._buffers: list[ImageBuffer] = []
+        self._waiting: ImageBuffer | None = None  # the newest version, until the thread takes it
+        self._taken: ImageBuffer | None = None  # stays as it is until the next is taken: it may be put again
+        self._posted: ray.ObjectRef | None = None
+        self._closed = self._asks_now = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="rlsync-ray-publish", daemon=True)
+        self._thread.start()
+
+    def lay_out(self, layout: Layout) -> None:
+        """Make buffers for another layout; those in use stay until they are replaced."""
+        with self._wake:
+            self.layout = layout
+            self._buffers = [ImageBuffer(layout) for _ in range(3)]
+
+    def publish(self, stamp: Stamp, tensors: Sequence[Tensor]) -> None:
+        """Copy a version into a free buffer, make it the newest, and let it be sent; returns then."""
+        with self._wake:
+            buffer = next(b for b in self._buffers if b is not self.newest and b is not self._taken)
+        buffer.write(stamp, tensors)
+        with self._wake:
+            self.newest = self._waiting = buffer
+            self._wake.notify()
+
+    def ask(self, lowest: int) -> int:
+        with self._wake:
+            self._question = Question(self._question.number + 1, lowest)
+            self._asks_now = True
+            self._wake.notify()
+        return self._question.number
+
+    def close(self) -> None:
+        """End the thread, and take all images out of the store."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join(2 * ANSWER_S)
+        if ray.is_initialized():
+            ray.wait([self._mailbox.close.remote()], timeout=ANSWER_S)
+        self.sender.close()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closed and ray.is_initialized():  # calls would start another Ray
+                with self._wake:
+                    if not (self._closed or self._asks_now or self._waiting is not None):
+                        self._wake.wait(self.sender.repeat_s)
+                    buffer = None if self._closed else self._take()
+                    asks, self._asks_now = self._asks_now, False
+                if buffer is not None:
+                    self._make_room()
+                    self.sender.send(buffer.stamp, buffer.sealed(), time.monotonic())
+                elif asks:
+                    self.sender.post_again(time.monotonic())
+                else:
+                    self.sender.repeat(time.monotonic())
+                self._await_reply()
+        except BaseException as failure:  # noqa: BLE001  # ends the thread; the next publish raises it
+            self.failure = failure
+
+    def _take(self) -> ImageBuffer | None:
+        """The newest version; ``None`` if it was taken."""
+        buffer, self._waiting = self._waiting, None
+        self._taken = buffer or self._taken
+        return buffer
+
+    def _make_room(self) -> None:
+        """Let pulls end, for a moment, before an image takes the place of one that is pulled."""
+        until_s = time.monotonic() + _LET_PULLS_END_S
+        while self.sender.full and time.monotonic() < until_s and not self._closed:
+            self.sender.post_again(time.monotonic())
+            self._await_reply()
+            time.sleep(_LET_PULLS_END_S / 10)
+
+    def _post(self, message: Message) -> None:
+        self._posted = self._mailbox.post.remote(message, self._question)
+
+    def _await_reply(self) -> None:
+        """Wait for the mailbox's answer, so that an image is freed only when nobody pulls it."""
+        posted, self._posted = self._posted, None
+        if posted is None or self.sender.message is None:
+            return
+        try:
+            reply: Reply | None = ray.get(posted, timeout=ANSWER_S)
+        except (GetTimeoutError, RayError):
+            return  # it was killed, or is being started again: repeated later
+        if reply is not None:
+            self.sender.replied(self.sender.message, reply)
+
+
+def _put(flat: Tensor) -> ray.ObjectRef:
+    """Copy a flat image into the object store, once. It stays there while somebody has its address."""
+    return ray.put(flat.numpy())

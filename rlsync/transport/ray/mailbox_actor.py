@@ -38,10 +38,8 @@ class NodeReply:
 
 
 class MailboxActor:
-    """Holds the newest message, and what nodes report of their workers, for ``forget_s`` seconds.
-
-    It runs in a process of its own and may be killed at any time: Ray starts it again, empty, and learner and
-    nodes repeat theirs. All of its methods run in one thread.
+    """Holds the newest message, and nodes' reports for ``forget_s`` seconds. If it is killed, Ray starts it
+    again, empty, and all repeat theirs. All of its methods run in one thread.
     """
 
     def __init__(self, forget_s: float = 90.0) -> None:
@@ -101,15 +99,11 @@ class MailboxActor:
         news.set()
 
 
-def start_mailbox(name: str | None = None) -> Any:
-    """Start a mailbox beside the caller; it ends when nobody has its handle any more, or with the caller.
-
-    ``name`` is an actor's name in the caller's namespace, by default one that nobody else has. Returns its
-    handle, which can be sent to any process of the cluster.
-    """
+def start_mailbox() -> Any:
+    """Start a mailbox beside the caller; it ends with its last handle, or with the caller."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     options = {
-        "name": name or f"rlsync-mailbox-{uuid.uuid4().hex[:12]}",
+        "name": f"rlsync-mailbox-{uuid.uuid4().hex[:12]}",
         "num_cpus": 0,
         "max_restarts": -1,
         "max_task_retries": 0,

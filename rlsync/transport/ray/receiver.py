@@ -74,18 +74,12 @@ class BoardReport:
 
 
 class NodeReceiver:
-    """Keeps an ordinary board on this node supplied with the learner's versions.
-
-    Each version is pulled once, whatever the number of workers that read the board, checked, and published
-    under the learner's own stamp. One that is late skips to the newest. What workers of this node adopt and
-    leave for the learner goes the other way. Everything happens in a daemon thread of this process, which is
-    the only one that publishes on the board.
-
-    ``mailbox`` is the learner's (:attr:`rlsync.transport.ray.learner.RayTransport.mailbox`), and ``node`` a
-    name that no other receiver of it has. The board stays the caller's: close it after this. What it has
-    stays there until something newer comes. ``numbers`` has the learner's number of each reader of the board,
-    in order; by default they are the same. An image may take ``pull_s`` seconds to come to this node, and
-    ``again_s`` pass before it is asked for again.
+    """Keeps an ordinary board on this node supplied with the learner's versions, in a daemon thread, which
+    alone publishes there: each is pulled once, checked, and published under the learner's stamp; a late one
+    skips to the newest. What workers adopt and leave goes the other way. ``node`` is a name that no other
+    receiver of ``mailbox`` has. The board stays the caller's: close it after this. ``numbers`` has the
+    learner's number of each reader. An image may take ``pull_s``, and ``again_s`` pass before it is asked for
+    again.
     """
 
     def __init__(
@@ -130,10 +124,7 @@ class NodeReceiver:
             self._thread.join(timeout_s)
 
     def report_now(self, timeout_s: float = 5.0) -> bool:
-        """Report the workers here to the learner, from any thread, and wait until the mailbox has the report.
-
-        Returns whether it has it within ``timeout_s`` seconds. If not, it comes later: the thread repeats it.
-        """
+        """Report the workers here from any thread; whether the mailbox has it within ``timeout_s``."""
         report = BoardReport.of(self.node, self._board, self._numbers).to_bytes()
         try:
             ray.get(self._mailbox.report.remote(self.node, report), timeout=timeout_s)
@@ -142,10 +133,7 @@ class NodeReceiver:
         return True
 
     def await_stamp(self, stamp: Stamp, timeout_s: float, where: str) -> None:
-        """Wait until a version, or a newer one, is on the board; ``where`` says whose board, in errors.
-
-        BoardClosed if the learner has closed the transport or died, AdoptionTimeout if it takes too long.
-        """
+        """Wait until a version, or a newer one, is here; else BoardClosed or AdoptionTimeout."""
         until_s = time.monotonic() + timeout_s
         while self.stamp < stamp:
             if self.closed_by_learner or self.learner_died or self.failure is not None:
@@ -241,10 +229,7 @@ class NodeReceiver:
 
 
 def image_at(address: ray.ObjectRef, timeout_s: float) -> Tensor:
-    """A flat image from the object store, read-only, in this node's memory of it: nothing is copied here.
-
-    GetTimeoutError of Ray if it has not come to this node in time, RayError if it or its owner is gone.
-    """
+    """A flat image from the object store, read-only, in this node's memory of it; or an error of Ray's."""
     held: Any = ray.get(address, timeout=timeout_s)
     # Torch warns of arrays that are read-only, as these are, so it gets the memory by its address.
     memory = (ctypes.c_uint8 * held.nbytes).from_address(held.ctypes.data)
@@ -266,10 +251,7 @@ class RayHandle:
     newest: Stamp = NOTHING
 
     def subscribe(self, apply: Apply, reader: int | None = None) -> RaySubscriber:
-        """Attach, with a board of this process's own; see :meth:`rlsync.transport.contract.Handle.subscribe`.
-
-        ``None`` is reader 0. AdoptionTimeout if the newest version does not come in time.
-        """
+        """Attach, with a board of one's own; see :meth:`rlsync.transport.contract.Handle.subscribe`."""
         subscriber = RaySubscriber(self.mailbox, apply, 0 if reader is None else reader)
         try:
             subscriber.await_stamp(self.newest, FIRST_VERSION_WITHIN_S)
@@ -280,10 +262,7 @@ class RayHandle:
 
 
 class RaySubscriber(BoardReader):
-    """A worker's end, with a board and a receiver for this process alone.
-
-    Workers that share a node should share them, too: then each version comes to the node's memory once.
-    """
+    """A worker's end, with a board and a receiver for this process alone."""
 
     def __init__(self, mailbox: Any, apply: Apply, reader: int) -> None:
         self._board = BoardWriter()

@@ -28,11 +28,9 @@ class AgentCounts:
 
 
 class Agent:
-    """Decides for one node. Whoever runs it sends what it returns, and brings it answers and the time.
-
-    Laws: the stamps that it publishes rise. It publishes what a learner packed, bit for bit, or nothing. It
-    pulls one image at a time. After any message was lost it asks again: the mailbox may take ``answer_s``
-    seconds to answer, an image ``pull_s``, and ``again_s`` pass before it asks again for one that was lost.
+    """Decides for one node; whoever runs it sends what it returns, and brings it answers and the time. Laws:
+    the stamps that it publishes rise; it publishes what a learner packed, bit for bit, or nothing; it pulls
+    one image at a time. It asks again ``answer_s``, ``pull_s`` or ``again_s`` after what may be lost.
     """
 
     def __init__(
@@ -121,15 +119,10 @@ KEPT_IMAGES = 3
 
 
 class Sender:
-    """Puts images into the store and posts messages about them.
-
-    ``put`` copies a flat image into the store and returns its address, ``free`` gives an address back.
-    ``post`` sends a message on its way to the mailbox: it does not wait, and the message may get lost. The
-    newest one is posted again every ``repeat_s`` seconds, because the mailbox may have been killed.
-
-    Laws: an image is in the store before its message is posted. The sender never keeps more than
-    ``KEPT_IMAGES`` images there. It frees one that a node is pulling only if two older images are pulled when
-    a new one comes; then the older of them stays.
+    """Puts images into the store (``put`` returns an address, ``free`` gives it back) and posts messages of
+    them, the newest again every ``repeat_s``: ``post`` does not wait, and may lose one. Laws: an image is
+    stored before its message is posted. At most ``KEPT_IMAGES`` are stored. One that a node pulls is freed
+    only if two older images are pulled when a new one comes; then the older of them stays.
     """
 
     def __init__(
@@ -163,10 +156,7 @@ class Sender:
 
     @property
     def full(self) -> bool:
-        """Whether the next version takes the place of an image that a node may be pulling.
-
-        A pull may have ended since the mailbox last said so: :meth:`post_again` asks.
-        """
+        """Whether the next version takes the place of an image that a node may still be pulling."""
         return len(self._kept) >= KEPT_IMAGES
 
     @property

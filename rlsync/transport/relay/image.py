@@ -45,10 +45,7 @@ class ImageBuffer:
 
     @torch.no_grad()
     def write(self, stamp: Stamp, tensors: Sequence[Tensor]) -> None:
-        """Copy a version into this memory: one tensor for each entry that owns its bytes; dtypes are cast.
-
-        LayoutMismatch if a tensor does not have the shape of its leaf.
-        """
+        """Copy a version here, one tensor for each entry that owns its bytes; LayoutMismatch: wrong shape."""
         self.layout.check(tensors)
         torch._foreach_copy_(self.leaves, list(tensors))
         self._head[1], self._head[2] = stamp.generation, stamp.version
@@ -61,10 +58,7 @@ class ImageBuffer:
 
 
 def unpack(flat: Tensor) -> Image:
-    """Take a version out of a flat image that an :class:`ImageBuffer` has sealed.
-
-    PublishError if it was changed or cut on its way: its digest does not match.
-    """
+    """Take a version out of a sealed flat image; PublishError if its digest does not match."""
     if flat.numel() < _HEAD_BYTES or digest_of(flat) != digest_in(flat):
         raise PublishError(
             "an image of weights was damaged on its way: its digest does not match",

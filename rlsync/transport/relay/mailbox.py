@@ -79,10 +79,7 @@ class Mailbox:
         return Reply(True, self.pulled, self.lost)
 
     def ask(self, request: Request, now_s: float) -> Message | None:
-        """The message, if it is about a newer version than the node has. A node that asks pulls nothing.
-
-        A node is not told again of an image that it could not get: the learner has to put it again.
-        """
+        """The message, if it is newer than the node's version and not of an image that it could not get."""
         message = self.message
         if message is not None and (message.stamp <= request.stamp or message.image_id == request.lost):
             message = None

@@ -65,10 +65,8 @@ WhenFull = Literal["block", "drop_oldest", "drop_newest"]
 
 
 class RolloutState(IntEnum):
-    """What a slot line says of its image.
-
-    WRITING and READING are true only while the byte of the slot is locked: a slot that says WRITING and
-    is not locked was left by a writer that died, and is free.
+    """What a slot line says; WRITING and READING are true only while the slot's byte is locked: without the
+    lock, a writer has died, and the slot is free.
     """
 
     FREE = 0
@@ -172,11 +170,7 @@ class WriterStatus:
 
 
 class RingWatch:
-    """Reads the lines of a ring.
-
-    Any process of the same user may watch a ring from outside: ``RingWatch(*handle.open(), handle.slots,
-    handle.writers)``.
-    """
+    """Reads the lines of a ring, from any process of this user."""
 
     def __init__(self, file: SharedFile, words: memoryview, slots: int, writers: int) -> None:
         self._file = file

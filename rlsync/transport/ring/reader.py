@@ -120,10 +120,7 @@ class RolloutRing:
         self._words[fmt.SEEDED] += 1
 
     def take(self, timeout_s: float) -> TakenRollout | None:
-        """The rollout that was completed first, or ``None`` when there was none in time.
-
-        Several may be held at once.
-        """
+        """The rollout that was completed first, or ``None`` if none is in time. Several may be held."""
         self._check_open()
         if self._when_full == "drop_oldest":
             self._drop_oldest()
@@ -142,10 +139,8 @@ class RolloutRing:
         return taken
 
     def give_back(self, taken: TakenRollout) -> None:
-        """Free the slot for writers; do not read the views after that. A second call does nothing.
-
-        That also holds if the slot was filled and taken again meanwhile: only the rollout that holds the slot
-        now can free it.
+        """Free the slot; its views must not be read after that. A second call does nothing, also if the slot
+        was filled and taken again meanwhile.
         """
         if self._held.get(taken.slot) is taken and not self.closed:
             if self._when_full == "drop_oldest":
@@ -219,10 +214,8 @@ class RolloutRing:
             self._file.unlock(fmt.SLOT_LOCK + slot)
 
     def _count(self, slot: int) -> None:
-        """Count a full slot on its writer's line, which a writer that was killed may not have done.
-
-        Else its successor would give the same number to another rollout. This is done under the slot's lock,
-        or before a successor starts, so nobody else writes to this line meanwhile.
+        """Count a full slot on its writer's line, which a killed writer may not have done, or its successor
+        would give the number twice. Under the slot's lock, or before a successor starts.
         """
         line = fmt.slot_line(slot)
         written = fmt.writer_line(self._words[line + fmt.SLOT_WRITER]) + fmt.WRITER_WRITTEN
@@ -230,12 +223,9 @@ class RolloutRing:
             self._words[written] += 1
 
     def _in_order(self) -> list[tuple[int, int]]:
-        """When each full slot was filled, and which slot it is; the one that was filled first is first.
-
-        One look is not enough: it may pass a slot just before that is filled, and then find a later rollout
-        of the same writer. The second look sees all that a writer had completed before any rollout which
-        the first look found, because only the learner takes a slot out of FULL. What is newer than these has
-        to wait: rollouts before it may be missing.
+        """When each full slot was filled, and which one it is, the first one first. It looks twice, for one
+        look may pass a slot before it is filled, and find a later rollout of the same writer. The second sees
+        all that came before what the first found: only the learner takes a slot out of FULL. Newer ones wait.
         """
         found = self._full()
         if not found:

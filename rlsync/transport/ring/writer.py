@@ -86,15 +86,9 @@ class RingWriter:
     def take(
         self, timeout_s: float | None = None, stop: Callable[[], bool] | None = None
     ) -> dict[str, Tensor] | None:
-        """Wait until the learner runs and a slot is free, and take it.
-
-        The seconds for which there was none free are counted on the writer's line, as they pass. A ring that
-        drops the newest gives memory of this process while it is full: :meth:`commit` then counts the rollout
-        as dropped. Without ``timeout_s`` it waits for as long as the learner lives; if ``stop()`` is true
-        while it waits, it gives up.
-
-        Returns the arrays of the slot, by name, with what was left in them; ``None`` when the learner is
-        gone, or this gave up.
+        """Wait until the learner runs and a slot is free, and take its arrays; None when the learner is gone,
+        or ``stop()``. A full ring that drops the newest gives memory of this process: :meth:`commit` counts
+        it as dropped. Waiting is counted on the writer's line as it passes.
         """
         self.abandon()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -96,10 +96,8 @@ class NodeAgent:
             self._orders = orders
 
     def take(self, number: int, timeout_s: float) -> Flat | None:
-        """The oldest rollout of this node that is not taken yet; ``None`` if none came in time.
-
-        Calls are served in the order of their numbers. Errors are those of :meth:`Supervisor.look`, and
-        PublishError: this node cannot receive weights any more.
+        """The oldest rollout that is not taken yet, in the order of calls; ``None`` if none came in time.
+        Errors are those of :meth:`Supervisor.look`; PublishError: no weights come here any more.
         """
         turns = self._turns
         if number < turns.first:
@@ -167,9 +165,7 @@ class NodeAgent:
         return None
 
     def end(self, timeout_s: float) -> None:
-        """End the workers, which may take ``timeout_s`` to leave, and let go of everything. The learner then
-        ends this process.
-        """
+        """End the workers, which may take ``timeout_s`` to leave, and let go of everything."""
         self._ending.set()
         with self._supervising:  # no call takes a rollout now
             with self._ordering:
@@ -191,9 +187,7 @@ class NodeAgent:
         return receiver
 
     def _end_with_the_learner(self) -> None:
-        """End when the learner died and no other one has come in time: Ray itself ends only agents that are
-        not to be kept.
-        """
+        """End when no learner has come in time; Ray itself ends only agents that are not to be kept."""
         gone_since_s: float | None = None
         while not self._ending.wait(_LOOK_FOR_THE_LEARNER_S):
             if not self._is_left():

@@ -29,10 +29,7 @@ class Origin:
 
 
 class Arrivals:
-    """Takes the rollouts of all nodes, in turn, each node's in the order in which they were completed there.
-
-    Each is copied once, into memory that is used again: the object store holds no more than the credits.
-    """
+    """Takes the rollouts of all nodes in turn, each node's in order, into memory that is used again."""
 
     def __init__(
         self, nodes: Nodes, layout: Layout, workers_per_node: int, envs_per_node: int, seed: int

@@ -1,11 +1,11 @@
-"""ClusterCollector: the workers of all nodes of a Ray cluster, and the learner's end of their rollouts."""
+"""The workers of all nodes of a Ray cluster: collectors of unrolls and of transitions."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlsync.core.errors import AdoptionTimeout
-from rlsync.core.ledger import Ledger
+from rlsync.core.ledger import NOTHING, Ledger
 from rlsync.sync.adopter import Adopt
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
@@ -27,16 +27,17 @@ from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.cluster.agent import NodeAgent, has_version
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
-from rlsync.workers.cluster.crew import Crew, LeftAgent, newest_stamp, taken_over
+from rlsync.workers.cluster.crew import Crew, LeftAgent, taken_over
 from rlsync.workers.cluster.job import NodeJob, likeness_of
 from rlsync.workers.cluster.node import Machine, Node
 from rlsync.workers.cluster.nodes import NodeCounts, Nodes, Placement
 from rlsync.workers.cluster.session import ClusterStatus, NodeStatus, Session
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
-from rlsync.workers.frames import RolloutShape
+from rlsync.workers.frames import COLLECTOR, RolloutShape
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import Playable, Player, player_of
+from rlsync.workers.players.torchrl_policy import PIECES, ActingPolicy, Prefill, transitions
 from rlsync.workers.rollout_collector import RolloutCollector, check_settings
 from rlsync.workers.supervision import Restarts
 from rlsync.workers.worker import CollectSettings
@@ -52,34 +53,19 @@ class ClusterCollector(RolloutCollector):
     """Collects unrolls as :class:`~rlsync.workers.collector.UnrollCollector` does, on the nodes of a cluster.
 
     One agent on each node keeps a board and a ring, as on one host, and starts workers there. Versions reach
-    the boards through Ray's object store, once for each node; full slots come back as one flat object each.
-    Batches, stamps and publishing are the same. An agent sends no more than ``placement.credits`` rollouts
-    ahead of the learner, so a slow learner stops its workers.
+    the boards through Ray's object store, once for each node; full slots come back as one flat object each,
+    no more than ``placement.credits`` ahead of the learner, so a slow learner stops its workers.
 
-    A node that joins later gets an agent; its workers begin with the newest version. What had arrived of a
-    node that is lost is good; what had not is lost and counted in :attr:`tally`. The run ends when no node is
-    left. Agents and workers end with :meth:`shutdown`, and when this process dies.
+    A node that joins later gets an agent. What had arrived of a node that is lost is good; what had not is
+    lost and counted in :attr:`tally`. Agents and workers end with :meth:`shutdown`, and with this process.
 
-    Args:
-        network, env: parts of player and environment must be importable on all nodes.
-        workers_per_node: worker processes on each node.
-        placement: which nodes get an agent, and how agents are looked after.
-        crew: the name of the run's agents. With it, this learner finds the agents that an earlier one left,
-            and takes them over or ends them. Its versions follow theirs, in the next generation.
-        session: closed at the end; by default the connection of this process, which stays open.
-        slots: of the ring of each node; by default two more than it has workers.
-        policy_device: where the players of a node act: one device, or one for each of its workers.
-        steps, envs_per_worker, overlap, rollouts_per_batch, total_frames, store_params, store_value, dtype,
-            adopt, storing_device, seed, restarts, start_method, silent_timeout_s, versions_file: see
-            ``UnrollCollector``.
+    ``workers_per_node`` have two slots more than they are, and act on one ``policy_device`` or one each. The
+    agents that an earlier learner of the same ``crew`` left are taken over or ended; versions follow theirs,
+    in the next generation. ``session`` is closed at the end. Other arguments: see ``UnrollCollector``.
 
-    Raises:
-        ConfigError: a number is out of range, ``adopt`` is unknown, Ray is not initialised, or the agents of
-            ``crew`` belong to a learner that lives.
-        WorkerLost: a node was lost before its workers were ready. While iterating: no node is left.
-        AdoptionTimeout: nodes are not ready in time. While iterating: no rollout comes from any node.
-
-    Source: IMPALA, arXiv 1802.01561; Ray, arXiv 1712.05889.
+    ConfigError: a number is out of range, Ray is not initialised, or the agents of ``crew`` belong to a
+    learner that lives. WorkerLost: a node was lost before its workers were ready, or, later, none is left.
+    AdoptionTimeout: nodes are not ready in time, or no rollout comes from any. Source: arXiv 1802.01561.
     """
 
     def __init__(
@@ -133,7 +119,7 @@ class ClusterCollector(RolloutCollector):
         self._crew = crew
         left = [] if crew is None else crew.left()
         ledger = Ledger()
-        ledger.follow(newest_stamp(left))
+        ledger.follow(max((agent.state.stamp for agent in left), default=NOTHING))
         self._here: BoardHere | None = None
         self._transport = RayTransport()
         super().__init__(  # num_workers grows with each node
@@ -303,3 +289,80 @@ class BoardHere:
         """Stop receiving, and close the board. A second call does nothing."""
         self._receiver.close()
         self._board.close()
+
+
+#: How long a batch may wait until every node says that it has the newest version, seconds. Rollouts of older
+#: ones are left out in any case.
+_ARRIVAL_S = 2.0
+_LOOK_S = 0.005
+
+
+class TransitionCollector(ClusterCollector):
+    """Collects transitions as TorchRL's process collectors do, on a cluster; see
+    :func:`~rlsync.workers.players.torchrl_policy.transitions`. With ``waits``, each batch has frames of the
+    newest version alone: between two batches no worker begins a rollout, and others are left out and counted
+    as dropped. Without it, workers never wait for the learner. Workers draw their actions uniformly until
+    ``random_frames`` were collected and a version was published after that: publish ``collector.prefill`` as
+    ``"prefill"``, with the weights.
+    """
+
+    def __init__(
+        self,
+        acting: ActingPolicy,
+        env: EnvSpec,
+        *,
+        waits: bool,
+        random_frames: int = 0,
+        **settings: Any,
+    ) -> None:
+        self._waits = waits
+        self._actions = acting.actions
+        self._random_frames = random_frames
+        self._pieces = 0
+        self._began = False
+        self.prefill: Prefill | None = acting.prefill
+        super().__init__(acting, env, **settings)
+
+    @property
+    def init_random_frames(self) -> int:  # type: ignore[override]  # TorchRL has an attribute
+        """Frames after which the policy acts; 0 ends the prefill with the next publish."""
+        return self._random_frames
+
+    @init_random_frames.setter
+    def init_random_frames(self, frames: int) -> None:
+        self._random_frames = frames
+        self._count()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Set the counters. Those of a collector on one host are not read: the trainer has its own."""
+        if {"frames", "batches"} <= state_dict.keys():
+            super().load_state_dict(state_dict)
+            self._count()
+
+    def _next_batch(self) -> Any:
+        if self._waits or not self._began:
+            self._await_nodes()
+        self._began = True
+        if self._waits:
+            self._arrivals.oldest_version = self.policy_version
+            self._arrivals.run()
+        batch = super()._next_batch()
+        if self._waits:
+            self._arrivals.pause()
+        self._count()
+        made = transitions(batch, self._actions, self._pieces)
+        self._pieces = int(made[COLLECTOR, PIECES].max()) + 1
+        return made
+
+    def _count(self) -> None:
+        if self.prefill is not None:
+            self.prefill.random.fill_(self._frames < self._random_frames)
+
+    def _await_nodes(self) -> None:
+        """Wait until the nodes say that they have the newest version; not for long."""
+        until_s, newest = time.monotonic() + _ARRIVAL_S, self._transport.newest_stamp
+        while time.monotonic() < until_s:
+            reports = self._transport.nodes
+            if all(name in reports and reports[name].stamp >= newest for name in map(str, self.nodes)):
+                return
+            time.sleep(_LOOK_S)

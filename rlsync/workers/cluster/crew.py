@@ -15,7 +15,6 @@ from ray.exceptions import RayError
 from ray.util import list_named_actors
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.workers.cluster.job import AgentState
 from rlsync.workers.cluster.node import Machine, living_machines, why
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S
@@ -32,14 +31,7 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """The agents of one run, in all of its lives; a ConfigError if ``keep_s`` is below 0.
-
-    Example:
-        >>> Crew("a1b2c3", keep_s=600.0).options()["lifetime"]
-        'detached'
-        >>> Crew("a1b2c3").options()
-        {}
-    """
+    """The agents of one run, in all of its lives; a ConfigError if ``keep_s`` is below 0."""
 
     name: str  # by which a learner finds what an earlier one left; no two runs of a cluster have the same
     # Seconds for which agents wait for the next learner when theirs was killed. 0: they end with it, and a
@@ -111,18 +103,11 @@ class LeftAgent:
         _kill(self.agent)
 
 
-def newest_stamp(left: Sequence[LeftAgent]) -> Stamp:
-    """The newest version that agents have heard of."""
-    return max((agent.state.stamp for agent in left), default=NOTHING)
-
-
 def taken_over(
     left: Sequence[LeftAgent], likeness: Mapping[str, str], mailbox: Any, keep_s: float
 ) -> Iterator[tuple[Machine, Any, AgentState]]:
-    """Let agents follow this learner, and end those that cannot; at ``keep_s=0`` all are ended.
-
-    ``likeness`` is that of the agents that this learner would start. Yields where each agent is that follows,
-    its handle, and what it is like now.
+    """Let agents of this ``likeness`` follow this learner, and end all others, at ``keep_s=0`` all. Yields
+    where each is that follows, its handle, and what it is like now.
     """
     machines = {machine.node_id: machine for machine in living_machines()}
     for agent in left:

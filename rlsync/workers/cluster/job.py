@@ -130,21 +130,8 @@ def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:
 
 
 class Turns:
-    """Serves numbered calls one at a time, in order. Ray does not promise that an actor with several threads
-    begins calls in the order in which they were made.
-
-    Every number from ``first`` must be used. A call ends its turn however it ends.
-
-    Example:
-        >>> turns = Turns()
-        >>> with turns.turn(0, timeout_s=1.0):
-        ...     pass
-        >>> with turns.turn(2, timeout_s=0.0):  # 1 was not served yet
-        ...     pass
-        Traceback (most recent call last):
-        rlsync.core.errors.PublishError: call 2 waited 0 s for its turn; call 1 is next
-          where  a node's agent
-          cure   look what holds that call up; the learner ends this agent and starts another one
+    """Serves numbered calls one at a time, in order, from ``first``: Ray does not promise that an actor with
+    several threads begins them so. Every number must be used. A call ends its turn however it ends.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -154,10 +141,7 @@ class Turns:
 
     @contextmanager
     def turn(self, number: int, timeout_s: float) -> Iterator[None]:
-        """Wait for the turn of a call; the next one begins when the block ends.
-
-        PublishError: the calls before it did not end within ``timeout_s``.
-        """
+        """Wait for a call's turn, which ends with the block; PublishError: not within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._next != number:
@@ -199,10 +183,8 @@ def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
 
 
 def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
-    """Copy a rollout out of the array that :func:`pack` made, which is not kept, into flat ``uint8`` memory
-    of ``layout.image_bytes``, which the views lie in afterwards.
-
-    PublishError: the array is none that :func:`pack` made with this layout.
+    """Copy a rollout out of :func:`pack`'s array into ``uint8`` memory of ``layout.image_bytes``, which its
+    views lie in; PublishError if it is none of this layout.
     """
     head = flat[:_HEAD_BYTES].view(np.int64).tolist() if flat.nbytes >= _HEAD_BYTES else [0] * _HEAD_WORDS
     magic, count, used, writer, number, *counted = head

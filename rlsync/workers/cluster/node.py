@@ -33,12 +33,7 @@ NO_ROLLOUTS = RingCounters(0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine of the cluster: Ray's id of it, its IP address and name, and what resources Ray says it has.
-
-    Example:
-        >>> print(Machine("0a1b2c3d4e5f", "10.0.0.7", "worker-3"))
-        worker-3 (10.0.0.7, node 0a1b2c3d)
-    """
+    """A machine of the cluster: Ray's id of it, its IP address, its name, and the resources that it has."""
 
     node_id: str
     address: str
@@ -60,11 +55,8 @@ def living_machines() -> list[Machine]:
 
 
 class Node:
-    """An agent, and the calls that are open there, ``credits`` of them.
-
-    ``seat`` is its number among the nodes; a node that takes the place of one that left has the same.
-    ``followed`` is what the agent was like when it followed this learner, if another one had started it: its
-    workers are ready.
+    """An agent in ``seat``, which is taken over with the node of one that left, and the ``credits`` calls
+    open there. ``followed`` is the state of an agent that another learner had started: its workers are ready.
     """
 
     def __init__(
@@ -172,10 +164,7 @@ def family_of(pid: int) -> list[int]:
 
 
 def kill_family(family: list[int]) -> None:
-    """SIGKILL an agent, which is the first of its family, and all others, and wait until they are gone.
-
-    The agent last: Ray is about to end it, and prints a page of advice if it dies in any other way.
-    """
+    """SIGKILL all of an agent's family, and wait. The agent last, for Ray prints advice on other deaths."""
     for killed, within_s in ((family[1:], _ENDED_WITHIN_S), (family, _GONE_WITHIN_S)):
         for member in killed:
             with suppress(ProcessLookupError):

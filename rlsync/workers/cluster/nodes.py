@@ -32,12 +32,7 @@ _END_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which nodes get an agent; a ConfigError if a number is out of range.
-
-    Example:
-        >>> Placement(resources={"rollouts": 1.0}).takes({"CPU": 8.0})
-        False
-    """
+    """Which nodes get an agent; a ConfigError if a number is out of range."""
 
     beside_learner: bool = True  # whether the learner's own node gets one, too
     # what an agent takes of Ray's resources, by name; a node that has less gets none
@@ -72,12 +67,9 @@ class NodeCounts:
 
 
 class Nodes:
-    """Keeps an agent on every node that should have one.
-
-    An agent that dies, gives no answer, or says that its workers cannot go on, is started again after a
-    pause, as a worker is on one host; a node where that happens too often is given up. The run ends when no
-    node is left. ``start(machine, seat)`` starts an agent; ``joined`` is called with each node whose workers
-    are ready.
+    """Keeps an agent on every node that should have one. One that dies, is silent or says that its workers
+    cannot go on is started again after a pause; where that happens too often the node is given up. ``joined``
+    is called with each node whose workers are ready.
     """
 
     def __init__(

@@ -33,11 +33,9 @@ _OWN_RAY = {"worker_niceness": 0}
 
 
 class Session:
-    """Ray, for as long as a run needs it; a ConfigError if it is not installed, refuses, or nothing answers.
-
-    If this process is connected already, that connection is used, and left as it is. Otherwise this connects
-    to ``address``, ``HOST:PORT`` or ``"auto"`` for a cluster that was started on this machine. ``None``
-    starts a Ray here, which ends with :meth:`close` and with this process.
+    """Ray, for as long as a run needs it: this process's connection, if it has one, which stays; else one to
+    ``address``, ``HOST:PORT`` or ``"auto"`` (this machine's). ``None`` starts a Ray that ends with
+    :meth:`close`. ConfigError: it is not installed, refuses, or nothing answers.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -98,18 +96,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 
 def check_address(address: str | None) -> None:
-    """Refuse an address that is not written as :class:`Session` needs it, or a missing Ray; connects to
-    nothing.
-
-    Example:
-        >>> check_address("10.0.0.1:6379")
-        >>> check_address("ray://10.0.0.1:10001")
-        Traceback (most recent call last):
-        rlsync.core.errors.ConfigError: 'ray://10.0.0.1:10001' is not the address of a cluster
-          where  cluster.address=ray://10.0.0.1:10001
-          cure   give HOST:PORT of its head node, for example 10.0.0.1:6379, and run the learner on a node of
-          the cluster; or auto, or null for a Ray on this machine alone
-    """
+    """Refuse a missing Ray, or an address that :class:`Session` cannot use; connects to nothing."""
     if find_spec("ray") is None:
         raise ConfigError("ray is not installed", "cluster=ray", "pip install 'rlsync[ray]'")
     if address is None or address == "auto":
@@ -153,16 +140,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """A run on a cluster at one moment, in a file that others read while it runs.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "status.json"
-        >>> status = ClusterStatus(4242, 0.0, 7, (NodeStatus("a", 7, ()),), lost=0, rollouts_lost=0)
-        >>> status.write(file)
-        >>> ClusterStatus.read(file) == status
-        True
-    """
+    """A run on a cluster at one moment, in a file that others read while it runs."""
 
     pid: int  # of the learner
     at_s: float  # when this was written, seconds since the epoch
