@@ -12,12 +12,15 @@ from omegaconf import OmegaConf
 
 from rlsync.cli import trust
 from rlsync.cli.eval import config_of
+from rlsync.cli.job import examined
 from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
+from rlsync.cli.resume import load
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.registry import recipe_of
+from rlsync.recipes.bounds import refuse
 from rlsync.recipes.rerun import Rerun, config_of_rerun, differences, life_to_repeat
 from rlsync.recipes.run_files import RESOLVED
+from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
 from rlsync.torchrl_plugin.hooks.record_schedule import machine
 
 _DESCRIPTION = """Make a run again, bit by bit, from its config, its seed and its schedule.bin. The same
@@ -57,22 +60,28 @@ def main(arguments: list[str]) -> int:
         print(f"may differ from the record: {line}", file=sys.stderr)
     folder = _new_folder(given.run, given.into)
     config = config_of_rerun(recorded, folder)
+    job, errors = examined(config, trusted=given.trust)
+    refuse(errors)
+    assert job is not None, "there are no errors"
+    folder.mkdir(parents=True)
     trust.claim(folder, given.trust)
     OmegaConf.save(OmegaConf.structured(config), folder / RESOLVED)
     if not given.json:
         print(f"rerun {folder}", flush=True)
     with output_read(folder):
-        trainer = recipe_of(config).build(config, again=life)
+        trainer = job.recipe.build(config, job.spaces, life)
+        CollectorState.of(trainer)
+        if job.checkpoint is not None:
+            load(trainer, job.checkpoint, job.changes)
         found = Rerun(trainer, life, folder, given.until).run()
     print(json.dumps({"run": str(given.run), "rerun": str(folder), **asdict(found)}) if given.json else found)
     return EXIT_FAILED if found.unequal or not found.equal else 0
 
 
 def _new_folder(run: Path, into: Path | None) -> Path:
-    """The folder of the rerun, made anew; ConfigError if the one that was asked for is there already."""
+    """The folder of the rerun; ConfigError if the one that was asked for is there already."""
     numbered = (run / f"rerun-{number}" for number in count(1))
     folder = next(path for path in numbered if not path.exists()) if into is None else into
     if folder.exists():
         raise ConfigError(f"{folder} is there already", "--into", "name a new folder: nothing is overwritten")
-    folder.mkdir(parents=True)
     return folder

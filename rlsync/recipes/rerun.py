@@ -14,7 +14,9 @@ from torchrl.trainers import Trainer
 from rlsync import RecordSchedule, SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Comparison, Life, compared, lives_in
-from rlsync.recipes.run_files import SCHEDULE
+from rlsync.core.whole_file import digest_of
+from rlsync.recipes.checkpoints import checkpoint_at
+from rlsync.recipes.run_files import DIGESTS, SCHEDULE
 from rlsync.recipes.settings import Config, EvaluationConfig
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
@@ -44,8 +46,16 @@ def schedule_facts(config: Config) -> dict[str, Any]:
         "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
         "seed": config.seed,
         "resumed": config.resume is not None,
+        "checkpoint": None if config.resume is None else _print_of(Path(config.resume)),
         "collector": config.collector.kind,
     }
+
+
+def _print_of(resumed: Path) -> str | None:
+    """A digest of the checkpoint that a run begins from; None if there is none, or it has no digests."""
+    checkpoint = checkpoint_at(resumed)
+    digests = None if checkpoint is None else checkpoint / DIGESTS
+    return None if digests is None or not digests.is_file() else digest_of(digests)
 
 
 def life_to_repeat(run: Path, config: Config) -> Life:
@@ -56,7 +66,7 @@ def life_to_repeat(run: Path, config: Config) -> Life:
     file = run / SCHEDULE
     lives = lives_in(file)
     if not lives or not lives[0].rollouts:
-        cure = "let it run until the first block is written, about 200 rollouts, or to its end"
+        cure = "let it run until it has written a block, or to its end"
         raise ConfigError("the schedule has no rollouts yet", str(file), cure)
     life = lives[0]
     for what, cure in _why_not(config, life):
@@ -69,13 +79,10 @@ def life_to_repeat(run: Path, config: Config) -> Life:
 
 def _why_not(config: Config, life: Life) -> list[tuple[str, str]]:
     said = []
-    if life.facts.get("resumed"):
-        said.append(
-            (
-                "it began from a checkpoint, which lacks the workers' environments and rollouts in flight",
-                "name the run that it resumed: its own life can be made again",
-            )
-        )
+    began_from = life.facts.get("checkpoint")
+    if life.facts.get("resumed") and (not began_from or began_from != _print_of(Path(str(config.resume)))):
+        what = f"the checkpoint in {config.resume} is not the one that it began from"
+        said.append((what, "put that one back; copy checkpoints that you resume from, if their run goes on"))
     if not config.cluster.here:
         said.append(("its workers were on a cluster", "rerun a run with cluster=none"))
     if config.sync.when.unit == "seconds" and config.sync.when.every is not None:

@@ -62,7 +62,7 @@ def on_a_cluster() -> Config:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (resumed, "it began from a checkpoint"),
+        (resumed, "the checkpoint in runs/before is not the one that it began from"),
         (by_seconds, "it published every so many seconds"),
         (on_a_cluster, "its workers were on a cluster"),
         (lambda: impala(when_full="drop_newest"), "its workers dropped rollouts"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import pytest
 from torchrl.trainers import Trainer
 
 import rlsync.recipes.place
+from rlsync.cli.resume import load
+from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Comparison, Life, lives_in
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.impala.recipe import RECIPE as IMPALA
@@ -59,10 +63,16 @@ def config(folder: Path, env: str = "CartPole-v1", **recipe: Any) -> Config:
     )
 
 
-def trained(recipe: Recipe, given: Config, *hooks: Callable[[Trainer, int], None]) -> Life:
-    """Train; ``hook(trainer, batch)`` is called after each batch. Returns what was recorded."""
+def trained(
+    recipe: Recipe,
+    given: Config,
+    *hooks: Callable[[Trainer, int], None],
+    begun: Callable[[Trainer], object] = bool,
+) -> Life:
+    """Train; call ``begun`` before, and each hook after each batch. Returns what was recorded."""
     Path(str(given.run_dir)).mkdir(parents=True)
     trainer = recipe.build(given)
+    begun(trainer)
     batches = iter(range(1, 10**6))
 
     def after_a_batch(batch: object = None) -> None:
@@ -78,13 +88,17 @@ def trained(recipe: Recipe, given: Config, *hooks: Callable[[Trainer, int], None
     return lives_in(Path(str(given.run_dir)) / SCHEDULE)[-1]
 
 
-def again(recipe: Recipe, given: Config, until: int | None = None) -> Comparison:
+def again(
+    recipe: Recipe, given: Config, until: int | None = None, begun: Callable[[Trainer], object] = bool
+) -> Comparison:
     """Make the run of this config again."""
     run = Path(str(given.run_dir))
     folder = run / "again"
     folder.mkdir()
     life, config = life_to_repeat(run, given), config_of_rerun(given, folder)
-    return Rerun(recipe.build(config, again=life), life, folder, until).run()
+    trainer = recipe.build(config, again=life)
+    begun(trainer)
+    return Rerun(trainer, life, folder, until).run()
 
 
 def faults(at: dict[int, tuple[int, int]]) -> Callable[[Trainer, int], None]:
@@ -98,35 +112,36 @@ def faults(at: dict[int, tuple[int, int]]) -> Callable[[Trainer, int], None]:
     return send
 
 
-#: One worker is killed and replaced, and its successor too; the other one is stopped meanwhile.
+def without_a_pause(trainer: Trainer, batch: int) -> None:
+    """Start a worker again at once, else the others may make all rollouts meanwhile."""
+    due = trainer.collector._workers._pauses.due
+    due.update(dict.fromkeys(due, 0.0))
+
+
+#: Each worker is killed and replaced while the other one is stopped.
 STORM = {
     5: (0, signal.SIGKILL),
-    8: (1, signal.SIGSTOP),
-    9: (1, signal.SIGCONT),
-    60: (0, signal.SIGKILL),
+    6: (1, signal.SIGSTOP),  # until the next life of worker 0 has made rollouts
+    14: (1, signal.SIGCONT),
+    20: (1, signal.SIGKILL),
+    21: (0, signal.SIGSTOP),
+    29: (0, signal.SIGCONT),
 }
 
 
 @pytest.mark.parametrize("replay", [UnrollReplayConfig(), LASER], ids=["impala", "laser"])
 @pytest.mark.one_case
 def test_a_free_run_with_killed_replaced_and_stopped_workers_is_made_again(tmp_path: Path, replay) -> None:
-    given = config(tmp_path / "run", replay=replay, total_frames=150 * FRAMES_PER_BATCH)
+    given = config(tmp_path / "run", replay=replay)
 
-    def wait_for_the_next_life(trainer: Trainer, batch: int) -> None:
-        if batch == 6:  # else the others may have made all rollouts before it is started again
-            trainer.collector._workers._pauses.due.update(
-                dict.fromkeys(trainer.collector._workers._pauses.due, 0)
-            )
-
-    life = trained(IMPALA, given, faults(STORM), wait_for_the_next_life)
+    life = trained(IMPALA, given, faults(STORM), without_a_pause)
     lives = {(rollout.worker, rollout.life) for rollout in life.rollouts}
-    assert {(0, 0), (1, 0)} <= lives
-    assert any(number > 0 for _, number in lives), "a later life has made a rollout"
+    assert lives == {(0, 0), (0, 1), (1, 0), (1, 1)}
     versions = [rollout.version for rollout in life.rollouts]
     assert versions != sorted(versions), "it was asynchronous"
     found = again(IMPALA, given)
     assert found.unequal == 0, found
-    assert found.equal == len(life.digests) == 151
+    assert found.equal == len(life.digests) == BATCHES + 1
 
 
 def test_two_free_runs_of_one_seed_differ_so_that_equal_digests_say_something(tmp_path: Path) -> None:
@@ -192,6 +207,57 @@ def test_a_free_run_of_a_stock_collector_is_made_again(tmp_path: Path, recipe, g
     found = again(recipe, given(tmp_path / "run"))
     assert found.unequal == 0, found
     assert found.equal == len(life.digests)
+
+
+def test_a_run_that_was_resumed_is_made_again_from_its_checkpoint_or_refused_without_it(
+    tmp_path: Path,
+) -> None:
+    first = config(tmp_path / "first", total_frames=10 * FRAMES_PER_BATCH)
+    given = config(tmp_path / "second", total_frames=25 * FRAMES_PER_BATCH)
+    trained(IMPALA, first)
+    given.resume = str(tmp_path / "first")
+    checkpoint = tmp_path / "first" / "checkpoint"
+    life = trained(IMPALA, given, begun=lambda trainer: load(trainer, checkpoint, None))
+    assert life.facts["resumed"]
+    assert len(life.rollouts) == 15 * 2
+    assert again(IMPALA, given, begun=lambda trainer: load(trainer, checkpoint, None)).unequal == 0
+    (checkpoint / "digests.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not the one that it began from"):
+        life_to_repeat(tmp_path / "second", given)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("replay", [UnrollReplayConfig(), LASER], ids=["impala", "laser"])
+def test_runs_are_made_again_under_random_kills_and_stops(tmp_path: Path, seed: int, replay) -> None:
+    """Three workers, a fault every ten batches on average; a stopped one goes on a few batches later."""
+    draw, batches = random.Random(seed), 300
+    given = config(
+        tmp_path / "run", replay=replay, total_frames=batches * FRAMES_PER_BATCH, max_restarts=1000
+    )
+    given.collector.num_workers, given.seed = 3, seed
+    stopped: dict[int, tuple[int, int]] = {}  # by worker: the batch at which it goes on, and its pid
+
+    def storm(trainer: Trainer, batch: int) -> None:
+        workers = trainer.collector.procs
+        for worker, (until, pid) in list(stopped.items()):
+            if batch >= until or batch == batches - 1:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+                del stopped[worker]
+        worker = draw.randrange(3)
+        if draw.random() < 0.1 and not stopped and batch < batches - 1 and workers[worker].is_alive():
+            harm = draw.choice([signal.SIGKILL, signal.SIGSTOP])
+            os.kill(workers[worker].pid, harm)
+            if harm == signal.SIGSTOP:
+                stopped[worker] = batch + draw.randrange(1, 8), workers[worker].pid
+        without_a_pause(trainer, batch)
+
+    life = trained(IMPALA, given, storm)
+    assert len({(rollout.worker, rollout.life) for rollout in life.rollouts}) > 4
+    found = again(IMPALA, given)
+    assert found.unequal == 0, found
+    assert found.equal == len(life.digests) == batches + 1
 
 
 # What is broken on purpose, in the run that is recorded, and never in the rerun.
