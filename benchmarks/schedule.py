@@ -105,7 +105,7 @@ def runs(folder: Path, pairs: int, frames: int) -> dict[str, float]:
         again = folder / f"again-{pair}"
         again.mkdir()
         life = life_to_repeat(folder / f"with-{pair}", recorded)
-        rerun = Rerun(RECIPE.build(config_of_rerun(recorded, again), again=life), life, again)
+        rerun = Rerun(RECIPE.build(config_of_rerun(recorded, life, again), again=life), life, again)
         took["again"].append(timed(rerun._trainer, lambda _, rerun=rerun: check(rerun)))
     middle = {name: [statistics.median(each) for each in zip(*of, strict=True)] for name, of in took.items()}
     return {

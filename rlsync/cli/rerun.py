@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     for line in differences(life, machine()):
         print(f"may differ from the record: {line}", file=sys.stderr)
     folder = _new_folder(given.run, given.into)
-    config = config_of_rerun(recorded, folder)
+    config = config_of_rerun(recorded, life, folder)
     job, errors = examined(config, trusted=given.trust)
     refuse(errors)
     assert job is not None, "there are no errors"

@@ -105,7 +105,7 @@ def differences(life: Life, now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def config_of_rerun(config: Config, folder: Path) -> Config:
+def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
     """The same run, but for what it writes, evaluates and verifies; it ends where the record ends."""
     recipe = replace(config.recipe, target_return=None)
     if "evaluation" in {field.name for field in fields(recipe)}:
@@ -113,6 +113,7 @@ def config_of_rerun(config: Config, folder: Path) -> Config:
     return replace(
         config,
         run_dir=str(folder),
+        resume=config.resume if life.facts.get("resumed") else None,  # a later life in its folder may have
         recipe=recipe,
         sync=replace(config.sync, verify_every_s=None),
         logger=replace(config.logger, kind="none"),
@@ -145,6 +146,7 @@ class Rerun:
         try:
             self._trainer.train()
         finally:
+            self._let_workers_go()
             self._trainer.shutdown()
         return compared(self._life, lives_in(self._folder / SCHEDULE)[-1])
 

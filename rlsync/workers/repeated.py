@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import BoardClosed, ConfigError, WorkerLost
 from rlsync.core.schedule import Life, Rollout
 from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.planned import PlannedBoard
@@ -82,13 +83,18 @@ class RepeatedUnrolls(UnrollCollector):
         settings = replace(self.worker_settings, silent_timeout_s=float("inf"))
         job = WorkerJob(settings, self._ring.handle, self.board.handle, seed, tuple(logs))  # type: ignore[arg-type]
         lives = {w: list(dict.fromkeys(r.life for r in plan)) or [0] for w, plan in self._plan.items()}
+        board = self.board
+        assert isinstance(board, PlannedBoard)
 
-        def start(worker: int, again: int) -> Any:
-            return start_worker(job, worker, lives[worker][again])
+        def start(worker: int, again: int) -> BaseProcess:
+            life = lives[worker][again] if again < len(lives[worker]) else None
+            if again and (life is None or board.next_life(worker) != life):
+                what = f"worker {worker} ended before its recorded life did"
+                raise WorkerLost(what, "rerun", "look for its own error above, and start the rerun anew")
+            return start_worker(job, worker, life or 0)
 
         workers = Supervisor(start, len(settings.devices), self._ring, settings.restarts, float("inf"))
-        assert isinstance(self.board, PlannedBoard)
-        self.board.look = workers.look
+        board.look = workers.look
         return workers
 
     def _source(self) -> Rollouts:

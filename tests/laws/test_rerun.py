@@ -18,7 +18,7 @@ from torchrl.trainers import Trainer
 
 import rlsync.recipes.place
 from rlsync.cli.resume import load
-from rlsync.core.errors import ConfigError
+from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.schedule import Comparison, Life, lives_in
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.impala.recipe import RECIPE as IMPALA
@@ -59,6 +59,7 @@ def config(folder: Path, env: str = "CartPole-v1", **recipe: Any) -> Config:
         env=EnvConfig(id=env, num_envs=2),
         collector=CollectorConfig("async", frames_per_batch=FRAMES_PER_BATCH, silent_timeout_s=60.0),
         sync=SyncConfig(digest_every=1),
+        checkpoint_every_frames=15 * FRAMES_PER_BATCH,
         recipe=ImpalaConfig(target_return=None, **options),
     )
 
@@ -95,7 +96,8 @@ def again(
     run = Path(str(given.run_dir))
     folder = run / "again"
     folder.mkdir()
-    life, config = life_to_repeat(run, given), config_of_rerun(given, folder)
+    life = life_to_repeat(run, given)
+    config = config_of_rerun(given, life, folder)
     trainer = recipe.build(config, again=life)
     begun(trainer)
     return Rerun(trainer, life, folder, until).run()
@@ -142,6 +144,20 @@ def test_a_free_run_with_killed_replaced_and_stopped_workers_is_made_again(tmp_p
     found = again(IMPALA, given)
     assert found.unequal == 0, found
     assert found.equal == len(life.digests) == BATCHES + 1
+
+
+def test_a_worker_that_dies_in_a_rerun_ends_it_and_is_named(tmp_path: Path) -> None:
+    """Else its next recorded life would begin too early, and the run would be said to differ."""
+    given = config(tmp_path / "run")
+    trained(IMPALA, given)
+
+    def kill(trainer: Trainer) -> None:
+        trainer.register_op(
+            "pre_steps_log", lambda batch: os.kill(trainer.collector.procs[0].pid, signal.SIGKILL)
+        )
+
+    with pytest.raises(WorkerLost, match="worker 0 ended before its recorded life did"):
+        again(IMPALA, given, begun=kill)
 
 
 def test_two_free_runs_of_one_seed_differ_so_that_equal_digests_say_something(tmp_path: Path) -> None:

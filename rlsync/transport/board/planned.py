@@ -141,6 +141,11 @@ class PlannedBoard(BoardWriter):
             time.sleep(pause_s)
         return super().publish(tensors, later, stamp=stamp)
 
+    def next_life(self, worker: int) -> int | None:
+        """The life in which a worker makes its next rollout; None if its plan is over."""
+        plan, begun = self._plan[worker], self._counts[_BEGUN + worker]
+        return plan[begun].life if begun < len(plan) else None
+
     def close(self) -> None:
         super().close()
         self._counted.close()
