@@ -24,6 +24,7 @@ from rlsync.recipes.run_files import (
     METRICS,
     RECEIPTS,
     RESOLVED,
+    SCHEDULE,
     STATISTICS,
     RunStatistics,
     statistics_in,
@@ -126,10 +127,11 @@ def main(arguments: list[str]) -> int:
 
 
 def status_of(run: Path) -> RunStatus:
-    found, statistics = _state_of(run), statistics_in(run)
-    if statistics is None:
-        return found
-    return replace(found, told=f"{found.told}\n{statistics}", statistics=statistics)
+    found, statistics, schedule = _state_of(run), statistics_in(run), run / SCHEDULE
+    told = [found.told, *(() if statistics is None else (str(statistics),))]
+    if schedule.is_file():
+        told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
+    return replace(found, told="\n".join(told), statistics=statistics)
 
 
 def _state_of(run: Path) -> RunStatus:

@@ -14,19 +14,22 @@ from torchrl.data import Unbounded
 from torchrl.envs import EnvBase, TensorDictPrimer
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, Forkserver
+from rlsync import BoardScheme, Forkserver, WeightBoard
+from rlsync.core.schedule import Life
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import VERSIONS
 from rlsync.recipes.settings import IN_PROCESS
 from rlsync.recipes.spaces import make_env, making, naming_env
-from rlsync.torchrl_plugin.compat.collectors import SeededCollector
+from rlsync.torchrl_plugin.compat.collectors import SeededCollector, let_arrive
+from rlsync.transport.board.planned import PlannedBoard
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.devices import CPU
 from rlsync.workers.player import Playable
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import EXPONENT
+from rlsync.workers.repeated import RepeatedUnrolls
 from rlsync.workers.rollout_collector import RolloutCollector
 
 _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
@@ -70,8 +73,12 @@ class Here:
             with making(env):
                 return SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
         adopt: Any = settings.adopt
+        again = run.again if settings.kind == "async" else None  # others are the same with every run
         board = BoardScheme(
-            adopt, start_timeout_s=settings.start_timeout_s, silent_timeout_s=settings.silent_timeout_s
+            adopt,
+            start_timeout_s=settings.start_timeout_s,
+            silent_timeout_s=settings.silent_timeout_s if again is None else None,
+            _board=None if again is None else planned_board(again, self.workers, settings.start_timeout_s),
         )
         if (versions_file := run.file(VERSIONS)) is not None:
             board.board.ledger.reserve_in(versions_file)  # the first one is published when workers start
@@ -84,6 +91,8 @@ class Here:
                 num_sub_threads=1,
                 weight_sync_schemes={"policy": board},
             )
+        if again is not None and isinstance(collector, MultiAsyncCollector):
+            let_arrive(collector, [rollout.worker for rollout in again.rollouts])
         return collector
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
@@ -92,9 +101,10 @@ class Here:
         ``when_full`` says what happens when no slot is free; the nodes of a cluster always wait. ``shared``
         are the arguments that ``UnrollCollector`` and ``ClusterCollector`` have in common.
         """
-        env = self._run.config.env
+        env, again = self._run.config.env, self._run.again
+        make = UnrollCollector if again is None else partial(RepeatedUnrolls, life=again)
         with naming_env(env):
-            return UnrollCollector(
+            return make(
                 network,
                 env.spec(),
                 num_workers=self.workers,
@@ -111,6 +121,11 @@ class Here:
 
     def watch(self, trainer: Trainer) -> None:
         """Nothing: a board watches its workers, and so does a ring's collector."""
+
+
+def planned_board(life: Life, workers: int, timeout_s: float) -> WeightBoard:
+    """A board whose workers act with the versions of a recorded life."""
+    return WeightBoard(_writer=PlannedBoard(life.plan(workers), stays=False, timeout_s=timeout_s))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # imports torch: not needed to list names
     from tensordict.nn import TensorDictModuleBase
     from torchrl.trainers import Trainer
 
+    from rlsync.core.schedule import Life
     from rlsync.evaluation.checkpoint import CheckpointPlayer
     from rlsync.recipes.run import Run
     from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
@@ -74,12 +75,13 @@ class Recipe:
     trainer: Callable[[Run[Any]], Trainer]
     acting: Callable[[Run[Any]], TensorDictModuleBase | MakesPlayer]
 
-    def build(self, config: Config, spaces: Any = None) -> Trainer:
+    def build(self, config: Config, spaces: Any = None, again: Life | None = None) -> Trainer:
         """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
 
         Args:
             config: what to train.
             spaces: what ``probe`` returned, if the config was checked before; None: check and probe here.
+            again: the recorded life of a run whose rollouts are made again; see :mod:`rlsync.recipes.rerun`.
 
         Raises:
             ConfigError: a value, the environment or the kind of recipe does not fit.
@@ -97,7 +99,7 @@ class Recipe:
         if spaces is None:
             check(config)
             spaces = self.probe(config.env)
-        run: Run[Any] = Run(config, spaces)
+        run: Run[Any] = Run(config, spaces, again)
         run.seed_everything()
         return self.trainer(run)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import torch
 
+from rlsync.core.schedule import Life
 from rlsync.recipes.settings import Config, RecipeConfig
 from rlsync.workers.devices import device_named, device_of_each
 
@@ -31,10 +32,11 @@ class Run(Generic[S]):
         ('ppo', device(type='cpu'), device(type='cpu'), 'best.pt')
     """
 
-    def __init__(self, config: Config, spaces: Any = None) -> None:
+    def __init__(self, config: Config, spaces: Any = None, again: Life | None = None) -> None:
         self.config = config
         self.recipe: S = config.recipe  # type: ignore[assignment]
         self.spaces = spaces
+        self.again = again  #: the recorded life of a run that this one makes again
         self.folder = None if config.run_dir is None else Path(config.run_dir)
 
     def file(self, name: str) -> Path | None:

@@ -16,6 +16,8 @@ RESOLVED = "config.yaml"
 RECEIPTS = "receipts.jsonl"
 #: The run's id, and the version numbers that no later life of the run gives out again.
 VERSIONS = "versions.json"
+#: What decides the run, besides its config: see rlsync.core.schedule.
+SCHEDULE = "schedule.bin"
 #: How many consumed steps were how many versions old.
 STALENESS = "staleness_versions.csv"
 #: What the run does, in numbers; see RunStatistics.

@@ -70,6 +70,9 @@ class SyncConfig:
     #: Every so many seconds, compare the weights that act in the workers, and what their policies compute,
     #: with what the learner published; a difference ends the run. null: never compare.
     verify_every_s: float | None = 60.0
+    #: Every how many versions schedule.bin has a digest of each leaf, by which rlsync rerun compares. So has
+    #: the last version. null: no schedule is written, and the run cannot be made again.
+    digest_every: int | None = above_zero(100)
 
 
 def trigger(when: WhenConfig) -> Trigger:

@@ -16,15 +16,16 @@ from torchrl.checkpoint import Checkpoint, GlobalRNGState
 from torchrl.record.loggers import Logger, TensorboardLogger, WandbLogger
 from torchrl.trainers import Trainer
 
-from rlsync import DreamerPlayer, LogReceipts, SyncWeights, VerifySync
+from rlsync import DreamerPlayer, LogReceipts, RecordSchedule, SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.checks import more_frames
 from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StatisticsHook, StopIfNotFinite
 from rlsync.recipes.networks import workers_policy
+from rlsync.recipes.rerun import schedule_facts
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, STALENESS, VERSIONS
+from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, SCHEDULE, STALENESS, VERSIONS
 from rlsync.recipes.settings import CHECKPOINT_REST_S, IN_PROCESS, Config
 from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
 from rlsync.torchrl_plugin.compat.trainers import CsvFiles, forget_logged
@@ -90,6 +91,9 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         versions_file=run.file(VERSIONS),
     )
     sync.register(trainer)
+    if run.folder is not None and settings.digest_every is not None:
+        file, facts = run.folder / SCHEDULE, schedule_facts(run.config)
+        RecordSchedule(sync, file, every=settings.digest_every, facts=facts).register(trainer)
     verifies = verify_trigger(settings)
     verify = None if verifies is None else VerifySync(sync, verifies, behaviour=verifies, timeout_s=600.0)
     if verify is not None:

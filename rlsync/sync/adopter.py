@@ -104,9 +104,12 @@ class Adopter:
 
     def adopt(self) -> int:
         """Adopt the newest version; between rollouts, in the thread that acts."""
+        self._look()
+        return self._reader.adopt()
+
+    def _look(self) -> None:
         if not all(map(self._current, self._bindings)):
             self._let_go()
-        return self._reader.adopt()
 
     def settled(self) -> bool:
         """Whether the newest version acts and no question is open, so that :meth:`acting` would do nothing.
@@ -122,7 +125,8 @@ class Adopter:
     @contextmanager
     def acting(self) -> Iterator[int]:
         """Adopt the newest version for the rollout in the block; answer the learner's question after it."""
-        version = self.adopt()
+        self._look()
+        version = self._reader.begin()
         fresh, self._fresh = self._fresh, False
         sampling = None if self.shadow is None else self._sampling
         with answering(self._reader, version, self._answered, fresh, self._digests, sampling) as answered:

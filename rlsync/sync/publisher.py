@@ -83,8 +83,9 @@ class Publish:
         publisher, layout = self._publisher, self._layout
         if publisher.announce is not None:
             publisher.announce(self.stamp.version)
-        if publisher.seen is not None and layout is not None:
-            publisher.seen(self.stamp.version, layout, self._tensors)
+        if layout is not None:
+            for seen in publisher.seen:
+                seen(self.stamp.version, layout, self._tensors)
 
 
 class Publisher:
@@ -101,7 +102,8 @@ class Publisher:
         self.ledger = Ledger() if ledger is None else ledger
         self.coalesced = 0  #: publishes for which the transport had no room
         self.announce: Callable[[int], object] | None = None  #: told the number of each visible version
-        self.seen: Seen | None = None
+        self.seen: list[Seen] = []  #: are told of each visible version
+        self.verified = False  #: whether a Verification asks the workers
         self.ranks: Ranks | None = None  #: the learner's other ranks, once a sharded leaf was met
         self.underway: Publish | None = None  #: filled, and visible when it is joined
         self._besides: Mapping[Key, Tensor] = {}  # go into the same version, whatever it is filled with

@@ -118,13 +118,14 @@ class Verification:
         num_workers: Callable[[], int],
         called: Callable[[int], str] = "worker {}".format,
     ) -> None:
-        if publisher.seen is not None:
+        if publisher.verified:
             raise ConfigError(
                 "the workers are verified already",
                 "a second verification of one collector",
                 "register one VerifySync for each SyncWeights",
             )
-        publisher.seen = self._remember
+        publisher.verified = True
+        publisher.seen.append(self._remember)
         self._publisher = publisher
         self._num_workers = num_workers
         self._called = called

@@ -56,9 +56,9 @@ class WeightBoard:
         >>> board.close()
     """
 
-    def __init__(self, max_slots: int = MAX_SLOTS) -> None:
+    def __init__(self, max_slots: int = MAX_SLOTS, *, _writer: BoardWriter | None = None) -> None:
         #: The memory that workers read.
-        self.writer = BoardWriter(max_slots)
+        self.writer = _writer or BoardWriter(max_slots)
         #: The owner of this board's version numbers.
         self.ledger = Ledger()
         self._link: weakref.ref[Link] | None = None  # schemes hold the link, and with it the publisher

@@ -200,6 +200,13 @@ class Subscriber(Protocol):
             PublishError: the newest version is of a lower generation than the one adopted last.
         """
 
+    def begin(self) -> int:
+        """Adopt for a rollout that begins now: the newest version, unless a plan says which.
+
+        Returns and raises as :meth:`adopt` does.
+        """
+        return self.adopt()
+
     @property
     def closed_by_learner(self) -> bool:
         """Whether the learner has closed the transport or died."""

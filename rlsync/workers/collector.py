@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ring.format import WhenFull
-from rlsync.transport.ring.reader import RingCounters, RolloutRing
+from rlsync.transport.ring.reader import RingCounters, RolloutRing, TakenRollout
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.frames import RolloutShape
-from rlsync.workers.intake import Intake
+from rlsync.workers.intake import Intake, Rollouts
 from rlsync.workers.player import Playable, Player, player_of
 from rlsync.workers.rollout_collector import RolloutCollector, check_settings
-from rlsync.workers.supervision import Restarts
+from rlsync.workers.supervision import Restarts, Supervisor
 from rlsync.workers.worker import CollectSettings, start_workers
 
 
@@ -143,7 +143,7 @@ class UnrollCollector(RolloutCollector):
                 "give as many slots as rollouts, or leave slots out",
             )
         stored_on = device_named(storing_device, "UnrollCollector(storing_device=...)")
-        self.board = BoardWriter()
+        self.board = self._made_board()
         self._counted: RingCounters | None = None
         super().__init__(
             settings,
@@ -158,15 +158,34 @@ class UnrollCollector(RolloutCollector):
         self._ring = RolloutRing(settings.shape.layout(player), settings.slots, num_workers, when_full)
         seed = int(torch.randint(2**30, ())) if seed is None else seed
         logs = StartLogs(num_workers, start_timeout_s)
-        self._workers = start_workers(self.worker_settings, self._ring, self.board.handle, seed, logs)
+        self._workers = self._started(seed, logs)
         self._intake = Intake(
-            self._ring, self._workers, rollouts_per_batch, player.records, silent_timeout_s, stored_on
+            self._source(), self._workers, rollouts_per_batch, player.records, silent_timeout_s, stored_on
         )
         try:
             self._workers.await_start(start_timeout_s, logs)
         except BaseException:
             self.shutdown()
             raise
+
+    def _made_board(self) -> BoardWriter:
+        return BoardWriter()
+
+    def _started(self, seed: int, logs: StartLogs) -> Supervisor:
+        return start_workers(self.worker_settings, self._ring, self.board.handle, seed, logs)
+
+    def _source(self) -> Rollouts:
+        """Where the learner takes rollouts from."""
+        return self._ring
+
+    def tell_of_rollouts(self, tell: Callable[[TakenRollout, bool], object]) -> None:
+        """Say which rollouts the learner takes, in which order; for :class:`rlsync.RecordSchedule`.
+
+        Args:
+            tell: called with each rollout that it takes or drops, when it does, and whether it is dropped.
+        """
+        super().tell_of_rollouts(tell)
+        self._ring.dropped = lambda rollout: tell(rollout, True)
 
     @property
     def procs(self) -> list[BaseProcess]:

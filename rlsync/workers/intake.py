@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -118,6 +118,7 @@ class Intake:
         self._running = False
         self._stopped: RlsyncError | None = None
         self.writers: tuple[int, ...] = ()
+        self.taken: Callable[[TakenRollout], object] | None = None  #: is told of each rollout
 
     def batch(self) -> TensorDict:
         """Wait for the next batch; the slot of the batch before is given back. It raises what the
@@ -129,6 +130,8 @@ class Intake:
             self._ring.run()
         for _ in range(self._rollouts):
             rollout = self._wait()
+            if self.taken is not None:
+                self.taken(rollout)
             self._pinned.pin(rollout.slot, [v for name, v in rollout.views.items() if name not in keys.FINAL])
             self._held.append(rollout)
         self.writers = tuple(rollout.writer for rollout in self._held)

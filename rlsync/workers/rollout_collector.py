@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
@@ -25,7 +25,7 @@ from rlsync.sync.processes import end_with_program
 from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import Transport
-from rlsync.transport.ring.reader import RingCounters
+from rlsync.transport.ring.reader import RingCounters, TakenRollout
 from rlsync.workers.intake import Intake
 from rlsync.workers.player import in_dtype, without_memory
 from rlsync.workers.supervision import LEAVE_TIMEOUT_S
@@ -73,6 +73,7 @@ class RolloutCollector(BaseCollector):
         self.worker_player = without_memory(acting)
         self.worker_settings = replace(settings, player=self.worker_player)
         self.total_frames = total_frames
+        self.rollouts_per_batch = rollouts_per_batch
         shape = settings.shape
         frames_per_batch = shape.steps * shape.num_envs * rollouts_per_batch
         self.frames_per_batch = self.requested_frames_per_batch = frames_per_batch
@@ -101,6 +102,15 @@ class RolloutCollector(BaseCollector):
     def last_workers(self) -> tuple[int, ...]:
         """The numbers of the workers that made the last batch."""
         return () if self._intake is None else self._intake.writers
+
+    def tell_of_rollouts(self, tell: Callable[[TakenRollout, bool], object]) -> None:
+        """Say which rollouts the learner takes, in which order; for :class:`rlsync.RecordSchedule`.
+
+        Args:
+            tell: called with each rollout that it takes or drops, when it does, and whether it is dropped.
+        """
+        assert self._intake is not None, "made by the constructor"
+        self._intake.taken = lambda rollout: tell(rollout, False)
 
     @abstractmethod
     def board_here(self) -> BoardHandle:

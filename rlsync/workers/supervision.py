@@ -169,9 +169,9 @@ class Supervisor:
         del self._pauses.due[worker]
         self._silenced.discard(worker)
         self._lives[worker] += 1
-        self.procs[worker].close()
         self._ring.expect(worker)
-        self.procs[worker] = self._start(worker, self._lives[worker])
+        ended, self.procs[worker] = self.procs[worker], self._start(worker, self._lives[worker])
+        ended.close()
         _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
 
     def _note_end(self, worker: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from functools import partial
 from multiprocessing import set_forkserver_preload
 from multiprocessing.process import BaseProcess
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -92,11 +94,13 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
     """What the process runs; a worker of this number was started ``life`` times before."""
     prepare_process()
     try:
-        writer = RingWriter(job.ring, worker)
+        writer = RingWriter(job.ring, worker, life)
     except BoardClosed:  # the learner has left in the meantime
         return
     try:
         _work(job, worker, life, writer)
+    except BoardClosed:  # the learner ends, or a rerun lets this life end where it was recorded to
+        return
     except Exception as error:
         what = error.what if isinstance(error, RlsyncError) else str(error)
         headline = f"{type(error).__name__}: {what.strip()}".splitlines()[0]
@@ -104,6 +108,13 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
         raise
     finally:
         writer.close()
+
+
+def seed_all(seed: int) -> None:
+    """Seed what environments and players may draw from besides the numbers that they are given."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def prepare_process() -> None:
@@ -156,7 +167,9 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=settings.prove)
     offset = worker * settings.shape.num_envs
     seed = writer.new_seed()
-    first = (job.seed if seed is None else seed) + offset + life * _SEEDS_APART
+    offset += life * _SEEDS_APART
+    first = (job.seed if seed is None else seed) + offset
+    seed_all(first)
     seat = Seat.taken(settings.player, first, device, worker, len(settings.devices))
 
     def make_envs(count: int) -> Envs:
@@ -176,6 +189,7 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     try:
         while (views := writer.take()) is not None and writer.slot is not None:
             if (seed := writer.new_seed()) is not None:
+                seed_all(seed + offset)
                 seat.generator.manual_seed(seed + offset)
                 roller.reset(seed + offset)
             with adopter.acting() as version:

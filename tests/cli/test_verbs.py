@@ -20,6 +20,8 @@ ARGUMENTS = {
         *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
         *("--device", "--video", "--no-video", "--json", "--trust"),
     },
+    "rerun": {"run", "--until", "--into", "--json", "--trust"},
+    "compare": {"one", "other", "--json"},
     "plot": {"run", "--out"},
     "ls": {"group", "--keys", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},

@@ -39,6 +39,7 @@ PUBLIC = [
     "PublishError",
     "RayBoardScheme",
     "Receipt",
+    "RecordSchedule",
     "RlsyncError",
     "RlsyncWarning",
     "SendShards",

@@ -137,6 +137,9 @@ class QueueReader:
     def learner_died(self) -> bool:
         return False
 
+    def begin(self) -> int:
+        return self.adopt()
+
     def adopt(self) -> int:
         self._seen_at = time.monotonic()
         image = None

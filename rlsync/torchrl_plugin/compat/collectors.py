@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -17,6 +18,7 @@ from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_type
 
+from rlsync.core.errors import BoardClosed
 from rlsync.sync.families import end_group, lead_group
 from rlsync.torchrl_plugin.compat import in_place_of
 from rlsync.torchrl_plugin.compat.distributed import (
@@ -117,6 +119,40 @@ def around_batches(collector: BaseCollector, enter: Callable[[], AbstractContext
         for batch in batches:
             with enter():
                 yield batch
+
+
+def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorDictBase], object]) -> None:
+    """Call ``call(worker, frames)`` for each rollout that the learner takes out of the queue of its workers.
+
+    Until the batches of a MultiAsyncCollector name their worker.
+    """
+    inner = vars(collector).get("_get_from_queue")
+
+    @in_place_of(collector, "_get_from_queue")
+    def get(self: MultiAsyncCollector, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
+        arrived = (inner or partial(type(self)._get_from_queue, self))(timeout=timeout)
+        call(arrived[0], arrived[2])
+        return arrived
+
+
+def let_arrive(collector: MultiAsyncCollector, order: Iterable[int]) -> None:
+    """Let the learner take the rollouts of these workers, in this order; then a BoardClosed says so.
+
+    A rollout that comes early waits here; its worker begins the next one when the learner has taken it.
+    """
+    workers, early = iter(order), defaultdict[int, deque[Any]](deque)
+    expected = next(workers, None)
+
+    @in_place_of(collector, "_get_from_queue")
+    def get(self: MultiAsyncCollector, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
+        nonlocal expected
+        if expected is None:
+            raise BoardClosed("the recorded rollouts are used up", "rerun", "it ends where the record ends")
+        while not early[expected]:
+            arrived = type(self)._get_from_queue(self, timeout=timeout)
+            early[arrived[0]].append(arrived)
+        first, expected = early[expected].popleft(), next(workers, None)
+        return first
 
 
 def policy_of(collector: object) -> nn.Module | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.collectors import BaseCollector, Evaluator
 from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.trainers import Trainer
@@ -17,9 +18,11 @@ from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.publisher import Seen
 from rlsync.sync.sample import Image, Judgement, Sample
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
+from rlsync.tensors.layout import Layout
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
 from rlsync.torchrl_plugin.compat.collectors import policy_of
@@ -295,6 +298,23 @@ class SyncWeights(PublishHook):
             Two int64 tensors, one entry a frame, in the order of ``policy_version`` when it is flattened.
         """
         return staleness_of(batch, self.ledger, self.version, self.counters().optim_steps)
+
+    def watch(self, seen: Seen) -> None:
+        """Call ``seen(version, layout, tensors)`` for each version when it is visible to workers.
+
+        Args:
+            seen: gets the version, its layout, and a tensor for each leaf that owns its bytes; ``None`` for
+                one that keeps the value of the version before.
+        """
+        self._bound.endpoint.publisher.seen.append(seen)
+
+    def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
+        """The newest version as workers read it; ``None`` where the transport keeps no copy.
+
+        Returns:
+            Its layout, and a tensor for each leaf that owns its bytes; read-only.
+        """
+        return self._bound.endpoint.publisher.transport.newest_leaves()
 
     def require_stamps(self, who: str) -> None:
         """Refuse a hook whose versions are not those of the frames that its trainer consumes.

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -56,6 +57,7 @@ class TakenRollout:
     #: Its arrays by name; the ring's own memory: read them, and not after :meth:`RolloutRing.give_back`.
     views: dict[str, Tensor]
     image: Tensor  #: the same memory as one flat ``uint8`` tensor, for those who send it on
+    life: int = 0  #: how often a writer of that number had been started before
 
 
 class RolloutRing:
@@ -87,6 +89,7 @@ class RolloutRing:
         self._images = RolloutImages(self._file, self._layout)
         self._held: dict[int, TakenRollout] = {}  # by slot
         self._watch = RingWatch(self._file, self._words, slots, writers)
+        self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that it drops
 
     @property
     def handle(self) -> RingHandle:
@@ -193,10 +196,8 @@ class RolloutRing:
             if writer not in passed and self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
                 self._words[line + fmt.SLOT_STATE] = RolloutState.READING
                 self._words[fmt.TAKEN] += 1
-                number = self._words[line + fmt.SLOT_NUMBER]
                 self._count(slot)
-                views, image = self._images.views(slot), self._images.image(slot)
-                taken = self._held[slot] = TakenRollout(slot, writer, number, views, image)
+                taken = self._held[slot] = self._in_slot(slot)
                 return taken
             passed.add(writer)
         return None
@@ -211,7 +212,14 @@ class RolloutRing:
             self._words[fmt.slot_line(slot) + fmt.SLOT_STATE] = RolloutState.FREE
             self._words[fmt.DROPPED] += 1
             self._count(slot)
+            if self.dropped is not None:
+                self.dropped(self._in_slot(slot))
             self._file.unlock(fmt.SLOT_LOCK + slot)
+
+    def _in_slot(self, slot: int) -> TakenRollout:
+        line, words = fmt.slot_line(slot), self._words
+        writer, number, life = (words[line + w] for w in (fmt.SLOT_WRITER, fmt.SLOT_NUMBER, fmt.SLOT_LIFE))
+        return TakenRollout(slot, writer, number, self._images.views(slot), self._images.image(slot), life)
 
     def _count(self, slot: int) -> None:
         """Count a full slot on its writer's line, which a killed writer may not have done, or its successor

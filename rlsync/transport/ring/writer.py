@@ -20,11 +20,12 @@ class RingWriter:
     """Fills slots of a ring, one at a time; blocks while none is free, unless the ring drops the newest.
 
     One open file, one line on the ring, both held for life: when the process dies the kernel frees them.
+    A writer of this number was started ``life`` times before.
     BoardClosed if the learner has closed the ring or died, ConfigError if the ring has no line for the number
     ``writer``, PublishError if a living process holds it.
     """
 
-    def __init__(self, handle: RingHandle, writer: int) -> None:
+    def __init__(self, handle: RingHandle, writer: int, life: int = 0) -> None:
         if not 0 <= writer < handle.writers:
             raise ConfigError(
                 f"the ring has no line for worker {writer}",
@@ -46,7 +47,7 @@ class RingWriter:
         self._drops = handle.when_full == "drop_newest"
         self._spare = handle.slots  # stands for memory of this process, which nobody else reads
         self._spare_views: dict[str, Tensor] = {}
-        self._writer = writer
+        self._writer, self._life = writer, life
         self._line = fmt.writer_line(writer)
         self._seen_seeds = 0
         self._words[self._line + fmt.WRITER_HEARTBEAT_NS] = time.monotonic_ns()
@@ -120,6 +121,7 @@ class RingWriter:
         self._words[line + fmt.SLOT_WRITER] = self._writer
         self._words[line + fmt.SLOT_PID] = os.getpid()
         self._words[line + fmt.SLOT_NUMBER] = self._words[self._line + fmt.WRITER_WRITTEN]
+        self._words[line + fmt.SLOT_LIFE] = self._life
         self._words[line + fmt.SLOT_FILLED_NS] = time.monotonic_ns()
         self._words[line + fmt.SLOT_STATE] = RolloutState.FULL
         # Counted before the learner can take it. If this process is killed in between, the learner counts it.

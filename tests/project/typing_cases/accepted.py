@@ -16,6 +16,7 @@ from rlsync import (
     LogReceipts,
     PublishError,
     Receipt,
+    RecordSchedule,
     RlsyncError,
     SendShards,
     Source,
@@ -103,6 +104,7 @@ def the_other_hooks(sync: SyncWeights, trainer: Any) -> None:
     assert_type(bound.dropped_frames, int)
     VerifySync(sync, Every(100)).register(trainer)
     WatchWorkers(silent_timeout_s=None).register(trainer)
+    RecordSchedule(sync, "schedule.bin", every=10).register(trainer)
     shards = SendShards({"policy": trainer.loss_module}, timeout_s=5.0, in_place=False)
     assert_type(shards(), "int | None")
     UpdateWeights(trainer.collector, 4, weight_update_map={"policy": "net"}, trainer=trainer)

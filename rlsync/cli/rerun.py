@@ -1,0 +1,87 @@
+"""``rlsync rerun``: make a run again from its schedule, and compare what was published."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from itertools import count
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from rlsync.cli import trust
+from rlsync.cli.eval import config_of
+from rlsync.cli.job import examined
+from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
+from rlsync.cli.resume import load
+from rlsync.cli.train import prepare_process
+from rlsync.core.errors import ConfigError
+from rlsync.recipes.bounds import refuse
+from rlsync.recipes.rerun import Rerun, config_of_rerun, differences, life_to_repeat
+from rlsync.recipes.run_files import RESOLVED
+from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
+from rlsync.torchrl_plugin.hooks.record_schedule import machine
+
+_DESCRIPTION = """Make a run again, bit by bit, from its config, its seed and its schedule.bin. The same
+workers act with the same versions, in lives of the same length, and the learner takes their rollouts in the
+same order. Each version whose digest the run has recorded is compared, leaf by leaf."""
+
+_EXAMPLES = """examples:
+  rlsync rerun runs/2026-11-20/18-00-00-000000
+  rlsync rerun runs/2026-11-20/18-00-00-000000 --until 4200
+  rlsync rerun runs/2026-11-20/18-00-00-000000 --into again --json
+
+exit status: 0 all digests are equal, 1 one differs or the rerun failed, 2 the run cannot be made again or a
+wrong command line, 130 after Ctrl-C
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Print how the digests compare, in a few lines; or JSON."""
+    parser = parser_of("rerun", _DESCRIPTION, _EXAMPLES)
+    parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
+    until = "stop when this version is published, with a checkpoint of that moment"
+    parser.add_argument("--until", type=int, metavar="VERSION", help=until)
+    into = "the folder that the rerun writes to; new (default: rerun-1, -2, ... in the run's folder)"
+    parser.add_argument("--into", type=Path, metavar="FOLDER", help=into)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
+    given = parser.parse_args(arguments)
+    recorded = config_of(given.run, given.trust)
+    life = life_to_repeat(given.run, recorded)
+    if given.until is not None and given.until not in {publish.version for publish in life.publishes}:
+        newest = life.publishes[-1].version
+        raise ConfigError(
+            f"the run has not published version {given.until}", "--until", f"its newest version is {newest}"
+        )
+    prepare_process()
+    for line in differences(life, machine()):
+        print(f"may differ from the record: {line}", file=sys.stderr)
+    folder = _new_folder(given.run, given.into)
+    config = config_of_rerun(recorded, life, folder)
+    job, errors = examined(config, trusted=given.trust)
+    refuse(errors)
+    assert job is not None, "there are no errors"
+    folder.mkdir(parents=True)
+    trust.claim(folder, given.trust)
+    OmegaConf.save(OmegaConf.structured(config), folder / RESOLVED)
+    if not given.json:
+        print(f"rerun {folder}", flush=True)
+    with output_read(folder):
+        trainer = job.recipe.build(config, job.spaces, life)
+        CollectorState.of(trainer)
+        if job.checkpoint is not None:
+            load(trainer, job.checkpoint, job.changes)
+        found = Rerun(trainer, life, folder, given.until).run()
+    print(json.dumps({"run": str(given.run), "rerun": str(folder), **asdict(found)}) if given.json else found)
+    return EXIT_FAILED if found.unequal or not found.equal else 0
+
+
+def _new_folder(run: Path, into: Path | None) -> Path:
+    """The folder of the rerun; ConfigError if the one that was asked for is there already."""
+    numbered = (run / f"rerun-{number}" for number in count(1))
+    folder = next(path for path in numbered if not path.exists()) if into is None else into
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already", "--into", "name a new folder: nothing is overwritten")
+    return folder

@@ -1,0 +1,303 @@
+"""The schedule of a run: what decides it, given its config and seed, in a few bytes for each rollout.
+
+The file ``schedule.bin``, little-endian, is only ever appended to::
+
+    head      8 bytes "RLSCHED\\0", u32 format, u32 zero
+    blocks    u32 size, u32 CRC-32, then that many bytes: whole records, one after the other
+
+    record    u8 kind, then
+      0 text      u32 size, UTF-8 JSON: {"begin": facts}, {"leaves": names}, or {event: ..., "ms": ...}
+      1 consumed  u16 worker, u16 life, u32 number, u32 version, u32 ms
+      2 dropped   the same: a rollout that the learner threw away because no slot was free
+      3 publish   u32 version, u32 optimizer steps, u32 ms
+      4 digests   u32 version, u16 count, then a u64 for each of the leaves that were named last
+
+A rollout stands where the learner took it, a publish where it became visible, so the file's order is the
+order of both. ``number`` counts the rollouts of a worker over all its lives, ``ms`` the milliseconds since
+the life of the run began. ``EVERYBODY`` stands for all workers of a collector that makes a batch of one
+rollout of each. A run that is killed loses what it had not written: at most one block.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlsync.core.errors import ConfigError
+
+MAGIC = b"RLSCHED\0"
+FORMAT = 1
+#: The worker of a rollout that all workers made together.
+EVERYBODY = 0xFFFF
+
+_TEXT, _CONSUMED, _DROPPED, _PUBLISH, _DIGESTS = range(5)
+_HEAD = struct.Struct("<8sII")
+_BLOCK = struct.Struct("<II")
+_SIZED = struct.Struct("<BI")
+_ROLLOUT = struct.Struct("<BHHIII")
+_PUBLISHED = struct.Struct("<BIII")
+_PRINTS = struct.Struct("<BIH")
+_MOST = 2**32 - 1
+
+#: A block is written when it has this many bytes, and with each digest, checkpoint and end.
+BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A rollout that the learner took from a worker."""
+
+    worker: int
+    life: int  #: how often the worker had been started before
+    number: int  #: of the worker's rollouts, over all its lives
+    version: int  #: that its frames are stamped with
+    ms: int
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that became visible."""
+
+    version: int
+    optim_steps: int
+    ms: int
+
+
+@dataclass(slots=True)
+class Life:
+    """One life of a run: what its file says from a beginning to the next."""
+
+    facts: dict[str, Any]  #: what it ran with
+    events: list[Rollout | Published] = field(default_factory=list)  #: in the order in which they came
+    #: by version, the digest of each leaf by its name
+    digests: dict[int, dict[str, int]] = field(default_factory=dict)
+    notes: list[dict[str, Any]] = field(default_factory=list)  #: checkpoints, restarts, the end
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [event for event in self.events if isinstance(event, Rollout)]
+
+    @property
+    def publishes(self) -> list[Published]:
+        return [event for event in self.events if isinstance(event, Published)]
+
+    def plan(self, workers: int) -> dict[int, list[Rollout]]:
+        """The rollouts of each worker, in order."""
+        plan: dict[int, list[Rollout]] = {worker: [] for worker in range(workers)}
+        for rollout in self.rollouts:
+            plan[rollout.worker].append(rollout)
+        return plan
+
+    def most_waiting(self) -> int:
+        """How many rollouts may wait for the learner at once, if workers are as early as their versions let
+        them."""
+        made = Counter(rollout.version for rollout in self.rollouts)
+        most = before = taken = 0
+        versions = iter([*sorted(made)])
+        version = next(versions, None)
+        for event in [*self.events, Published(_MOST, 0, 0)]:
+            if isinstance(event, Rollout):
+                taken += 1
+                continue
+            most = max(most, before - taken)
+            while version is not None and version <= event.version:
+                before += made[version]
+                version = next(versions, None)
+            most = max(most, before - taken)
+        return most
+
+
+class ScheduleWriter:
+    """Appends a life to a schedule. A half block that a killed run has left at its end is cut off.
+
+    ConfigError if the file is no schedule, or one that cannot be read.
+    """
+
+    def __init__(self, file: Path, facts: Mapping[str, Any]) -> None:
+        if file.exists() and file.stat().st_size:
+            whole = sum(len(block) + _BLOCK.size for block in _blocks(file)) + _HEAD.size
+            self._file = file.open("r+b", buffering=0)
+            self._file.truncate(whole)
+            self._file.seek(whole)
+        else:
+            self._file = file.open("wb", buffering=0)
+            self._file.write(_HEAD.pack(MAGIC, FORMAT, 0))
+        self._block = bytearray()
+        self._names: Sequence[str] | None = None
+        self._began_ns = time.monotonic_ns()
+        self._text({"begin": dict(facts)})
+        self.flush()
+
+    def rollout(self, worker: int, life: int, number: int, version: int, *, dropped: bool = False) -> None:
+        """Note a rollout that the learner has taken just now."""
+        kind = _DROPPED if dropped else _CONSUMED
+        self._block += _ROLLOUT.pack(kind, worker, life & 0xFFFF, number, version, self._ms())
+        if len(self._block) >= BLOCK_BYTES:
+            self.flush()
+
+    def publish(self, version: int, optim_steps: int) -> None:
+        """Note a version that has become visible just now."""
+        self._block += _PUBLISHED.pack(_PUBLISH, version, optim_steps, self._ms())
+
+    def digests(self, version: int, of_leaves: Mapping[str, int]) -> None:
+        """Note what was published as a version, and write all that was noted."""
+        names = list(of_leaves)
+        if names != self._names:
+            self._names = names
+            self._text({"leaves": names})
+        self._block += _PRINTS.pack(_DIGESTS, version, len(names))
+        self._block += struct.pack(f"<{len(names)}Q", *of_leaves.values())
+        self.flush()
+
+    def note(self, event: str, **what: object) -> None:
+        """Note anything else that happens, and write all that was noted."""
+        self._text({"event": event, **what, "ms": self._ms()})
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what was noted as one block, in one call, so that a killed run leaves no half one."""
+        if self._block and not self._file.closed:
+            self._file.write(_BLOCK.pack(len(self._block), zlib.crc32(self._block)) + self._block)
+            self._block.clear()
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+    def _text(self, what: Mapping[str, object]) -> None:
+        data = json.dumps(what).encode()
+        self._block += _SIZED.pack(_TEXT, len(data)) + data
+
+    def _ms(self) -> int:
+        return min(_MOST, (time.monotonic_ns() - self._began_ns) // 1_000_000)
+
+
+def lives_in(file: Path) -> list[Life]:
+    """The lives of the run that wrote this schedule, in a row.
+
+    ConfigError: there is no such file, it is no schedule, of a newer format, or damaged.
+    """
+    lives: list[Life] = []
+    names: Sequence[str] = ()
+    for block in _blocks(file):
+        at = 0
+        while at < len(block):
+            kind = block[at]
+            if kind == _TEXT:
+                _, size = _SIZED.unpack_from(block, at)
+                at += _SIZED.size
+                text = json.loads(block[at : at + size])
+                at += size
+                if "begin" in text:
+                    lives.append(Life(text["begin"]))
+                elif "leaves" in text:
+                    names = text["leaves"]
+                else:
+                    lives[-1].notes.append(text)
+            elif kind in (_CONSUMED, _DROPPED):
+                _, worker, life, number, version, ms = _ROLLOUT.unpack_from(block, at)
+                lives[-1].events.append(Rollout(worker, life, number, version, ms, kind == _DROPPED))
+                at += _ROLLOUT.size
+            elif kind == _PUBLISH:
+                _, *numbers = _PUBLISHED.unpack_from(block, at)
+                lives[-1].events.append(Published(*numbers))
+                at += _PUBLISHED.size
+            else:
+                _, version, count = _PRINTS.unpack_from(block, at)
+                at += _PRINTS.size
+                prints = struct.unpack_from(f"<{count}Q", block, at)
+                lives[-1].digests[version] = dict(zip(names, prints, strict=True))
+                at += 8 * count
+    return lives
+
+
+def _blocks(file: Path) -> Iterator[bytes]:
+    """The blocks of a schedule; what a killed run has not completed at its end is left out."""
+    cure = "copy the file anew from the machine that wrote it; a run that has none cannot be made again"
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"no schedule: {error.strerror}", str(file), cure) from error
+    if len(data) < _HEAD.size or data[: len(MAGIC)] != MAGIC:
+        raise ConfigError("this file is no schedule of a run", str(file), cure)
+    newest = _HEAD.unpack_from(data)[1]
+    if newest > FORMAT:
+        what = f"the schedule has format {newest}, and this rlsync reads {FORMAT}"
+        raise ConfigError(what, str(file), "use the rlsync that wrote it, or a newer one")
+    at = _HEAD.size
+    while at + _BLOCK.size <= len(data):
+        size, check = _BLOCK.unpack_from(data, at)
+        block = data[at + _BLOCK.size : at + _BLOCK.size + size]
+        if len(block) < size:
+            return
+        if zlib.crc32(block) != check:
+            raise ConfigError(f"the schedule is damaged in the block at byte {at}", str(file), cure)
+        yield block
+        at += _BLOCK.size + size
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The digests of two runs, or of two lives of one."""
+
+    equal: int  #: versions whose digests are the same
+    last_equal: int  #: the newest of them before the first unequal one; 0 if there is none
+    unequal: int = 0  #: the first version whose digests differ; 0 if there is none
+    leaves: tuple[str, ...] = ()  #: the leaves that differ in it
+    window: str = ""  #: what happened between the last equal and the first unequal version, in words
+
+    def __str__(self) -> str:
+        if not self.equal and not self.unequal:
+            return "no version has digests in both: nothing can be compared"
+        if not self.unequal:
+            return f"equal up to version {self.last_equal}: {self.equal} digests of {self.equal}"
+        leaves = ", ".join(self.leaves[:8]) + (", ..." if len(self.leaves) > 8 else "")
+        before = f"equal up to version {self.last_equal}" if self.last_equal else "no version before is equal"
+        return (
+            f"unequal at version {self.unequal}: {len(self.leaves)} leaves: {leaves}\n"
+            f"{before}; since then {self.window}"
+        )
+
+
+def compared(one: Life, other: Life) -> Comparison:
+    """Compare the digests of the versions that both lives have."""
+    equal = last = 0
+    for version in sorted(one.digests.keys() & other.digests.keys()):
+        ours, theirs = one.digests[version], other.digests[version]
+        differ = tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+        if differ:
+            return Comparison(equal, last, version, differ, window(one, last, version))
+        equal, last = equal + 1, version
+    return Comparison(equal, last)
+
+
+def window(life: Life, after: int, until: int) -> str:
+    """Which updates and rollouts lie between the publishes of two versions, in words."""
+    steps = {publish.version: publish.optim_steps for publish in life.publishes}
+    inside, began = [], after == 0
+    for event in life.events:
+        if isinstance(event, Rollout):
+            inside += [event] if began else []
+        elif event.version == until:
+            break
+        else:
+            began = began or event.version == after
+    told = f"updates {steps.get(after, 0) + 1} to {steps.get(until, 0)}, {len(inside)} rollouts"
+    return told + "".join(f"; {each}" for each in _by_worker(inside))
+
+
+def _by_worker(rollouts: Iterable[Rollout]) -> Iterator[str]:
+    numbers: dict[int, list[int]] = {}
+    for rollout in rollouts:
+        numbers.setdefault(rollout.worker, []).append(rollout.number)
+    for worker, its in sorted(numbers.items()):
+        who = "all workers" if worker == EVERYBODY else f"worker {worker}"
+        yield f"{who}: {min(its)} to {max(its)}"

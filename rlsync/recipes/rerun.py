@@ -1,0 +1,170 @@
+"""A run made again from its config, seed and schedule, and its digests compared with those of the record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torchrl.trainers import Trainer
+
+from rlsync import RecordSchedule, SyncWeights
+from rlsync.core.errors import ConfigError
+from rlsync.core.schedule import Comparison, Life, compared, lives_in
+from rlsync.core.whole_file import digest_of
+from rlsync.recipes.checkpoints import checkpoint_at
+from rlsync.recipes.run_files import DIGESTS, SCHEDULE
+from rlsync.recipes.settings import Config, EvaluationConfig
+from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
+from rlsync.transport.board.planned import PlannedBoard
+from rlsync.workers.rollout_collector import RolloutCollector
+
+#: Keys that decide nothing of what is learned.
+_BESIDE = (
+    "run_dir",
+    "config_dir",
+    "resume",
+    "logger",
+    "checkpoint_every_frames",
+    "stop_within_s",
+    "evaluation",
+)
+
+#: A number of frames that no run collects.
+_NEVER = 10**15
+
+
+def schedule_facts(config: Config) -> dict[str, Any]:
+    """What a schedule says of its run's config."""
+    deciding = {name: value for name, value in asdict(config).items() if name not in _BESIDE}
+    text = json.dumps(deciding, sort_keys=True, default=str)
+    return {
+        "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+        "seed": config.seed,
+        "resumed": config.resume is not None,
+        "checkpoint": None if config.resume is None else _print_of(Path(config.resume)),
+        "collector": config.collector.kind,
+    }
+
+
+def _print_of(resumed: Path) -> str | None:
+    """A digest of the checkpoint that a run begins from; None if there is none, or it has no digests."""
+    checkpoint = checkpoint_at(resumed)
+    digests = None if checkpoint is None else checkpoint / DIGESTS
+    return None if digests is None or not digests.is_file() else digest_of(digests)
+
+
+def life_to_repeat(run: Path, config: Config) -> Life:
+    """What the run in a folder has recorded, if all that it needs to be made again is there.
+
+    ConfigError: it has no schedule, one of another config, or it cannot be made again, and why.
+    """
+    file = run / SCHEDULE
+    lives = lives_in(file)
+    if not lives or not lives[0].rollouts:
+        cure = "let it run until it has written a block, or to its end"
+        raise ConfigError("the schedule has no rollouts yet", str(file), cure)
+    life = lives[0]
+    for what, cure in _why_not(config, life):
+        raise ConfigError(f"this run cannot be made again: {what}", str(run), cure)
+    if life.facts.get("config") != schedule_facts(config)["config"]:
+        what = "the schedule was recorded with another config than the one beside it"
+        raise ConfigError(what, str(file), "put the config.yaml back that the run has written")
+    return life
+
+
+def _why_not(config: Config, life: Life) -> list[tuple[str, str]]:
+    said = []
+    began_from = life.facts.get("checkpoint")
+    if life.facts.get("resumed") and (not began_from or began_from != _print_of(Path(str(config.resume)))):
+        what = f"the checkpoint in {config.resume} is not the one that it began from"
+        said.append((what, "put that one back; copy checkpoints that you resume from, if their run goes on"))
+    if not config.cluster.here:
+        said.append(("its workers were on a cluster", "rerun a run with cluster=none"))
+    if config.sync.when.unit == "seconds" and config.sync.when.every is not None:
+        said.append(("it published every so many seconds", "count batches, frames or optim_steps"))
+    if asdict(config.recipe).get("when_full") == "drop_newest":
+        said.append(
+            ("its workers dropped rollouts, which are not recorded", "give when_full=block or drop_oldest")
+        )
+    return said
+
+
+def differences(life: Life, now: Mapping[str, Any]) -> list[str]:
+    """What of this machine is not as it was recorded, and may alter the last bits of numbers."""
+    before = {**life.facts, **life.facts.get("packages", {})}
+    here = {**now, **now.get("packages", {})}
+    return [
+        f"{name}: {before.get(name)} then, {value} now"
+        for name, value in here.items()
+        if name != "packages" and before.get(name) != value
+    ]
+
+
+def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
+    """The same run, but for what it writes, evaluates and verifies; it ends where the record ends."""
+    recipe = replace(config.recipe, target_return=None)
+    if "evaluation" in {field.name for field in fields(recipe)}:
+        recipe = replace(recipe, evaluation=EvaluationConfig())  # type: ignore[call-arg]
+    return replace(
+        config,
+        run_dir=str(folder),
+        resume=config.resume if life.facts.get("resumed") else None,  # a later life in its folder may have
+        recipe=recipe,
+        sync=replace(config.sync, verify_every_s=None),
+        logger=replace(config.logger, kind="none"),
+        checkpoint_every_frames=_NEVER,
+    )
+
+
+class Rerun:
+    """A recorded life of a run, made again by a trainer of that run's config, in a folder of its own.
+
+    ``trainer`` is built with ``again=life`` from :func:`config_of_rerun`. The rerun ends where the record
+    ends, where a digest differs, or when the version ``until`` is published, with a checkpoint.
+    """
+
+    def __init__(self, trainer: Trainer, life: Life, folder: Path, until: int | None = None) -> None:
+        self._trainer, self._life, self._folder, self._until = trainer, life, folder, until
+        collector = trainer.collector
+        per_batch = collector.rollouts_per_batch if isinstance(collector, RolloutCollector) else 1
+        self._batches = sum(not rollout.dropped for rollout in life.rollouts) // per_batch
+        for part in registered_modules(trainer):
+            if isinstance(part, RecordSchedule):
+                part.digested = self._compare
+            elif isinstance(part, SyncWeights) and part.feeds is collector:
+                part.watch(self._published)
+        trainer.register_op("post_steps_log", self._batch)
+        trainer.register_op("shutdown", self._let_workers_go)
+
+    def run(self) -> Comparison:
+        """Train, and compare the digests."""
+        try:
+            self._trainer.train()
+        finally:
+            self._let_workers_go()
+            self._trainer.shutdown()
+        return compared(self._life, lives_in(self._folder / SCHEDULE)[-1])
+
+    def _compare(self, version: int, found: Mapping[str, int]) -> None:
+        if self._life.digests.get(version, found) != found:
+            self._trainer.request_stop(f"version {version} differs")
+
+    def _published(self, version: int, *_: object) -> None:
+        if version == self._until:
+            self._trainer.request_stop(f"version {version} is published")
+
+    def _batch(self, batch: object = None) -> None:
+        self._batches -= 1
+        if not self._batches:
+            self._trainer.request_stop("the record ends here")
+
+    def _let_workers_go(self) -> None:
+        """Workers may wait for versions that do not come."""
+        endpoint = endpoint_of(self._trainer.collector)
+        if isinstance(endpoint.publisher.transport, PlannedBoard):
+            endpoint.publisher.transport.close()

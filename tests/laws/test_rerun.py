@@ -1,0 +1,400 @@
+"""An asynchronous run is made again bit by bit from its schedule, and whatever is wrong in one is found."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from torchrl.trainers import Trainer
+
+import rlsync.recipes.place
+from rlsync.cli.resume import load
+from rlsync.core.errors import ConfigError, WorkerLost
+from rlsync.core.schedule import Comparison, Life, lives_in
+from rlsync.recipes import dqn, ppo
+from rlsync.recipes.impala.recipe import RECIPE as IMPALA
+from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
+from rlsync.recipes.registry import Recipe
+from rlsync.recipes.replay.settings import PaceConfig
+from rlsync.recipes.rerun import Rerun, config_of_rerun, life_to_repeat
+from rlsync.recipes.run_files import SCHEDULE
+from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
+from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
+from rlsync.sync.adopter import Adopter
+from rlsync.tensors.target import Target
+from rlsync.transport.ring.reader import RolloutRing
+from rlsync.workers.collector import UnrollCollector
+from rlsync.workers.repeated import RepeatedUnrolls
+from rlsync.workers.replay.unrolls import UnrollReplay
+from rlsync.workers.worker import Roller
+
+pytestmark = pytest.mark.processes
+
+FRAMES_PER_BATCH = 5 * 4
+BATCHES = 40
+LASER = UnrollReplayConfig(ratio=1.5, capacity_steps=400, min_steps=40, threshold=0.5, entropy_on="online")
+
+
+@pytest.fixture(autouse=True)
+def forked(fork_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked, with what a test breaks in this process broken in them, too."""
+    for kind in (UnrollCollector, RepeatedUnrolls):
+        monkeypatch.setattr(rlsync.recipes.place, kind.__name__, partial(kind, start_method="fork"))
+
+
+def config(folder: Path, env: str = "CartPole-v1", **recipe: Any) -> Config:
+    """Two free workers with two environments each; every version is digested."""
+    options = {"total_frames": BATCHES * FRAMES_PER_BATCH, "unroll_length": 5, "batch_size": 4, **recipe}
+    return Config(
+        run_dir=str(folder),
+        env=EnvConfig(id=env, num_envs=2),
+        collector=CollectorConfig("async", frames_per_batch=FRAMES_PER_BATCH, silent_timeout_s=60.0),
+        sync=SyncConfig(digest_every=1),
+        checkpoint_every_frames=15 * FRAMES_PER_BATCH,
+        recipe=ImpalaConfig(target_return=None, **options),
+    )
+
+
+def trained(
+    recipe: Recipe,
+    given: Config,
+    *hooks: Callable[[Trainer, int], None],
+    begun: Callable[[Trainer], object] = bool,
+) -> Life:
+    """Train; call ``begun`` before, and each hook after each batch. Returns what was recorded."""
+    Path(str(given.run_dir)).mkdir(parents=True)
+    trainer = recipe.build(given)
+    begun(trainer)
+    batches = iter(range(1, 10**6))
+
+    def after_a_batch(batch: object = None) -> None:
+        number = next(batches)
+        for hook in hooks:
+            hook(trainer, number)
+
+    trainer.register_op("post_steps_log", after_a_batch)
+    try:
+        trainer.train()
+    finally:
+        trainer.shutdown()
+    return lives_in(Path(str(given.run_dir)) / SCHEDULE)[-1]
+
+
+def again(
+    recipe: Recipe, given: Config, until: int | None = None, begun: Callable[[Trainer], object] = bool
+) -> Comparison:
+    """Make the run of this config again."""
+    run = Path(str(given.run_dir))
+    folder = run / "again"
+    folder.mkdir()
+    life = life_to_repeat(run, given)
+    config = config_of_rerun(given, life, folder)
+    trainer = recipe.build(config, again=life)
+    begun(trainer)
+    return Rerun(trainer, life, folder, until).run()
+
+
+def faults(at: dict[int, tuple[int, int]]) -> Callable[[Trainer, int], None]:
+    """Send a signal to a worker after some batches: ``{batch: (worker, signal)}``."""
+
+    def send(trainer: Trainer, batch: int) -> None:
+        if batch in at:
+            worker, number = at[batch]
+            os.kill(trainer.collector.procs[worker].pid, number)
+
+    return send
+
+
+def without_a_pause(trainer: Trainer, batch: int) -> None:
+    """Start a worker again at once, else the others may make all rollouts meanwhile."""
+    due = trainer.collector._workers._pauses.due
+    due.update(dict.fromkeys(due, 0.0))
+
+
+#: Each worker is killed and replaced while the other one is stopped.
+STORM = {
+    5: (0, signal.SIGKILL),
+    6: (1, signal.SIGSTOP),  # until the next life of worker 0 has made rollouts
+    14: (1, signal.SIGCONT),
+    20: (1, signal.SIGKILL),
+    21: (0, signal.SIGSTOP),
+    29: (0, signal.SIGCONT),
+}
+
+
+@pytest.mark.parametrize("replay", [UnrollReplayConfig(), LASER], ids=["impala", "laser"])
+@pytest.mark.one_case
+def test_a_free_run_with_killed_replaced_and_stopped_workers_is_made_again(tmp_path: Path, replay) -> None:
+    given = config(tmp_path / "run", replay=replay)
+
+    life = trained(IMPALA, given, faults(STORM), without_a_pause)
+    lives = {(rollout.worker, rollout.life) for rollout in life.rollouts}
+    assert lives == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    versions = [rollout.version for rollout in life.rollouts]
+    assert versions != sorted(versions), "it was asynchronous"
+    found = again(IMPALA, given)
+    assert found.unequal == 0, found
+    assert found.equal == len(life.digests) == BATCHES + 1
+
+
+def test_a_worker_that_dies_in_a_rerun_ends_it_and_is_named(tmp_path: Path) -> None:
+    """Else its next recorded life would begin too early, and the run would be said to differ."""
+    given = config(tmp_path / "run")
+    trained(IMPALA, given)
+
+    def kill(trainer: Trainer) -> None:
+        trainer.register_op(
+            "pre_steps_log", lambda batch: os.kill(trainer.collector.procs[0].pid, signal.SIGKILL)
+        )
+
+    with pytest.raises(WorkerLost, match="worker 0 ended before its recorded life did"):
+        again(IMPALA, given, begun=kill)
+
+
+def test_two_free_runs_of_one_seed_differ_so_that_equal_digests_say_something(tmp_path: Path) -> None:
+    one = trained(IMPALA, config(tmp_path / "a"), faults({3: (0, signal.SIGSTOP), 30: (0, signal.SIGCONT)}))
+    other = trained(IMPALA, config(tmp_path / "b"), faults({3: (1, signal.SIGSTOP), 30: (1, signal.SIGCONT)}))
+    assert one.digests[2] == other.digests[2], "the first weights"
+    assert one.digests[max(one.digests)] != other.digests[max(other.digests)]
+
+
+def test_a_rerun_stops_at_the_version_that_is_asked_for_with_a_checkpoint(tmp_path: Path) -> None:
+    given = config(tmp_path / "run")
+    trained(IMPALA, given)
+    found = again(IMPALA, given, until=12)
+    assert (found.unequal, found.last_equal) == (0, 12)
+    assert (tmp_path / "run" / "again" / "checkpoint" / "manifest.json").is_file()
+
+
+def test_what_the_ring_dropped_is_made_again_and_not_learned_from(tmp_path: Path) -> None:
+    given = config(tmp_path / "run", when_full="drop_oldest", slots=3)
+    life = trained(IMPALA, given)
+    assert any(rollout.dropped for rollout in life.rollouts)
+    assert again(IMPALA, given).unequal == 0
+
+
+def small_ppo(folder: Path) -> Config:
+    return Config(
+        run_dir=str(folder),
+        collector=CollectorConfig("async", frames_per_batch=64),
+        checkpoint_every_frames=10**9,  # which would wait for a stopped worker
+        sync=SyncConfig(digest_every=1),
+        recipe=PPOConfig(
+            total_frames=64 * 12, num_epochs=1, batch_size=32, hidden=[8], target_return=None, compile="off"
+        ),
+    )
+
+
+def small_dqn(folder: Path) -> Config:
+    return Config(
+        run_dir=str(folder),
+        collector=CollectorConfig("async", frames_per_batch=16),
+        checkpoint_every_frames=10**9,  # which would wait for a stopped worker
+        sync=SyncConfig(
+            digest_every=1,
+            map=[
+                RouteConfig("policy.module[0]", "loss_module.value_network"),
+                RouteConfig("policy.module[1]", "greedy_module"),
+            ],
+        ),
+        recipe=dqn.DQNConfig(
+            total_frames=16 * 25, hidden=[8], batch_size=16, prioritized=True,
+            pace=PaceConfig(0.5, prefill=64), target_return=None, compile="off",
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given"), [(ppo.RECIPE, small_ppo), (dqn.RECIPE, small_dqn)], ids=["ppo", "dqn"]
+)
+def test_a_free_run_of_a_stock_collector_is_made_again(tmp_path: Path, recipe, given) -> None:
+    stops = faults({2: (0, signal.SIGSTOP), 6: (0, signal.SIGCONT)})
+    life = trained(recipe, given(tmp_path / "run"), stops)
+    assert {rollout.worker for rollout in life.rollouts} == {0, 1}
+    found = again(recipe, given(tmp_path / "run"))
+    assert found.unequal == 0, found
+    assert found.equal == len(life.digests)
+
+
+def test_a_run_that_was_resumed_is_made_again_from_its_checkpoint_or_refused_without_it(
+    tmp_path: Path,
+) -> None:
+    first = config(tmp_path / "first", total_frames=10 * FRAMES_PER_BATCH)
+    given = config(tmp_path / "second", total_frames=25 * FRAMES_PER_BATCH)
+    trained(IMPALA, first)
+    given.resume = str(tmp_path / "first")
+    checkpoint = tmp_path / "first" / "checkpoint"
+    life = trained(IMPALA, given, begun=lambda trainer: load(trainer, checkpoint, None))
+    assert life.facts["resumed"]
+    assert len(life.rollouts) == 15 * 2
+    assert again(IMPALA, given, begun=lambda trainer: load(trainer, checkpoint, None)).unequal == 0
+    (checkpoint / "digests.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not the one that it began from"):
+        life_to_repeat(tmp_path / "second", given)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("replay", [UnrollReplayConfig(), LASER], ids=["impala", "laser"])
+def test_runs_are_made_again_under_random_kills_and_stops(tmp_path: Path, seed: int, replay) -> None:
+    """Three workers, a fault every ten batches on average; a stopped one goes on a few batches later."""
+    draw, batches = random.Random(seed), 300
+    given = config(
+        tmp_path / "run", replay=replay, total_frames=batches * FRAMES_PER_BATCH, max_restarts=1000
+    )
+    given.collector.num_workers, given.seed = 3, seed
+    stopped: dict[int, tuple[int, int]] = {}  # by worker: the batch at which it goes on, and its pid
+
+    def storm(trainer: Trainer, batch: int) -> None:
+        workers = trainer.collector.procs
+        for worker, (until, pid) in list(stopped.items()):
+            if batch >= until or batch == batches - 1:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+                del stopped[worker]
+        worker = draw.randrange(3)
+        if draw.random() < 0.1 and not stopped and batch < batches - 1 and workers[worker].is_alive():
+            harm = draw.choice([signal.SIGKILL, signal.SIGSTOP])
+            os.kill(workers[worker].pid, harm)
+            if harm == signal.SIGSTOP:
+                stopped[worker] = batch + draw.randrange(1, 8), workers[worker].pid
+        without_a_pause(trainer, batch)
+
+    life = trained(IMPALA, given, storm)
+    assert len({(rollout.worker, rollout.life) for rollout in life.rollouts}) > 4
+    found = again(IMPALA, given)
+    assert found.unequal == 0, found
+    assert found.equal == len(life.digests) == batches + 1
+
+
+# What is broken on purpose, in the run that is recorded, and never in the rerun.
+
+
+def torn_reads(patch: pytest.MonkeyPatch) -> None:
+    """A worker reads the first leaf as it was a version before: a reader without its lease."""
+    alias = Target.alias
+    before: dict[int, Any] = {}
+
+    def torn(target: Target, views: Any) -> bool:
+        kept, before[id(target)] = before.get(id(target), views[0]), views[0].clone()
+        return alias(target, [kept, *views[1:]])
+
+    patch.setattr(Target, "alias", torn)
+
+
+def stamps_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    roll = Roller.roll
+
+    def misnamed(roller: Roller, number: int, slot: Any, version: int, stop: Any) -> bool:
+        return roll(roller, number, slot, max(2, version - 1), stop)
+
+    patch.setattr(Roller, "roll", misnamed)
+
+
+def late_adoptions(patch: pytest.MonkeyPatch) -> None:
+    """A worker says that it acts with the newest version, and goes on with the one before."""
+    apply = Adopter._apply
+
+    def late(adopter: Adopter, version: int, layout: Any, views: Any) -> bool:
+        return apply(adopter, version, layout, views) if version < 3 or version % 2 else False
+
+    patch.setattr(Adopter, "_apply", late)
+
+
+def an_altered_frame(patch: pytest.MonkeyPatch) -> None:
+    in_slot, seen = RolloutRing._in_slot, iter(range(10**6))
+
+    def altered(ring: RolloutRing, slot: int) -> Any:
+        taken = in_slot(ring, slot)
+        if next(seen) == 9:
+            taken.views["observation"][2, 0, 1] += 0.5
+        return taken
+
+    patch.setattr(RolloutRing, "_in_slot", altered)
+
+
+def an_altered_row(patch: pytest.MonkeyPatch) -> None:
+    draw, seen = UnrollReplay.draw, iter(range(10**6))
+
+    def altered(replay: UnrollReplay, count: int) -> Any:
+        drawn = draw(replay, count)
+        if next(seen) == 5:
+            drawn.batch["reward"][1, 0] += 1.0
+        return drawn
+
+    patch.setattr(UnrollReplay, "draw", altered)
+
+
+def a_racing_adoption(patch: pytest.MonkeyPatch) -> None:
+    """A worker adopts once more in the middle of its rollout: two versions act under one stamp."""
+    roll = Roller.roll
+
+    def racing(roller: Roller, number: int, slot: Any, version: int, stop: Any) -> bool:
+        with roller.before_acts(lambda: ADOPTERS[-1].adopt()):
+            return roll(roller, number, slot, version, stop)
+
+    begin = Adopter.__init__
+
+    def known(adopter: Adopter, *given: Any) -> None:
+        begin(adopter, *given)
+        ADOPTERS.append(adopter)
+
+    patch.setattr(Adopter, "__init__", known)
+    patch.setattr(Roller, "roll", racing)
+
+
+ADOPTERS: list[Adopter] = []
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        stamps_off_by_one,
+        torn_reads,
+        late_adoptions,
+        an_altered_frame,
+        an_altered_row,
+        a_racing_adoption,
+    ],
+    ids=lambda harm: harm.__name__,
+)
+@pytest.mark.one_case
+def test_what_is_wrong_in_a_run_is_found_by_its_rerun(tmp_path: Path, monkeypatch, harm) -> None:
+    given = config(tmp_path / "run", replay=LASER, lr=0.02)
+    with monkeypatch.context() as patch:
+        harm(patch)
+        trained(IMPALA, given)
+    found = again(IMPALA, given)
+    assert found.unequal > 2, harm.__doc__
+    assert "rollouts; worker" in str(found)
+
+
+class Noisy(gymnasium.Wrapper):
+    """An environment that draws from elsewhere than from its seed."""
+
+    def step(self, action: Any) -> Any:
+        observation, *rest = super().step(action)
+        return observation + np.float32(os.urandom(1)[0] / 2550), *rest
+
+
+@pytest.fixture
+def noisy() -> Iterator[str]:
+    name = "Noisy-v0"
+    gymnasium.register(name, lambda **options: Noisy(gymnasium.make("CartPole-v1", **options)))
+    yield name
+    del gymnasium.registry[name]
+
+
+def test_an_environment_that_its_seed_does_not_decide_is_found(tmp_path: Path, noisy: str) -> None:
+    given = config(tmp_path / "run", env=noisy)
+    trained(IMPALA, given)
+    assert again(IMPALA, given).unequal > 2
