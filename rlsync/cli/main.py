@@ -27,6 +27,7 @@ VERBS = {
     "doctor": "examine this machine, and whether a trainer's weights arrive: rlsync doctor",
     "status": "tell how a training's workers are, or how it ended: rlsync status RUN",
     "eval": "play episodes with the weights of a checkpoint: rlsync eval RUN",
+    "export": "write a policy for other programs: rlsync export RUN policy.onnx",
     "plot": "draw return, lag, staleness and publishes of runs: rlsync plot RUN [RUN ...]",
     "ls": "list the shipped recipes and configs: rlsync ls [GROUP]",
     "cp": "copy a shipped config out, to edit it: rlsync cp GROUP/NAME [FOLDER]",

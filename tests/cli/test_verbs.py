@@ -20,6 +20,7 @@ ARGUMENTS = {
         *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
         *("--device", "--video", "--no-video", "--json", "--trust"),
     },
+    "export": {"run", "file", "--which", "--json", "--trust"},
     "plot": {"run", "--out"},
     "ls": {"group", "--keys", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},

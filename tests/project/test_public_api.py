@@ -57,6 +57,7 @@ PUBLIC = [
     "WorkerLost",
     "__version__",
     "dreamer_map",
+    "load_policy",
     "resolve",
 ]
 
