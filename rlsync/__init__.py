@@ -31,6 +31,7 @@ _NAMES = {
     "rlsync.torchrl_plugin.dreamer.map": ["dreamer_map"],
     "rlsync.torchrl_plugin.dreamer.player": ["DreamerPlayer"],
     "rlsync.torchrl_plugin.collectors.choose": ["resolve"],
+    "rlsync.cli.policy": ["load_policy"],
     "rlsync.core.errors": [
         "RlsyncError",
         "SyncMapError",
@@ -63,6 +64,7 @@ __all__ = [name for names in _NAMES.values() for name in names] + ["__version__"
 if TYPE_CHECKING:
     # A type checker cannot read the table. `as` tells it that a name is public.
     # tests/project/test_public_api.py compares the two.
+    from rlsync.cli.policy import load_policy as load_policy
     from rlsync.core.errors import (
         AdoptionTimeout as AdoptionTimeout,
         AmbiguousSource as AmbiguousSource,

@@ -18,7 +18,7 @@ from rlsync.cli.main import parser_of
 from rlsync.cli.run_folder import RunFolder
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
-from rlsync.evaluation.checkpoint import COMPONENTS, CheckpointPlayer, Trained, load, load_best
+from rlsync.evaluation.checkpoint import COMPONENTS, CheckpointPlayer, load, load_best
 from rlsync.evaluation.play import Filmed, Score, at_once, check_file, film, filmed, play
 from rlsync.recipes.bounds import bound_errors, refuse
 from rlsync.recipes.checkpoints import checkpoint_at, require_whole
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         envs = make_venv(acting.env, at_once(given.episodes))
     score = _score(acting, envs, given, device)
     if not given.json:
-        print(f"{_name(trained)}  episodes {score.episodes}  {score}", flush=True)
+        print(f"{trained}  episodes {score.episodes}  {score}", flush=True)
     shown = None
     if stage is not None:
         shown = film(acting.player, stage, file, given.seed, device)
@@ -200,8 +200,3 @@ def _score(acting: CheckpointPlayer, envs: Envs, given: argparse.Namespace, devi
         return Score.of([episode for ended in steps for episode in ended])
     finally:
         envs.close()
-
-
-def _name(trained: Trained) -> str:
-    ahead = f" + {trained.unpublished_steps} optimizer steps" if trained.unpublished_steps else ""
-    return f"version {trained.version}{ahead}  frames {trained.frames:,}"

@@ -51,6 +51,15 @@ class Trained:
     unpublished_steps: int
     frames: int
 
+    @property
+    def weights(self) -> str:
+        """Which weights these are, in words."""
+        ahead = f" + {self.unpublished_steps} optimizer steps" if self.unpublished_steps else ""
+        return f"version {self.version}{ahead}"
+
+    def __str__(self) -> str:
+        return f"{self.weights}  frames {self.frames:,}"
+
 
 def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
     """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only
@@ -81,9 +90,9 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: 
     best = best_in(file, trusted=trusted)
     if best is None:
         raise ConfigError(
-            f"{file.parent} holds no {file.name}",
-            "--best",
-            "a run keeps one if it evaluates (recipe.evaluation.every_frames); leave --best out",
+            "there is no best version",
+            str(file),
+            "a run keeps one if it evaluates (recipe.evaluation.every_frames); take the checkpoint's weights",
         )
     try:
         acting.weights.load_state_dict(best.weights)

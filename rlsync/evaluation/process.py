@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -84,17 +85,22 @@ class Best:
 
     def digest(self) -> str:
         """Of all that it holds; beside it in the file."""
-        digest = hashlib.blake2b(digest_size=20)
-        digest.update(repr((self.version, self.return_mean, self.rank, self.run_id)).encode())
-        for name, tensor in self.weights.items():
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        head = repr((self.version, self.return_mean, self.rank, self.run_id))
+        return digest_of_weights(self.weights, head)
 
     def write(self, file: Path) -> None:
         """Replace the file; nobody reads a half one."""
         held = {name: getattr(self, name) for name in self.__slots__} | {"digest": self.digest()}
         write_whole(file, lambda beside: torch.save(held, beside))
+
+
+def digest_of_weights(weights: Mapping[str, Tensor], head: str = "") -> str:
+    """BLAKE2b of names, dtypes, shapes and bytes, in order, after a ``head``: 40 hexadecimal digits."""
+    digest = hashlib.blake2b(head.encode(), digest_size=20)
+    for name, tensor in weights.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def best_in(file: Path, *, trusted: bool = False) -> Best | None:

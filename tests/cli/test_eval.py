@@ -22,10 +22,12 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torchrl.checkpoint import Checkpoint
 
+from rlsync import load_policy
 from rlsync.cli.eval import config_of
 from rlsync.cli.job import examined
 from rlsync.cli.main import main
 from rlsync.cli.train import train_job
+from rlsync.core.errors import ConfigError
 from rlsync.evaluation.checkpoint import load
 from rlsync.evaluation.play import Episode
 from rlsync.recipes.dqn import DQNConfig
@@ -429,3 +431,50 @@ def test_pong_from_pixels_is_evaluated_and_filmed_in_colour(
     frame_ms = shown_ms(tmp_path / "eval-160.gif") / (found["video"]["length"] + 1)
     assert 60 <= frame_ms <= 70, "fifteen steps a second, in hundredths of a second"
     assert (frames[0] != frames[-1]).any()
+
+
+# ---------------------------------------------------------------------------------- the policy, for programs
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_load_policy_gives_what_eval_plays(runs: dict[str, Path], recipe: str) -> None:
+    policy = load_policy(runs[recipe])
+    outputs = outputs_of(runs[recipe], torch.tanh if recipe == "ppo" else torch.relu)
+    rows = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    if recipe != "impala":  # whose layers are named otherwise
+        assert torch.equal(policy(rows), outputs(rows).argmax(-1))
+    trained = load(runs[recipe] / CHECKPOINT, acting_of(config_of(runs[recipe])))
+    assert policy.trained == trained
+    assert len(policy.metadata()["run_id"]) == 12
+    assert OmegaConf.create(policy.metadata()["config"]).env.id == "CartPole-v1"
+
+
+def test_a_version_that_the_run_does_not_keep_is_refused_with_those_that_it_keeps(
+    runs: dict[str, Path],
+) -> None:
+    run, trained = runs["ppo"], load_policy(runs["ppo"]).trained
+    if not trained.unpublished_steps:
+        assert load_policy(run, trained.version).trained == trained
+    with pytest.raises(ConfigError) as refused:
+        load_policy(run, 99)
+    assert refused.value.what == "the run keeps no weights of version 99"
+    assert refused.value.cure == f"it keeps last: {trained.weights}"
+    with pytest.raises(ConfigError, match=r"there is no best version\n  where  .*best\.pt"):
+        load_policy(run, "best")
+    with pytest.raises(ConfigError, match="'worst' names no weights of a run"):
+        load_policy(run, "worst")  # type: ignore[arg-type]
+
+
+@pytest.mark.seconds
+def test_export_writes_a_file_and_tells_which_weights_are_in_it(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, policy = tmp_path / "policy.pt2", load_policy(runs["dqn"])
+    assert main(["export", str(runs["dqn"]), str(file)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"{file}: {policy.trained}  digest {policy.digest()}"
+    assert second == "compared on 1,000 observations: outputs differ by 0 at most"
+    rows = torch.randn(9, 4)
+    assert torch.equal(torch.export.load(file).module()(rows), policy(rows))
+    assert main(["export", str(runs["dqn"]), str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metadata"] == policy.metadata()

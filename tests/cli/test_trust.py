@@ -79,6 +79,7 @@ def verbs(run: Path) -> list[list[str]]:
         ["check", f"resume={run}", "recipe.total_frames=1000"],
         ["status", str(run)],
         ["plot", str(run)],
+        ["export", str(run), str(run / "policy.pt2")],
     ]
 
 
@@ -97,12 +98,12 @@ def test_no_file_of_a_run_folder_runs_code_when_its_content_is_evil(foreign: Pat
     evil = pickle.dumps(Evil(mark))
     alike = {re.sub(r"[0-9a-f]{32}|\d+", "N", file.name): file for file in files(foreign)}
     assert {"prefetch.pkl", "N-N.N.pt", "tensor_N.memmap", "meta.json", RESOLVED, BEST, STARTED} < {*alike}
-    play, best, check, status, plot = verbs(foreign)
+    play, best, check, status, plot, export = verbs(foreign)
     for file in alike.values():
         whole = file.read_bytes()
         file.write_bytes(evil)
         loaded = CHECKPOINT in file.parts or file.name == RESOLVED
-        for words in (play, check) if loaded else (best, status, plot):
+        for words in (play, check, export) if loaded else (best, status, plot):
             assert main(words) in (0, 1, 2), (file, words)
             assert not mark.exists(), (file, words)
         file.write_bytes(whole)
@@ -254,7 +255,7 @@ def test_a_config_with_an_interpolation_or_an_escape_is_refused_and_printed_as_t
 ) -> None:
     monkeypatch.setenv("RLSYNC_SECRET", "hidden")
     put(foreign / RESOLVED, "env.id", text)
-    for words in (*verbs(foreign)[:3], verbs(foreign)[4]):
+    for words in (*verbs(foreign)[:3], *verbs(foreign)[4:]):
         assert main(words) == 2, words
     told = "".join(capsys.readouterr())
     assert ascii(text) in told.replace("\\\\", "\\")

@@ -22,6 +22,7 @@ ARGUMENTS = {
     },
     "rerun": {"run", "--until", "--into", "--json", "--trust"},
     "compare": {"one", "other", "--json"},
+    "export": {"run", "file", "--which", "--json", "--trust"},
     "plot": {"run", "--out"},
     "ls": {"group", "--keys", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},

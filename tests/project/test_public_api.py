@@ -58,6 +58,7 @@ PUBLIC = [
     "WorkerLost",
     "__version__",
     "dreamer_map",
+    "load_policy",
     "resolve",
 ]
 

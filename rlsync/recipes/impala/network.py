@@ -160,7 +160,7 @@ class ImpalaNet(nn.Module):
         self,
         observation: Tensor,
         is_init: Tensor,
-        state: Tensor,
+        state: Tensor | None = None,
         last_action: Tensor | None = None,
         last_reward: Tensor | None = None,
     ) -> Stepped:
@@ -169,13 +169,15 @@ class ImpalaNet(nn.Module):
         Args:
             observation: ``[N, *observation_shape]``.
             is_init: [N] bool, whether this is the first observation of an episode.
-            state: ``[N, *state_shape]``, what the step before returned.
+            state: ``[N, *state_shape]``, what the step before returned; not needed without an LSTM.
             last_action: [N, ...], the action that led here, where the network takes it.
             last_reward: [N], and its reward.
 
         Raises:
             ConfigError: the network takes a last action or reward, and none is given.
         """
+        if state is None:
+            state = self.initial_state(observation.shape[0])
         features = self._features(observation)
         with _no_autocast(features):
             features = self._with_last(features, is_init, last_action, last_reward)
@@ -318,18 +320,17 @@ class ImpalaPlayer(FixedPlayer):
 
     def begin(self, num_envs: int, generator: Generator, worker: int = 0, num_workers: int = 1) -> State:
         network, head = self.network, self.network.head
-        return {
-            keys.RECURRENT_STATE: network.initial_state(num_envs),
-            keys.LAST_ACTION: torch.zeros(num_envs, *head.action_shape, dtype=head.action_dtype),
-        }
+        state = {} if network.lstm is None else {keys.RECURRENT_STATE: network.initial_state(num_envs)}
+        if network.takes_last_action:
+            state[keys.LAST_ACTION] = torch.zeros(num_envs, *head.action_shape, dtype=head.action_dtype)
+        return state
 
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
         network, head = self.network, self.network.head
-        seen = network.step(
-            observation, is_init, state[keys.RECURRENT_STATE], state[keys.LAST_ACTION], reward
-        )
+        before, last_action = state.get(keys.RECURRENT_STATE), state.get(keys.LAST_ACTION)
+        seen = network.step(observation, is_init, before, last_action, reward)
         if self._deterministic:
             action = head.mode(seen.params)
             log_prob = head.score(seen.params, action)[0]
@@ -340,7 +341,8 @@ class ImpalaPlayer(FixedPlayer):
             keys.BEHAVIOUR_PARAMS: seen.params,
             keys.VALUE: seen.value,
         }
-        return Acted(action, records, {keys.RECURRENT_STATE: seen.state, keys.LAST_ACTION: action})
+        after = {keys.RECURRENT_STATE: seen.state, keys.LAST_ACTION: action}
+        return Acted(action, records, {name: after[name] for name in state})
 
 
 def actions_of(head: PolicyHead) -> ActionSpec:

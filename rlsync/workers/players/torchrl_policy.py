@@ -62,7 +62,8 @@ class PolicyPlayer(FixedPlayer):
     def act(
         self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State, generator: Generator
     ) -> Acted:
-        seen = TensorDict({keys.OBSERVATION: observation}, [len(observation)])
+        # Not len(observation): torch.export would take the number of environments for a constant.
+        seen = TensorDict({keys.OBSERVATION: observation}, observation.shape[:1])
         for key, value in self._begins.items():
             seen[key] = torch.where(_shaped(is_init, state[key]), value.to(observation.device), state[key])
         if self._begins:

@@ -1,0 +1,48 @@
+"""``rlsync.load_policy``, for programs. It imports what it needs when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlsync.evaluation.policy import Policy
+
+#: Which weights of a run: its best evaluation, its checkpoint, or the version of this number.
+Which = Literal["best", "last"] | int
+
+
+def load_policy(
+    run: str | Path,
+    which: Which = "last",
+    *,
+    greedy: bool = True,
+    device: str | torch.device = "cpu",
+    trust: bool = False,
+) -> Policy:
+    """The policy that a run trained, as a module that acts.
+
+    Args:
+        run: the run's folder.
+        which: ``"last"``: the weights of the checkpoint, ``"best"``: those of the best evaluation, or the
+            number of a version that is one of the two. A run keeps no others.
+        greedy: take the likeliest action in place of drawing one.
+        device: where it acts.
+        trust: load also what could run code from the folder of a run that you did not start.
+
+    Raises:
+        ConfigError: the folder is no run's, has no such version, is damaged or is not trusted, or its
+            environment cannot be made here.
+
+    Example:
+        >>> policy = load_policy("runs/pendulum", "best")  # doctest: +SKIP
+        >>> action = policy(observation)  # doctest: +SKIP
+        >>> policy.version  # doctest: +SKIP
+        1200
+    """
+    from rlsync.cli.export import policy_of
+
+    where = f"load_policy({str(run)!r}, {which!r})"
+    return policy_of(Path(run), which, where, greedy=greedy, device=device, trusted=trust)
