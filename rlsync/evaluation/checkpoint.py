@@ -65,7 +65,7 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
     """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only
     :data:`COMPONENTS` are read; the caller has made sure that they are whole.
     """
-    counters = _Counters()
+    counters = Component()
     wanted = {_POLICY: acting.weights, _SYNC: counters}
     try:
         Checkpoint(**wanted).load(checkpoint, map_location="cpu")
@@ -75,7 +75,7 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
             str(checkpoint),
             "give a checkpoint that a run with this configuration wrote",
         ) from error
-    found = counters.held
+    found = counters.state
     steps_at = {int(version): int(steps) for version, steps in found["published"].tolist()}
     version, steps = int(found["version"]), int(found["optim_steps"])
     return Trained(version, steps - steps_at.get(version, 0), int(found["frames"]))
@@ -111,14 +111,14 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: 
         raise ConfigError(what, str(receipts), "remove or repair the file") from error
 
 
-class _Counters:
-    """Receives one component of a checkpoint, unchanged."""
+class Component:
+    """One component of a checkpoint, empty or as it was loaded, unchanged."""
 
     def __init__(self) -> None:
-        self.held: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return self.held
+        return self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.held = state_dict
+        self.state = state_dict

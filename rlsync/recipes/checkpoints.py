@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchrl.checkpoint import Checkpoint, CheckpointFormat, CheckpointOptions
+from torchrl.checkpoint import Checkpoint
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.whole_file import digest_of, flush
@@ -45,25 +45,11 @@ class WholeCheckpoint(Checkpoint):
         super().__init__(**options)
         self.written = time.monotonic()
 
-    def save(
-        self,
-        path: str | Path,
-        *,
-        components: Collection[str] | None = None,
-        component_options: Mapping[str, CheckpointOptions] | None = None,
-        format: CheckpointFormat | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Path:
+    def save(self, path: str | Path, **options: Any) -> Path:
         at = Path(path).absolute()
         stage = at.with_name(f".{at.name}.stage-{uuid.uuid4().hex}")
         try:
-            new = super().save(
-                stage / at.name,
-                components=components,
-                component_options=component_options,
-                format=format,
-                metadata=metadata,
-            )
+            new = super().save(stage / at.name, **options)
             _write_manifest(new)
             _replace(at, new)
         finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -174,10 +175,8 @@ class CopyEvery(HardUpdate):
 class GreedyOnLadder(EGreedyModule):
     """Takes a random action with probability ``eps ** exploration_exponent``, else leaves it alone."""
 
-    def __init__(self, *, spec: object, eps_init: float, eps_end: float, annealing_num_steps: int) -> None:
-        super().__init__(
-            spec=spec, eps_init=eps_init, eps_end=eps_end, annealing_num_steps=annealing_num_steps
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.in_keys = [self.action_key, parts.EXPONENT]
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -3,45 +3,26 @@
 The hooks of a Trainer are in ``rlsync.recipes.hooks``, and what recipes with a replay buffer share in
 ``rlsync.recipes.replay``.
 """
+# `as` tells a type checker that a name is public.
 
-from rlsync.evaluation.checkpoint import CheckpointPlayer
-from rlsync.recipes.checks import check
-from rlsync.recipes.evaluating import make_evaluator, register_with_evaluations
-from rlsync.recipes.networks import MixedMLP, mlp, workers_dtype, workers_policy
-from rlsync.recipes.place import EXPONENT, started_collector
-from rlsync.recipes.registry import Recipe
-from rlsync.recipes.run import Run
-from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
-from rlsync.recipes.spaces import ANY, BOX, DISCRETE, Spaces, make_env, making, naming_env, probe
-from rlsync.recipes.trainer import annealing, policy_player, register_hooks, register_sync, trainer_settings
-
-__all__ = [
-    "ANY",
-    "BOX",
-    "DISCRETE",
-    "EXPONENT",
-    "CheckpointPlayer",
-    "Config",
-    "EnvConfig",
-    "MixedMLP",
-    "Recipe",
-    "RecipeConfig",
-    "Run",
-    "Spaces",
-    "annealing",
-    "check",
-    "make_env",
-    "make_evaluator",
-    "making",
-    "mlp",
-    "naming_env",
-    "policy_player",
-    "probe",
-    "register_hooks",
-    "register_sync",
-    "register_with_evaluations",
-    "started_collector",
-    "trainer_settings",
-    "workers_dtype",
-    "workers_policy",
-]
+from rlsync.recipes.evaluating import make_evaluator as make_evaluator
+from rlsync.recipes.evaluating import register_with_evaluations as register_with_evaluations
+from rlsync.recipes.networks import mlp as mlp
+from rlsync.recipes.networks import workers_dtype as workers_dtype
+from rlsync.recipes.place import EXPONENT as EXPONENT
+from rlsync.recipes.place import started_collector as started_collector
+from rlsync.recipes.registry import Recipe as Recipe
+from rlsync.recipes.run import Run as Run
+from rlsync.recipes.settings import Config as Config
+from rlsync.recipes.spaces import ANY as ANY
+from rlsync.recipes.spaces import BOX as BOX
+from rlsync.recipes.spaces import DISCRETE as DISCRETE
+from rlsync.recipes.spaces import Spaces as Spaces
+from rlsync.recipes.spaces import make_env as make_env
+from rlsync.recipes.spaces import making as making
+from rlsync.recipes.spaces import probe as probe
+from rlsync.recipes.trainer import annealing as annealing
+from rlsync.recipes.trainer import policy_player as policy_player
+from rlsync.recipes.trainer import register_hooks as register_hooks
+from rlsync.recipes.trainer import register_sync as register_sync
+from rlsync.recipes.trainer import trainer_settings as trainer_settings

@@ -15,28 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import bounds
-from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
-from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
+from rlsync.recipes.env_settings import AtariConfig as AtariConfig
+from rlsync.recipes.env_settings import EnvConfig as EnvConfig
+from rlsync.recipes.env_settings import RenderedConfig as RenderedConfig
+from rlsync.recipes.sync_settings import RouteConfig as RouteConfig
+from rlsync.recipes.sync_settings import SyncConfig as SyncConfig
+from rlsync.recipes.sync_settings import WhenConfig as WhenConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = [
-    "AtariConfig",
-    "ClusterConfig",
-    "CollectorConfig",
-    "Config",
-    "DeviceConfig",
-    "EnvConfig",
-    "EvaluationConfig",
-    "LoggerConfig",
-    "PPOConfig",
-    "RecipeConfig",
-    "RenderedConfig",
-    "RouteConfig",
-    "SyncConfig",
-    "WhenConfig",
-]
 
 #: Why a resumed run cannot change the fields that decide about a schedule.
 SCHEDULE = "the checkpoint has a schedule of the learning rate, or has none"

@@ -13,6 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torchrl.data import Bounded, OneHot, TensorSpec
 from torchrl.envs import EnvBase, GymWrapper, RewardSum, TransformedEnv
+from torchrl.modules import AdditiveGaussianModule
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
@@ -38,20 +39,12 @@ def _made(config: EnvConfig) -> EnvBase:
 
 @dataclass(frozen=True, slots=True)
 class Spaces:
-    """What networks must know of an environment.
+    """What networks must know of an environment."""
 
-    Args:
-        features: numbers in one observation.
-        actions: how many actions there are to choose from, or numbers in one action.
-        action_spec: TorchRL's spec of one environment's action.
-        picture: shape of an observation that is a picture, ``(channels, height, width)``, of uint8. None: it
-            is flat.
-    """
-
-    features: int
-    actions: int
-    action_spec: TensorSpec
-    picture: tuple[int, int, int] | None = None
+    features: int  # numbers in one observation
+    actions: int  # how many there are to choose from, or numbers in one of them
+    action_spec: TensorSpec  # TorchRL's, of one environment
+    picture: tuple[int, int, int] | None = None  # (channels, height, width) of uint8; None: it is flat
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -79,16 +72,15 @@ class Spaces:
         halves = (high - low) / 2
         return halves[0] if bool((halves == halves[0]).all()) else halves
 
+    def noise(self, sigma: float) -> AdditiveGaussianModule:
+        """What workers add to actions all the time, in halves of the range of each number."""
+        std = self.half_ranges().tolist()
+        return AdditiveGaussianModule(spec=self.action_spec, sigma_init=sigma, sigma_end=sigma, std=std)
+
 
 @dataclass(frozen=True, slots=True)
 class Takes:
     """The environments that a recipe can learn: flat observations or pictures, and one kind of actions.
-
-    Args:
-        actions: ``"discrete"``: a choice of n; ``"box"``: a vector of numbers with finite bounds; ``"any"``:
-            one of the two.
-        examples: ids of some of them, for the cure of an error.
-        pictures: whether it takes the pictures of a :class:`RenderedConfig`, too.
 
     Example:
         >>> from rlsync.recipes.env_settings import EnvConfig
@@ -102,9 +94,9 @@ class Takes:
           cure   this recipe serves environments like Pendulum-v1
     """
 
-    actions: Literal["discrete", "box", "any"]
-    examples: str
-    pictures: bool = False
+    actions: Literal["discrete", "box", "any"]  # a choice of n; numbers with finite bounds; one of the two
+    examples: str  # ids of some of them, for the cure of an error
+    pictures: bool = False  # whether it takes the pictures of a RenderedConfig, too
 
     def __str__(self) -> str:
         kinds = {"discrete": "discrete actions", "box": "continuous actions"}
@@ -134,9 +126,7 @@ class Takes:
             case OneHot():
                 return self.actions in ("discrete", "any")
             case Bounded():
-                finite = bool(
-                    torch.isfinite(action.space.low).all() and torch.isfinite(action.space.high).all()
-                )
+                finite = all(bool(bound.isfinite().all()) for bound in (action.space.low, action.space.high))
                 return self.actions in ("box", "any") and action.ndim == 1 and finite
         return False
 

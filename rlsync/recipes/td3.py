@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn, optim
-from torchrl.modules import AdditiveGaussianModule, TanhModule
+from torchrl.modules import TanhModule
 from torchrl.objectives import SoftUpdate, TD3Loss
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
@@ -59,7 +59,7 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
     """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
-    acting = PlainSequential(loss.actor_network, make_noise(recipe, run.spaces).to(run.device))
+    acting = PlainSequential(loss.actor_network, run.spaces.noise(recipe.exploration_noise).to(run.device))
     with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
         target = pure.SoftTargets(loss, tau=recipe.tau)
         stepper = make_stepper(recipe, loss, target)
@@ -119,16 +119,6 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
 def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
     return optim.Adam(
         [p for p in params.values(True, True) if isinstance(p, nn.Parameter)], lr=lr, fused=True
-    )
-
-
-def make_noise(recipe: TD3Config, spaces: parts.Spaces) -> AdditiveGaussianModule:
-    """What workers add to the actor's actions. It does not change during a run."""
-    return AdditiveGaussianModule(
-        spec=spaces.action_spec,
-        sigma_init=recipe.exploration_noise,
-        sigma_end=recipe.exploration_noise,
-        std=spaces.half_ranges().tolist(),
     )
 
 

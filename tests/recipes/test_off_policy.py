@@ -157,7 +157,7 @@ UNEVEN = Spaces(3, 2, Bounded(torch.tensor([-0.4, 0.0]), torch.tensor([0.4, 20.0
 
 def test_where_all_ranges_are_equal_noise_has_one_unit_and_the_target_entropy_counts_each_number() -> None:
     spaces = Spaces(3, 17, Bounded(torch.full((17,), -0.4), torch.full((17,), 0.4)))
-    assert td3.make_noise(TD3Config(), spaces).std.shape == ()
+    assert spaces.noise(0.1).std.shape == ()
     target = sac.make_loss(SACConfig(hidden=[8]), spaces).target_entropy
     assert float(target) == pytest.approx(17 * math.log(0.4) - 17)
 
@@ -175,7 +175,7 @@ def test_the_target_entropy_of_sac_is_minus_one_nat_a_number_of_an_action_from_m
 def test_the_noise_of_td3_is_in_halves_of_the_range_of_each_number() -> None:
     settings = TD3Config(hidden=[8], exploration_noise=0.1, target_noise=0.3, target_noise_clip=0.4)
     middle, half_ranges = torch.tensor([0.0, 10.0]), torch.tensor([0.4, 10.0])
-    acting = td3.make_noise(settings, UNEVEN)
+    acting = UNEVEN.noise(settings.exploration_noise)
     torch.manual_seed(0)
     with set_exploration_type(ExplorationType.RANDOM):
         acted = acting(TensorDict({"action": middle.expand(4000, 2).clone()}, [4000]))["action"]

@@ -24,7 +24,7 @@ CARTPOLE, PENDULUM = DISCRETE.probe(EnvConfig("CartPole-v1")), BOX.probe(EnvConf
 
 def _td3(recipe: TD3Config) -> TensorDictModuleBase:
     actor = td3.make_loss(recipe, PENDULUM).actor_network
-    return PlainSequential(actor, td3.make_noise(recipe, PENDULUM))
+    return PlainSequential(actor, PENDULUM.noise(recipe.exploration_noise))
 
 
 POLICIES: dict[str, tuple[Spaces, Any]] = {

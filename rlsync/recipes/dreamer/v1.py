@@ -158,12 +158,7 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
         TensorDictModule(encoder, ["observation"], ["encoded_latents"]),
         TensorDictModule(posterior, ["belief", "encoded_latents"], ["_", "_", "state"]),
         actor,
-        modules.AdditiveGaussianModule(
-            spec=spaces.action_spec,
-            sigma_init=recipe.exploration_noise,
-            sigma_end=recipe.exploration_noise,
-            std=spaces.half_ranges().tolist(),
-        ).to(device),
+        spaces.noise(recipe.exploration_noise).to(device),
         TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "_", ("next", "belief")]),
     )
     let_act(loss, acting, recipe)

@@ -14,6 +14,7 @@ from torchrl.objectives import LossModule
 from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
 
+from rlsync.evaluation.checkpoint import Component
 from rlsync.recipes.hooks import KeepPace
 from rlsync.recipes.networks import MixedMLP, mlp
 from rlsync.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
@@ -25,16 +26,6 @@ from rlsync.recipes.spaces import Spaces
 from rlsync.recipes.trainer import annealing, trainer_settings
 from rlsync.torchrl_plugin.compat.replay import RowBuffer
 from rlsync.torchrl_plugin.compat.trainers import replace_component
-
-
-class NotKept:
-    """Stands in a checkpoint where the replay buffer would be, if it is not kept there."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing: the buffer stays as it is."""
 
 
 def replay_buffer(run: Run[Any], sampler: Sampler) -> RowBuffer:
@@ -70,7 +61,7 @@ def paced_trainer(
     if recipe.buffer_checkpointed:
         memory.buffer.storage.checkpointer = RowSegments(memory.buffer)
     elif trainer.checkpoint is not None:
-        replace_component(trainer.checkpoint, "replay_buffer", NotKept())
+        replace_component(trainer.checkpoint, "replay_buffer", Component())
     memory.register(trainer)
     KeepPace(recipe.pace.pace(), refills=not recipe.buffer_checkpointed).register(trainer)
     scheduler = None if optimizer is None else annealing(run, optimizer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import gymnasium
@@ -152,6 +152,9 @@ _NOT_OF_GAMES = {
     "episodic_life": "give life_loss_ends_episode=True: it ends the learner's episodes, and games go on",
     "life_loss_info": "give life_loss_ends_episode=True: it ends the learner's episodes, and games go on",
 }
+#: What ale-py calls fields of AtariEnvs otherwise, and which of them it is not told.
+_ALES = {"threads": "num_threads", "max_episode_frames": "max_num_frames_per_episode"}
+_NOT_ALES = ("game", "options", "life_loss_ends_episode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,21 +211,9 @@ class AtariEnvs:
 
     def ale_options(self) -> dict[str, Any]:
         """The arguments of ``ale_py.vector_env.AtariVectorEnv``."""
-        return {
-            "num_threads": self.threads,
-            "max_num_frames_per_episode": self.max_episode_frames,
-            "repeat_action_probability": self.repeat_action_probability,
-            "full_action_space": self.full_action_space,
-            "frameskip": self.frameskip,
-            "maxpool": self.maxpool,
-            "noop_max": self.noop_max,
-            "use_fire_reset": self.use_fire_reset,
-            "img_height": self.img_height,
-            "img_width": self.img_width,
-            "stack_num": self.stack_num,
-            "reward_clipping": False,
-            **self.options,
-        }
+        names = {each.name: _ALES.get(each.name, each.name) for each in fields(self)}
+        given = {ales: getattr(self, name) for name, ales in names.items() if name not in _NOT_ALES}
+        return {**given, "reward_clipping": False, **self.options}
 
 
 @dataclass(frozen=True, slots=True)

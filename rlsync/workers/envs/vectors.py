@@ -18,23 +18,15 @@ from rlsync.workers.envs.actions import ActionSpec, actions_of
 
 
 class EnvStep(NamedTuple):
-    """What N environments answer to a step. The arrays are valid until the next answer: copy what is kept.
+    """What N environments answer to a step. The arrays are valid until the next answer: copy what is kept."""
 
-    Args:
-        observation: [N, *obs]; where an episode has ended, the first one of the next episode.
-        reward: [N].
-        terminated, truncated: [N] bool.
-        finals: the environment's number and the last observation, for each episode that was truncated and did
-            not terminate.
-        game_over: [N] bool, where whole games end, for environments whose learner sees an episode end before
-            the game does. None: a game is an episode.
-    """
-
-    observation: Tensor
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
+    observation: Tensor  # [N, *obs]; where an episode has ended, the first one of the next episode
+    reward: Tensor  # [N]
+    terminated: Tensor  # [N] bool
+    truncated: Tensor  # [N] bool
+    # for each episode that was truncated and did not terminate: the number, and the last observation
     finals: Sequence[tuple[int, Tensor]]
+    # [N] bool, where whole games end, if the learner sees episodes end before; None: a game is an episode
     game_over: Tensor | None = None
 
     @property
@@ -44,12 +36,8 @@ class EnvStep(NamedTuple):
 
 
 class Envs(ABC):
-    """N environments that step together. One ``send`` and one ``recv`` are a step; they work in between.
-
-    Args:
-        num_envs: N.
-        actions: what actions they take.
-        observation_shape, observation_dtype: of one observation.
+    """``num_envs`` environments that step together. One ``send`` and one ``recv`` are a step; they work in
+    between. Shape and dtype are those of one observation.
     """
 
     def __init__(
