@@ -27,17 +27,13 @@ BLOCK = 1000
 class Stamp(NamedTuple):
     """Names one set of published weights; stamps are ordered, and a newer one is greater.
 
-    Args:
-        generation: which life of the learner published it, from 1; 0 before anything was published.
-        version: the number, from 1; 0 before anything was published.
-
     Example:
         >>> Stamp(2, 11) > Stamp(1, 15)  # published after a resume, from a checkpoint of version 10
         True
     """
 
-    generation: int
-    version: int
+    generation: int  #: which life of the learner published it, from 1; 0 before anything was published
+    version: int  #: from 1; 0 before anything was published
 
 
 #: Before the first publish.
@@ -62,10 +58,7 @@ class Reserved:
 
 
 class ReservedNumbers:
-    """Numbers that a file reserves, a block at a time, before the first of the block is used.
-
-    So no later life of the run uses one again, however this one ends. The first life makes the file.
-    """
+    """Numbers that a file reserves, a block at a time, before use: no later life of the run repeats one."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -101,16 +94,13 @@ class ReservedNumbers:
 
 
 class Ledger:
-    """Gives out version numbers and remembers when each was published.
+    """Gives out version numbers and remembers when each of the newest ``history`` was published.
 
     Laws: a number is one more than the one before, is never given out twice in one generation, and is used
     up only by :meth:`record`, that is by a publish that succeeded. A resumed learner is the next generation
     and goes on from the number in its checkpoint. With :meth:`reserve_in`, it goes on after every number that
-    a life before it may have used, also after its checkpoint.
-
-    Args:
-        history: how many versions are remembered. The age of an older one is unknown.
-        generation: of the first versions. 0 is older than any learner's.
+    a life before it may have used, also after its checkpoint. ``generation`` is that of the first versions;
+    0 is older than any learner's.
 
     Example:
         >>> ledger = Ledger()

@@ -77,21 +77,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One entry of a sync map, with its paths in their standard spelling.
-
-    Args:
-        destination: where the weights go, a path on the collector.
-        source: where they come from, a path on the trainer.
-        dtype: the declared dtype, for example ``"bfloat16"``; empty when none is declared.
-        exclude: glob patterns of leaf names, relative to the route; these leaves are not sent.
-        idle: glob patterns of leaf names, relative to the route; these leaves need not act.
+    """One entry of a sync map, with its paths in their standard spelling. Patterns are globs of leaf names,
+    relative to the route.
     """
 
-    destination: str
-    source: str
-    dtype: str = ""
-    exclude: tuple[str, ...] = ()
-    idle: tuple[str, ...] = ()
+    destination: str  #: where the weights go, a path on the collector
+    source: str  #: where they come from, a path on the trainer
+    dtype: str = ""  #: the declared dtype, for example ``"bfloat16"``; empty when none is declared
+    exclude: tuple[str, ...] = ()  #: patterns; these leaves are not sent
+    idle: tuple[str, ...] = ()  #: patterns; these leaves need not act
 
     def __str__(self) -> str:
         return f"{self.destination} <- {self.source}"
@@ -99,52 +93,26 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The decision for one leaf.
+    """The decision for one leaf."""
 
-    Args:
-        destination: full name of the destination leaf; if it is missing, the name it should have.
-        source: full name of the source leaf; if it is missing, the name it should have.
-        verdict: what a publish does with the leaf.
-        kind: ``"parameter"``, ``"buffer"`` or ``"extra_state"``.
-        shape: shape of the destination leaf (of the source leaf when unexpected).
-        dtype: dtype of the same leaf, for example ``"float32"``.
-        payload_bytes: bytes that one publish moves for this leaf; 0 when aliased.
-        note: the reason for the verdict, if it needs one.
-        source_device: the device of the source leaf, for example ``"cuda:0"``; empty if it is missing.
-        device: that of the destination leaf; several, with commas, where workers differ; empty if unknown.
-        idle: whether no output of what acts depends on the leaf, and its source does not declare it.
-    """
-
-    destination: str
-    source: str
-    verdict: Verdict
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    payload_bytes: int
-    note: str = ""
-    source_device: str = ""
-    device: str = ""
-    idle: bool = False
+    destination: str  #: full name of the destination leaf; if it is missing, the name it should have
+    source: str  #: full name of the source leaf; if it is missing, the name it should have
+    verdict: Verdict  #: what a publish does with the leaf
+    kind: str  #: ``"parameter"``, ``"buffer"`` or ``"extra_state"``
+    shape: tuple[int, ...]  #: shape of the destination leaf (of the source leaf when unexpected)
+    dtype: str  #: dtype of the same leaf, for example ``"float32"``
+    payload_bytes: int  #: bytes that one publish moves for this leaf; 0 when aliased
+    note: str = ""  #: the reason for the verdict, if it needs one
+    source_device: str = ""  #: the device of the source leaf, like ``"cuda:0"``; empty if it is missing
+    device: str = (
+        ""  #: that of the destination leaf; several, with commas, if workers differ; empty if unknown
+    )
+    idle: bool = False  #: whether no output of what acts depends on it, and its source does not declare it
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
     """A sync map resolved leaf by leaf.
-
-    Args:
-        routes: the map.
-        rows: one decision for every leaf of every destination.
-        transport: how the weights travel, for example ``"board: 2 workers, alias"``.
-        trigger: when to publish, in words; empty for a plan without a hook.
-        notes: other things the reader should know.
-        frozen: parameters of destinations whose source no optimizer of the trainer holds; empty if the
-            trainer has no optimizer.
-        unsent: parameters that an optimizer holds, of the networks that are sources or contain one, that
-            reach no destination.
-        differs: how numbers, modes and plain tensors of the workers' modules differ from the learner's, by
-            name.
-        through_host: whether every version passes through host memory, as on a board.
 
     Example:
         >>> actor = Route("policy", "loss_module.actor_network")
@@ -154,15 +122,18 @@ class SyncPlan:
         24
     """
 
-    routes: tuple[Route, ...]
-    rows: tuple[Row, ...]
-    transport: str
-    trigger: str = ""
-    notes: tuple[str, ...] = ()
+    routes: tuple[Route, ...]  #: the map
+    rows: tuple[Row, ...]  #: one decision for every leaf of every destination
+    transport: str  #: how the weights travel, for example ``"board: 2 workers, alias"``
+    trigger: str = ""  #: when to publish, in words; empty for a plan without a hook
+    notes: tuple[str, ...] = ()  #: other things the reader should know
+    #: Parameters of destinations whose source no optimizer of the trainer holds; empty if there is none.
     frozen: tuple[str, ...] = ()
+    #: Parameters that an optimizer holds, of networks that are or contain a source, and that are not sent.
     unsent: tuple[str, ...] = ()
+    #: How numbers, modes and plain tensors of the workers' modules differ from the learner's, by name.
     differs: Mapping[str, str] = field(default_factory=dict)
-    through_host: bool = False
+    through_host: bool = False  #: whether every version passes through host memory, as on a board
 
     @property
     def payload_bytes(self) -> int:
@@ -231,19 +202,15 @@ class SyncPlan:
 
     def _layout_error(self, bad: tuple[Row, ...]) -> errors.SyncMapError:
         first = bad[0]
-        said = {
-            Verdict.MISSING: f"{first.destination} has no source leaf {first.source}",
-            Verdict.UNEXPECTED: f"{first.source} has no destination leaf {first.destination}",
-            Verdict.MISMATCH: f"{first.destination} and {first.source} do not fit: {first.note}",
-        }[first.verdict]
-        more = Counter(str(row.verdict) for row in bad)
-        total = ", ".join(f"{n} {verdict}" for verdict, n in sorted(more.items()))
-        cure = {
-            Verdict.MISSING: "name the source that has it, or exclude the leaf in the route",
-            Verdict.UNEXPECTED: "name the source that fits, or exclude the leaf in the route",
-            Verdict.MISMATCH: "build both sides from the same constructor, or fix the source path",
-        }[first.verdict]
-        return errors.LayoutMismatch(said, f"sync map ({total} of {len(self.rows)} leaves)", cure)
+        what = f"{first.destination} and {first.source} do not fit: {first.note}"
+        cure = "build both sides from the same constructor, or fix the source path"
+        if first.verdict is Verdict.MISSING:
+            what = f"{first.destination} has no source leaf {first.source}"
+            cure = "name the source that has it, or exclude the leaf in the route"
+        elif first.verdict is Verdict.UNEXPECTED:
+            what = f"{first.source} has no destination leaf {first.destination}"
+            cure = "name the source that fits, or exclude the leaf in the route"
+        return errors.LayoutMismatch(what, f"sync map ({_tally(bad)} of {len(self.rows)} leaves)", cure)
 
     def to_json(self) -> str:
         """The plan as JSON, in a stable form for programs."""
@@ -272,13 +239,11 @@ class SyncPlan:
         return self._summary(all_names=False)
 
     def _summary(self, *, all_names: bool) -> str:
-        tally = Counter(str(row.verdict) for row in self.rows)
-        leaves = ", ".join(f"{n} {verdict}" for verdict, n in sorted(tally.items()))
         lines = [f"route      {route}" for route in self.routes]
         lines.append(f"transport  {self.transport}")
         if self.trigger:
             lines.append(f"trigger    {self.trigger}")
-        lines.append(f"leaves     {leaves}, {self.payload_bytes:,} bytes a publish")
+        lines.append(f"leaves     {_tally(self.rows)}, {self.payload_bytes:,} bytes a publish")
         if not all(crossing.host_only for crossing in self.crossings):
             lines.extend(f"devices    {crossing}" for crossing in self.crossings)
         at_most = len(self.rows) + len(self.unsent) if all_names else _NAMES_IN_SUMMARY
@@ -292,8 +257,7 @@ class SyncPlan:
         lines.extend(f"note       {note}" for note in self.notes)
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        return self.table()
+    __str__ = table
 
 
 #: How the note of a leaf begins that does not act.
@@ -319,6 +283,11 @@ def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:
     )
 
 
+def _tally(rows: Sequence[Row]) -> str:
+    counts = Counter(str(row.verdict) for row in rows)
+    return ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))
+
+
 _NAMES_IN_SUMMARY = 3
 _UNKNOWN = "?"
 
@@ -342,44 +311,30 @@ def no_destination(wanted: str, where: str, offered: list[str], nearest: str) ->
 class Receipt:
     """The record of one publish.
 
-    Args:
-        version: the version that this publish made; if it was coalesced, the newest version before it.
-        reason: ``"start"``, ``"resume"``, ``"trigger"`` or ``"call"``.
-        copied_leaves: leaves whose bytes were copied, casts and sharded leaves included.
-        aliased_leaves: leaves that share memory with their destination.
-        cast_leaves: leaves copied into another dtype.
-        copied_bytes: bytes copied.
-        aliased_bytes: bytes that were not copied, because source and destination share them.
-        background_bytes: how many of ``copied_bytes`` were copied after the publish had returned.
-        duration_s: seconds for which the publish held the learner.
-        coalesced: no slot was free, so nothing was written; the next publish carries the weights.
-        repaired: leaves that no longer shared memory with their destination; they are copied from now on.
-        batches, frames, optim_steps: the learner's counters at the publish.
-        time_s: seconds since the epoch.
-        run_id: which run published it, its resumed lives included: in one run no version comes twice. Empty
-            where version numbers are not reserved.
-
     Example:
         >>> receipt = Receipt(2, "trigger", 4, 0, 0, 680, 0, 0, 5e-5, False, (), 1, 200, 10, 1.7e9)
         >>> receipt.version, receipt.copied_bytes, receipt.optim_steps
         (2, 680, 10)
     """
 
-    version: int
-    reason: str
-    copied_leaves: int
-    aliased_leaves: int
-    cast_leaves: int
-    copied_bytes: int
-    aliased_bytes: int
-    background_bytes: int
-    duration_s: float
-    coalesced: bool
+    version: int  #: the version that this publish made; if it was coalesced, the newest version before it
+    reason: str  #: ``"start"``, ``"resume"``, ``"trigger"`` or ``"call"``
+    copied_leaves: int  #: leaves whose bytes were copied, casts and sharded leaves included
+    aliased_leaves: int  #: leaves that share memory with their destination
+    cast_leaves: int  #: leaves copied into another dtype
+    copied_bytes: int  #: bytes copied
+    aliased_bytes: int  #: bytes that were not copied, because source and destination share them
+    background_bytes: int  #: how many of ``copied_bytes`` were copied after the publish had returned
+    duration_s: float  #: seconds for which the publish held the learner
+    coalesced: bool  #: no slot was free, so nothing was written; the next publish carries the weights
+    #: Leaves that no longer shared memory with their destination; they are copied from now on.
     repaired: tuple[str, ...]
-    batches: int
-    frames: int
-    optim_steps: int
-    time_s: float
+    batches: int  #: those of the learner at the publish
+    frames: int  #: those of the learner at the publish
+    optim_steps: int  #: those of the learner at the publish
+    time_s: float  #: seconds since the epoch
+    #: Which run published it, its resumed lives included: in one run no version comes twice. Empty where
+    #: version numbers are not reserved.
     run_id: str = ""
 
     def to_json(self) -> str:

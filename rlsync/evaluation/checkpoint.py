@@ -42,14 +42,11 @@ class CheckpointPlayer:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What was loaded: the newest version published until then, and the frames collected until then.
+    """Where a run stood with the weights that were loaded."""
 
-    A checkpoint's weights are ahead of that version by the optimizer steps that were not published yet.
-    """
-
-    version: int
-    unpublished_steps: int
-    frames: int
+    version: int  # the newest one published until then
+    unpublished_steps: int  # optimizer steps by which a checkpoint's weights are ahead of it
+    frames: int  # collected until then
 
     @property
     def weights(self) -> str:
@@ -62,9 +59,7 @@ class Trained:
 
 
 def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
-    """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only
-    :data:`COMPONENTS` are read; the caller has made sure that they are whole.
-    """
+    """Give a player the weights of a checkpoint whose COMPONENTS are whole; ConfigError: it does not fit."""
     counters = Component()
     wanted = {_POLICY: acting.weights, _SYNC: counters}
     try:
@@ -82,10 +77,8 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
 
 
 def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: bool = False) -> Trained:
-    """Give a player the weights of the run's best version, the one with the highest :attr:`Score.rank`.
-
-    Its frames are those of the run's receipts; 0 if these do not name it. ConfigError if no version was kept,
-    it is damaged, or it does not fit. See :func:`best_in` for ``trusted``.
+    """Give a player the weights of the run's best version; see :func:`best_in` for ``trusted``. Frames are
+    those of the receipts; 0 if these do not name it. ConfigError if it is missing, damaged, or does not fit.
     """
     best = best_in(file, trusted=trusted)
     if best is None:

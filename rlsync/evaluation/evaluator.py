@@ -26,10 +26,8 @@ _LEAVE_WITHIN_S = 5.0
 
 
 class Evaluator(TrainerHookBase):
-    """Starts a process that evaluates, and logs what it writes: ``eval/version``, ``eval/return``.
-
-    The process keeps a version for a whole evaluation. Meanwhile the learner publishes newer versions, and
-    workers adopt them.
+    """Starts a process that evaluates, and logs what it writes: ``eval/version``, ``eval/return``. It
+    keeps a version for a whole evaluation, while workers adopt newer ones.
     """
 
     def __init__(self, job: EvaluationJob, start_method: str = "forkserver") -> None:
@@ -44,10 +42,7 @@ class Evaluator(TrainerHookBase):
         self._failed = False
 
     def stop_at(self, target: float | None, stop: Callable[[str], object]) -> None:
-        """Call ``stop`` with the reason when a version's mean return reaches the target; None never does.
-
-        Returns of episodes that explore are lower than those of the policy that is learned.
-        """
+        """Call ``stop``, with the reason, when a version's mean greedy return reaches the target, if any."""
         self._target, self._stop = target, stop
 
     def register(self, trainer: Trainer, name: str = "evaluator") -> None:

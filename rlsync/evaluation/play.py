@@ -51,10 +51,7 @@ _USUAL_FPS = 30
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """An episode that was played to its end: the sum of its rewards, not clipped, and its steps.
-
-    Where lost lives end the learner's episodes, it is the whole game.
-    """
+    """A whole episode, or game where lost lives end episodes: its rewards, not clipped, and its steps."""
 
     total: float
     length: int
@@ -80,7 +77,6 @@ class Score:
 
     @classmethod
     def of(cls, played: Sequence[Episode]) -> Score:
-        """The score of one episode or more."""
         returns = [episode.total for episode in played]
         return cls(
             len(played),
@@ -305,10 +301,7 @@ def check_packages(file: Path) -> None:
 
 
 def film(player: Player, envs: Filmed, file: Path, seed: int, device: torch.device = CPU) -> Film:
-    """Play one episode and write it as a video, whole or not at all; wide frames are made smaller for a gif.
-
-    The file is one that :func:`check_file` accepts. The seed is that of environment and actions.
-    """
+    """Play one episode, and write it, whole or not at all, into a file that :func:`check_file` accepts."""
     episodes: list[Episode] = []
     frames, gif = 0, file.suffix.lower() == ".gif"
 

@@ -104,10 +104,7 @@ def digest_of_weights(weights: Mapping[str, Tensor], head: str = "") -> str:
 
 
 def best_in(file: Path, *, trusted: bool = False) -> Best | None:
-    """What was kept so far; None if nothing was, ConfigError if the file is damaged.
-
-    One without a digest, as an older rlsync wrote it, needs ``trusted``.
-    """
+    """What was kept, if anything; ConfigError: damaged, or an older one without a digest, not ``trusted``."""
     if not file.exists():
         return None
     try:
@@ -201,41 +198,37 @@ def _values(row: dict[str, str]) -> dict[str, Any]:
     return {name: kinds.get(name, float)(text) for name, text in row.items() if name is not None}
 
 
+@dataclass
 class EvaluationFilms:
-    """Films the first episode of evaluations, after they were written: a film delays no result.
-
-    The episode is played again, with the evaluation's seed, where each step is drawn. It is the first
-    episode of the evaluation's first environment. With a policy that draws its actions that holds only for
-    evaluations of one episode: others draw other actions.
-
-    If a film cannot be made, that is logged once, and evaluations go on.
+    """Films the first episode of evaluations, after they were written: a film delays no result. It is played
+    again, with the evaluation's seed, where each step is drawn; a policy that draws its actions draws them
+    again only in evaluations of one episode. A film that cannot be made is logged once; evaluations go on.
     """
 
-    def __init__(
-        self, filming: Filming, player: Player, env: EnvSpec, seed: int, device: torch.device = CPU
-    ) -> None:
-        self._filming = filming
-        self._player = player
-        self._env = env
-        self._seed = seed
-        self._device = device
+    filming: Filming
+    player: Player
+    env: EnvSpec
+    seed: int
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
         self._stage: Filmed | None = None
         self._evaluations = 0
         self._warned = False
 
     def evaluated(self, version: int, *, best: bool) -> None:
         """Film the version that acts now, if it is its turn, or the best so far."""
-        due = self._evaluations % self._filming.every == 0
+        due = self._evaluations % self.filming.every == 0
         self._evaluations += 1
-        shown = self._filming.best if best else None
-        file = video_of_version(self._filming.folder, version) if due else shown
+        shown = self.filming.best if best else None
+        file = video_of_version(self.filming.folder, version) if due else shown
         if file is None:
             return
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             if self._stage is None:
-                self._stage = filmed(self._env, self._seed)
-            film(self._player, self._stage, file, self._seed, self._device)
+                self._stage = filmed(self.env, self.seed)
+            film(self.player, self._stage, file, self.seed, self.device)
             if due and shown is not None:
                 write_whole(shown, lambda beside: shutil.copyfile(file, beside))
         except (RlsyncError, OSError, RuntimeError, ValueError) as error:

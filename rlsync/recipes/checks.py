@@ -78,10 +78,8 @@ _FULL_WORKER = 16
 
 
 def more_frames(config: Config) -> str | None:
-    """The override with which the workers make more frames a second; None if no such key is left.
-
-    More environments share a call of the policy, more workers use other cores, and asynchronous ones collect
-    while the learner updates. The config with this override has no more errors than before.
+    """The override with which workers make more frames a second: more environments share a policy call, more
+    workers use other cores, asynchronous ones collect while the learner updates. None if there is none.
     """
     envs, collector = config.env.num_envs, config.collector
     workers, off_policy = collector.num_workers, isinstance(config.recipe, ReplayConfig)

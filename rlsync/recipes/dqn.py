@@ -90,7 +90,6 @@ class DQNConfig(OffPolicyConfig):
 
 
 def build(run: parts.Run[DQNConfig]) -> Trainer:
-    """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     actor, greedy = (part.to(run.device) for part in make_policy(recipe, run.spaces))
     loss = make_loss(recipe, run.spaces, actor).to(run.device)

@@ -28,16 +28,9 @@ from rlsync.workers.player import Player
 def register_with_evaluations(
     trainer: Trainer, run: Run[Any], acting: TensorDictModuleBase, learned: str = ""
 ) -> None:
-    """Register what publishes, logs and watches, and the evaluating process if the config wants one.
-
-    With evaluations, ``recipe.target_return`` is theirs: the returns of episodes that explore end nothing.
-    ConfigError if an evaluation is asked for, and the collector has no board.
-
-    Args:
-        trainer: of a recipe whose frames are those of stock collectors.
-        run: the run.
-        acting: what the workers act with, exploration included.
-        learned: the names of the learned leaves of ``acting`` begin with this.
+    """Register what publishes, logs and watches, and the evaluating process if the config wants one, whose
+    returns then decide on ``recipe.target_return``. Workers act with ``acting``, exploration included; the
+    names of its learned leaves begin with ``learned``. ConfigError: there is no board to evaluate from.
     """
     evaluates = run.recipe.evaluations().every_frames > 0 and run.folder is not None
     returns = register_hooks(trainer, run, stop_at_return=not evaluates)
@@ -87,8 +80,6 @@ def require_screen(config: Config) -> None:
 
 
 def acting_of(config: Config, *, deterministic: bool = False) -> CheckpointPlayer:
-    """What acts with a checkpoint's weights, once loaded, in the dtype that workers acted in;
-    ``deterministic`` takes the likeliest action.
-    """
+    """What acts with a checkpoint's weights, once loaded; ``deterministic`` takes the likeliest action."""
     recipe = recipe_of(config)
     return recipe.player(config, recipe.probe(config.env), deterministic)

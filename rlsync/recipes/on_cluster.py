@@ -15,14 +15,13 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl.collectors import BaseCollector
-from torchrl.envs import EnvBase
 from torchrl.trainers import Trainer
 
 from rlsync.core.whole_file import write_whole
-from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CLUSTER, CREW, VERSIONS
+from rlsync.recipes.spaces import Maker
 from rlsync.workers.cluster.collector import ClusterCollector, TransitionCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
@@ -48,12 +47,7 @@ class Cluster:
         self.workers = run.config.workers_per_node
 
     def transitions(
-        self,
-        policy: TensorDictModuleBase,
-        *,
-        random_frames: int,
-        ladder: EpsilonLadder | None,
-        maker: Callable[[EnvConfig], EnvBase],
+        self, policy: TensorDictModuleBase, *, random_frames: int, ladder: EpsilonLadder | None, maker: Maker
     ) -> BaseCollector:
         """Workers that make a stock collector's transitions. A batch is a rollout of each worker of
         ``cluster.min_nodes`` nodes, of the newest version; with ``collector=async`` a rollout of one worker.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import VERSIONS
 from rlsync.recipes.settings import IN_PROCESS
-from rlsync.recipes.spaces import make_env, making, naming_env
+from rlsync.recipes.spaces import Maker, make_env, making, naming_env
 from rlsync.torchrl_plugin.compat.collectors import SeededCollector, let_arrive
 from rlsync.transport.board.planned import PlannedBoard
 from rlsync.workers.collector import UnrollCollector
@@ -36,10 +36,7 @@ _COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
 
 
 class Here:
-    """Workers on this machine, or none: with ``collector.kind=in_process`` the learner's process acts.
-
-    A run asks it, or a ``Cluster`` in its place, and names neither.
-    """
+    """Workers on this machine, or none: then the learner's process acts. A run has it, or a ``Cluster``."""
 
     def __init__(self, run: Run[Any]) -> None:
         #: What TorchRL's PPOTrainer must be told to publish, though SyncWeights publishes in its place.
@@ -49,12 +46,7 @@ class Here:
         self.workers = self._settings.num_workers  #: on each machine
 
     def transitions(
-        self,
-        policy: TensorDictModuleBase,
-        *,
-        random_frames: int,
-        ladder: EpsilonLadder | None,
-        maker: Callable[[EnvConfig], EnvBase],
+        self, policy: TensorDictModuleBase, *, random_frames: int, ladder: EpsilonLadder | None, maker: Maker
     ) -> BaseCollector:
         """Start workers that act with a policy of TorchRL's; see :func:`started_collector`."""
         run, settings, env = self._run, self._settings, self._run.config.env
@@ -96,10 +88,8 @@ class Here:
         return collector
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
-        """Start workers that make unrolls with the learner's network.
-
-        ``when_full`` says what happens when no slot is free; the nodes of a cluster always wait. ``shared``
-        are the arguments that ``UnrollCollector`` and ``ClusterCollector`` have in common.
+        """Start workers that make unrolls with the learner's network. ``when_full`` is for here: nodes of a
+        cluster always wait. ``shared`` are arguments that ``UnrollCollector`` and ``ClusterCollector`` have.
         """
         env, again = self._run.config.env, self._run.again
         make = UnrollCollector if again is None else partial(RepeatedUnrolls, life=again)
@@ -135,22 +125,18 @@ def started_collector(
     *,
     random_frames: int = 0,
     ladder: EpsilonLadder | None = None,
-    maker: Callable[[EnvConfig], EnvBase] = make_env,
+    maker: Maker = make_env,
 ) -> Iterator[BaseCollector]:
-    """Worker processes, here or on a cluster, that act with ``policy`` and adopt its weights from a board.
+    """Worker processes, here or on a cluster, that act with ``policy`` and adopt weights from a board. With
+    ``collector.kind=in_process`` the learner's process acts with ``policy`` itself, and there is no board.
 
-    With ``collector.kind=in_process`` there is no other process and no board: the learner's process acts with
-    ``policy`` itself.
-
-    Policies act on the devices that the config names. Environments step on the CPU, and frames arrive in
-    host memory. The processes are started from a fork server, unless the program chose ``fork``. They keep
-    running after the ``with`` block. If the block raises, they are shut down.
-
-    They take random actions in the first ``random_frames`` frames. With a ``ladder`` the environments of
-    each worker have an ``exploration_exponent`` by it. ``maker`` makes those of a worker on this machine.
-
-    ConfigError if an environment cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if
-    workers did not start.
+    Policies act on the devices that the config names; environments step on the CPU, and frames arrive in host
+    memory. Processes are started from a fork server, unless the program chose ``fork``. They keep running
+    after the ``with`` block; if it raises, they are shut down. They take random actions in the first
+    ``random_frames`` frames. With a ``ladder`` the environments of each worker have an
+    ``exploration_exponent`` by it. ``maker`` makes those of a worker on this machine. ConfigError if an
+    environment cannot be made or a cluster cannot be used; WorkerLost or AdoptionTimeout if workers did not
+    start.
     """
     collector = run.place.transitions(policy, random_frames=random_frames, ladder=ladder, maker=maker)
     try:

@@ -25,7 +25,6 @@ from rlsync.workers.devices import CPU
 
 
 def build(run: parts.Run[PPOConfig]) -> PPOTrainer:
-    """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     settings = parts.trainer_settings(run)

@@ -195,10 +195,7 @@ def loaded(point: EntryPoint) -> Recipe:
 
 
 def installed_config_folders() -> Iterator[Path]:
-    """The folders of YAML files that come with installed recipes, found without importing the recipes.
-
-    A package that registers a recipe keeps them in ``configs/``, beside its ``__init__.py``.
-    """
+    """The folders ``configs/`` beside ``__init__.py`` of packages with recipes, which are not imported."""
     packages = {point.module.partition(".")[0] for point in installed().values()}
     for package in sorted(packages):
         spec = importlib.util.find_spec(package)

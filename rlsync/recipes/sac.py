@@ -35,7 +35,6 @@ class SACConfig(ActorCriticConfig):
 
 
 def build(run: parts.Run[SACConfig]) -> Trainer:
-    """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     acting = loss.actor_network

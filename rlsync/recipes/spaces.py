@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,9 @@ from torchrl.modules import AdditiveGaussianModule
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+
+#: Makes the environments of a worker.
+Maker = Callable[[EnvConfig], EnvBase]
 
 
 def make_env(config: EnvConfig) -> EnvBase:

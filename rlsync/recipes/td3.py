@@ -56,7 +56,6 @@ class TD3Config(ActorCriticConfig):
 
 
 def build(run: parts.Run[TD3Config]) -> Trainer:
-    """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     acting = PlainSequential(loss.actor_network, run.spaces.noise(recipe.exploration_noise).to(run.device))

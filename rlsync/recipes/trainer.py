@@ -145,9 +145,7 @@ _ACCELERATORS: Mapping[str, Any] = {"torch_cuda": torch.cuda, "torch_xpu": torch
 
 
 class RandomState(GlobalRNGState):
-    """TorchRL's GlobalRNGState for checkpoints whose devices may differ: random numbers of accelerators that
-    are not here are left out, where TorchRL's class refuses the checkpoint.
-    """
+    """GlobalRNGState, which refuses a checkpoint with random numbers of accelerators that are not here."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         here = dict(state_dict)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
 from torchrl.collectors.distributed import RayCollector
 
 from rlsync.core.errors import ConfigError
@@ -123,32 +122,20 @@ class RayBoardScheme(WorkerScheme):
             served.ask_before_batches(transport)
         return served
 
-    def _setup_connection_and_weights_on_sender_impl(
-        self, *, worker_idx: int | None = None, weights: Any | None = None
-    ) -> None:
-        if weights is not None:
-            self.send(weights)
-
     def _init_on_receiver_impl(
-        self,
-        model_id: str,
-        context: Any = None,
-        worker_idx: int = 0,
-        model: nn.Module | None = None,
+        self, model_id: str, context: Any = None, worker_idx: int = 0, model: Any = None
     ) -> None:
-        self.model_id = model_id
-        if isinstance(context, collectors.MultiCollector):
-            # Its worker processes adopt, from a board of this actor.
-            inner = schemes_of(context)[model_id]
-            assert isinstance(inner, NodeBoardScheme), "_check_actors has looked"
-            assert self._link is not None
-            set_context(self, context)
-            numbers = range(worker_idx * context.num_workers, (worker_idx + 1) * context.num_workers)
-            self._receiver = _receiving(self._link.handle, inner.board.writer, worker_idx, numbers)
+        if not isinstance(context, collectors.MultiCollector):
+            super()._init_on_receiver_impl(model_id, context, worker_idx, model)
             return
-        self.begin_in_worker(model_id, worker_idx, model)
-        if context is not None:
-            self.context = context
+        # Its worker processes adopt, from a board of this actor.
+        self.model_id = model_id
+        inner = schemes_of(context)[model_id]
+        assert isinstance(inner, NodeBoardScheme), "_check_actors has looked"
+        assert self._link is not None
+        set_context(self, context)
+        numbers = range(worker_idx * context.num_workers, (worker_idx + 1) * context.num_workers)
+        self._receiver = _receiving(self._link.handle, inner.board.writer, worker_idx, numbers)
 
     def receive(self, timeout: float | None = None) -> None:
         """Nothing: an actor adopts by itself, between rollouts.

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
@@ -266,8 +266,7 @@ class BoardScheme(WorkerScheme):
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any | None = None
     ) -> None:
-        if weights is not None:
-            self.send(weights)
+        super()._setup_connection_and_weights_on_sender_impl(worker_idx=worker_idx, weights=weights)
         # Workers of other schemes stand only when those are connected, too; TorchRL waits for them itself.
         schemes = schemes_of(self.context).values()
         if schemes and all(isinstance(scheme, BoardScheme) for scheme in schemes):
@@ -280,23 +279,16 @@ class BoardScheme(WorkerScheme):
                 logs.close()
 
     def _init_on_receiver_impl(
-        self,
-        model_id: str,
-        context: Any = None,
-        worker_idx: int = 0,
-        model: nn.Module | None = None,
+        self, model_id: str, context: Any = None, worker_idx: int = 0, model: Any = None
     ) -> None:
         forget_sender(self)
-        self.model_id = model_id
         if isinstance(context, InferenceServer):
-            self.worker_idx = worker_idx
+            self.model_id, self.worker_idx = model_id, worker_idx
             set_context(self, context)
             self._link.in_server(model_id, self.adopt, context)
             return
         self._board = None
-        self.begin_in_worker(model_id, worker_idx - self._first_worker, model)
-        if context is not None:
-            self.context = context
+        super()._init_on_receiver_impl(model_id, context, worker_idx - self._first_worker, model)
 
     def receive(self, timeout: float | None = None) -> None:
         """Adopt, in an inference server, between two batches. Workers adopt by themselves, between rollouts.

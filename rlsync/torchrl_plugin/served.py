@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -40,16 +39,10 @@ class Served:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedMaker:
-    """What makes a worker's environments, and logs what the worker prints meanwhile."""
-
-    make: Callable[..., Any]
-    log: StartLog
-
-    def __call__(self, **kwargs: Any) -> Any:
-        with self.log.making():
-            return self.make(**kwargs)
+def make_logged(make: Callable[..., Any], log: StartLog, **kwargs: Any) -> Any:
+    """Make a worker's environments, and log what the worker prints meanwhile."""
+    with log.making():
+        return make(**kwargs)
 
 
 class ServedProcesses(Served):
@@ -69,7 +62,7 @@ class ServedProcesses(Served):
         """Make the workers stamp frames, and log what they print at their start. Called before they start."""
         stamps.turn_on_stamps(self.workers)
         collectors.lead_groups(self.workers)
-        collectors.around_env_makers(self.workers, lambda worker, make: LoggedMaker(make, logs[worker]))
+        collectors.around_env_makers(self.workers, lambda at, make: partial(make_logged, make, logs[at]))
         if isinstance(self.workers, MultiAsyncCollector):
             waits.keep_rollouts(self.workers)
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))

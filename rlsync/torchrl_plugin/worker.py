@@ -23,9 +23,12 @@ from rlsync.sync.held import own_shared_memory
 from rlsync.sync.sample import Shadow
 from rlsync.tensors.target import materialise
 from rlsync.torchrl_plugin.compat import collectors, schemes, servers, stamps
+from rlsync.torchrl_plugin.compat.collectors import PolicyCall
 from rlsync.transport.contract import Handle
 
 AdoptAt = Literal["rollout", "policy_call"]
+
+_NO_MODULE = "the policy is no module"
 
 
 class WorkerSync:
@@ -41,7 +44,7 @@ class WorkerSync:
         self._at_policy_calls = self._prove = False
         self._collector: weakref.ref[Collector] | None = None
         self._owned: tuple[str, ...] = ()  #: tensors that shared memory with the learner
-        self._call: collectors.PolicyCall | str = "there is no collector yet"
+        self._call: PolicyCall | str = "there is no collector yet"
         self._acting: ExitStack | None = None  #: what ends the use of the version that acts, in a rollout
         self._called = False  #: whether the policy was called in this rollout
         self._memory: set[int] = set()
@@ -151,28 +154,20 @@ class WorkerSync:
 
     def module(self, destination: str) -> object:
         """What acts for ``destination`` in this worker now, or DestinationNotFound."""
-        found = walk(
-            self._collector and self._collector(),
-            self._paths[destination],
-            error=DestinationNotFound,
-            root_name="the worker's collector",
-            where=f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}",
-        )
-        return schemes.weights_of(found)
+        root, path = self._collector and self._collector(), self._paths[destination]
+        where = f"weight_sync_schemes[{destination!r}] in worker {self.worker_idx}"
+        name = "the worker's collector"
+        return schemes.weights_of(walk(root, path, error=DestinationNotFound, root_name=name, where=where))
 
 
 def acting_in(
-    collector: Collector,
-    call: collectors.PolicyCall | str,
-    places: Mapping[str, object],
-    alias: Collection[str],
+    collector: Collector, call: PolicyCall | str, places: Mapping[str, object], alias: Collection[str]
 ) -> Acting:
     """Which leaves of the modules at some places of a collector act; those in ``alias`` adopt by alias."""
     policy = collectors.policy_of(collector)
     modules = {name: module for name, module in places.items() if isinstance(module, nn.Module)}
     if isinstance(call, str) or policy is None:
-        why = call if isinstance(call, str) else "the policy is no module"
-        return Acting(unknown=dict.fromkeys(modules, why))
+        return Acting(unknown=dict.fromkeys(modules, call if isinstance(call, str) else _NO_MODULE))
 
     def outputs(plain: bool) -> Sequence[Tensor]:
         given, output = call((lambda first: first) if plain else in_mid_episode)
@@ -182,14 +177,11 @@ def acting_in(
     return examined(modules, outputs, alias=alias, within=policy)
 
 
-def shadow_of(
-    collector: Collector, call: collectors.PolicyCall | str, places: Mapping[str, object]
-) -> Shadow:
+def shadow_of(collector: Collector, call: PolicyCall | str, places: Mapping[str, object]) -> Shadow:
     """How to call the policy of a collector once more, for what stands at some places in it."""
     policy = collectors.policy_of(collector)
     if isinstance(call, str) or policy is None:
-        return Shadow.missing(call if isinstance(call, str) else "the policy is no module")
-
+        return Shadow.missing(call if isinstance(call, str) else _NO_MODULE)
     parts = set(policy.modules())
     modules = {n: m for n, m in places.items() if isinstance(m, nn.Module) and m in parts}
     before = partial(collectors.before_policy_calls, collector)
@@ -203,13 +195,7 @@ class ServerSync:
     """
 
     def __init__(
-        self,
-        handle: Handle,
-        destination: str,
-        adopt: Adopt,
-        server: InferenceServer,
-        *,
-        beside_learner: bool,
+        self, handle: Handle, destination: str, adopt: Adopt, server: InferenceServer, *, beside_learner: bool
     ) -> None:
         if beside_learner and isinstance(server.model, nn.Module):
             server.model = copy.deepcopy(server.model)  # the learner may train the one that it has
@@ -227,9 +213,7 @@ class ServerSync:
     def between_batches(self) -> None:
         """Answer the learner's question about the batches before, adopt the newest version, and stamp."""
         server = self._server()
-        if server is None:
-            return
-        if self._began and self._adopter.settled():
+        if server is None or (self._began and self._adopter.settled()):
             return
         self._acting.close()
         self._began = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, TypeVar, get_args
 
 from torch import nn
@@ -128,8 +127,9 @@ class WorkerScheme(WeightSyncScheme):
         if publisher.serve(served.workers, model_id):
             self._prepare()
             schemes.around_updates(context, publisher.one_publish)
-            publisher.announce = partial(announce, weakref.ref(context))
-            notice_silence(context, publisher)
+            here = weakref.ref(context)
+            publisher.announce = lambda version: stamps.announce_version(here(), version)
+            _notice_silence(context, publisher)
         policy = served.policy() if model_id == POLICY else None
         if policy is not None:
             publisher.publish_modules({POLICY: policy}, "the collector")
@@ -169,15 +169,18 @@ class WorkerScheme(WeightSyncScheme):
         """The learner's end, the transport of all workers; PublishError in a worker."""
         return self.publisher
 
-    def begin_in_worker(self, model_id: str, worker_idx: int, model: nn.Module | None) -> WorkerSync:
-        """Begin in a worker; a model that came without its memory gets the newest weights.
+    def _setup_connection_and_weights_on_sender_impl(
+        self, *, worker_idx: int | None = None, weights: Any | None = None
+    ) -> None:
+        if weights is not None:
+            self.send(weights)
 
-        Args:
-            model_id: the destination.
-            worker_idx: the worker's number.
-            model: what acts there; ``None`` if it is found later.
-        """
+    def _init_on_receiver_impl(
+        self, model_id: str, context: Any = None, worker_idx: int = 0, model: Any = None
+    ) -> None:
+        """Begin in a worker; a model that came without its memory gets the newest weights."""
         assert self._link is not None
+        self.model_id = model_id
         stamps.make_room_for_the_stamp()
         self.worker_idx = worker_idx
         worker = self._link.in_worker(worker_idx)
@@ -185,7 +188,8 @@ class WorkerScheme(WeightSyncScheme):
         weights = None if model is None else schemes.weights_of(model)
         if isinstance(weights, nn.Module):
             worker.prepare(model_id, weights)
-        return worker
+        if context is not None:
+            self.context = context
 
     @property
     def context(self) -> Any:
@@ -241,16 +245,11 @@ def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
     return held
 
 
-def notice_silence(collector: Any, publisher: WorkersPublisher) -> None:
+def _notice_silence(collector: Any, publisher: WorkersPublisher) -> None:
     from rlsync.torchrl_plugin.hooks import misuse  # here, because workers need no trainers
 
     what = "nothing publishes to the workers of this collector, which act with their first weights"
     misuse.notice_silence(collector, what, lambda: publisher.version)
-
-
-def announce(collector: weakref.ref[Any], version: int) -> None:
-    """Show the number of a visible version on the learner's collector."""
-    stamps.announce_version(collector(), version)
 
 
 def _check_interface(context: object, placed: Mapping[str, object], model: object, *, of: str) -> None:

@@ -179,11 +179,6 @@ class UnrollCollector(RolloutCollector):
         return self._ring
 
     def tell_of_rollouts(self, tell: Callable[[TakenRollout, bool], object]) -> None:
-        """Say which rollouts the learner takes, in which order; for :class:`rlsync.RecordSchedule`.
-
-        Args:
-            tell: called with each rollout that it takes or drops, when it does, and whether it is dropped.
-        """
         super().tell_of_rollouts(tell)
         self._ring.dropped = lambda rollout: tell(rollout, True)
 

@@ -12,10 +12,8 @@ CPU = torch.device("cpu")
 
 
 def device_named(name: str | torch.device, where: str) -> torch.device:
-    """The device of this name; an accelerator always with its number.
-
-    Asking for it starts nothing on an accelerator. A device that torch cannot compute on, or this machine
-    does not have, is refused; ``where`` is how the error calls the place of the name.
+    """The device of this name, an accelerator with its number; nothing starts on it. One that torch cannot
+    compute on, or this machine does not have, is refused; ``where`` is the place of the name in the error.
     """
     try:
         device = torch.device(name)
@@ -28,9 +26,8 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
         ) from error
     number = device.index or 0
     if number >= count:
-        raise ConfigError(
-            f"no device {str(device)!r}: {_held(device.type, count)}", where, _cure(device, count)
-        )
+        held = f"{count or 'no'} {device.type.upper()} device{'s' * (count > 1)}"
+        raise ConfigError(f"no device {str(device)!r}: this machine has {held}", where, _cure(device, count))
     return CPU if device.type == "cpu" else torch.device(device.type, number)
 
 
@@ -51,11 +48,6 @@ def device_of_each(
             f"give one device for all workers, or a list of {workers}, one for each",
         )
     return tuple(device_named(name, f"{where}, entry {entry}") for entry, name in enumerate(names))
-
-
-def _held(kind: str, count: int) -> str:
-    number = {0: "no", 1: "1"}.get(count, str(count))
-    return f"this machine has {number} {kind.upper()} device{'s' * (count > 1)}"
 
 
 def _cure(device: torch.device, count: int) -> str:

@@ -97,11 +97,7 @@ class RolloutShape:
     num_envs: int
 
     def layout(self, player: Player) -> Layout:
-        """The arrays of one slot. Two of one name are refused.
-
-        There is room for a final observation of every step. It lies last, and pages that are not written to
-        cost no memory: only what truncations needed is resident.
-        """
+        """The arrays of one slot. Final observations lie last: pages that are not written cost no memory."""
         arrays = self.arrays(player)
         return Layout.build({"rollout": [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]})
 

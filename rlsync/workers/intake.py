@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -52,11 +53,8 @@ class RolloutMakers(Protocol):
 
 
 class PinnedSlots:
-    """Pins the slots of a ring for copies to a CUDA device; for any other device it does nothing.
-
-    CUDA reads pinned memory by itself, so a copy with ``non_blocking=True`` returns at once. Ordinary memory
-    is copied through a buffer of CUDA's, while the call waits. If CUDA refuses to pin, a line in the log says
-    so and ordinary memory serves.
+    """Pins the slots of a ring, so that copies to a CUDA device need not wait for the host. For any other
+    device, or if CUDA refuses, which is logged, it does nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -65,10 +63,7 @@ class PinnedSlots:
         self._refused = False
 
     def pin(self, slot: int, arrays: Collection[Tensor]) -> None:
-        """Pin a slot, once: from the first of these arrays, neighbours in one image, to the end of the last.
-
-        Leave out arrays that are mostly empty: their pages would be made.
-        """
+        """Pin a slot, once, from the first of these arrays to the last: all pages between are made."""
         if self._device.type != "cuda" or slot in self._pinned or self._refused:
             return
         first = min(array.data_ptr() for array in arrays)
@@ -89,6 +84,7 @@ class PinnedSlots:
         self._pinned = {}
 
 
+@dataclass(eq=False)
 class Intake:
     """Takes rollouts in the order in which they were completed, and makes batches of so many of them.
 
@@ -97,22 +93,15 @@ class Intake:
     while no worker is killed or started.
     """
 
-    def __init__(
-        self,
-        ring: Rollouts,
-        workers: RolloutMakers,
-        rollouts: int,
-        records: Sequence[Record],
-        silent_timeout_s: float,
-        device: torch.device,
-    ) -> None:
-        self._ring = ring
-        self._workers = workers
-        self._rollouts = rollouts
-        self._records = records
-        self._silent_timeout_s = silent_timeout_s
-        self._device = device
-        self._pinned = PinnedSlots(device)
+    ring: Rollouts
+    workers: RolloutMakers
+    rollouts: int  # in a batch
+    records: Sequence[Record]
+    silent_timeout_s: float
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._pinned = PinnedSlots(self.device)
         self._held: list[TakenRollout] = []
         self._copied = NOTHING_QUEUED  # from then on no copy reads the held slots
         self._running = False
@@ -121,24 +110,22 @@ class Intake:
         self.taken: Callable[[TakenRollout], object] | None = None  #: is told of each rollout
 
     def batch(self) -> TensorDict:
-        """Wait for the next batch; the slot of the batch before is given back. It raises what the
-        makers raise; AdoptionTimeout, too, if no rollout comes although they are not silent.
-        """
+        """Wait for the next batch, and give the one before back. It raises what the makers raise."""
         self.release()
         if not self._running:
             self._running = True
-            self._ring.run()
-        for _ in range(self._rollouts):
+            self.ring.run()
+        for _ in range(self.rollouts):
             rollout = self._wait()
             if self.taken is not None:
                 self.taken(rollout)
             self._pinned.pin(rollout.slot, [v for name, v in rollout.views.items() if name not in keys.FINAL])
             self._held.append(rollout)
         self.writers = tuple(rollout.writer for rollout in self._held)
-        batch = keys.batch_of([rollout.views for rollout in self._held], self._records, self._device)
-        if is_queued(self._device):
-            self._copied = Moment.now([self._device])
-        elif self._rollouts > 1:
+        batch = keys.batch_of([rollout.views for rollout in self._held], self.records, self.device)
+        if is_queued(self.device):
+            self._copied = Moment.now([self.device])
+        elif self.rollouts > 1:
             self.release()
         return batch
 
@@ -154,27 +141,27 @@ class Intake:
         """Give back the slots that are held, as soon as no copy reads them."""
         self._copied.wait()
         for rollout in self._held:
-            self._ring.give_back(rollout)
+            self.ring.give_back(rollout)
         self._held = []
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self._ring.pause()
+        self.ring.pause()
         try:
             yield
         finally:
-            if self._running and not self._ring.closed:
-                self._ring.run()
+            if self._running and not self.ring.closed:
+                self.ring.run()
 
     def _wait(self) -> TakenRollout:
-        deadline = time.monotonic() + self._silent_timeout_s
+        deadline = time.monotonic() + self.silent_timeout_s
         while True:
             if self._stopped is not None:
                 raise self._stopped
-            if self._workers.look():
-                deadline = time.monotonic() + self._silent_timeout_s
-            rollout = self._ring.take(LOOK_EVERY_S)
+            if self.workers.look():
+                deadline = time.monotonic() + self.silent_timeout_s
+            rollout = self.ring.take(LOOK_EVERY_S)
             if rollout is not None:
                 return rollout
             if time.monotonic() >= deadline:
-                raise self._workers.silent()
+                raise self.workers.silent()

@@ -52,17 +52,11 @@ class Record:
 
 
 class Acted(NamedTuple):
-    """What a player did in one step of N environments.
+    """What a player did in one step of N environments."""
 
-    Args:
-        action: ``[N, *action]``, in the form of :attr:`Player.actions`.
-        records: [N, ...] for each record per step, by its name.
-        state: what to pass to the next :meth:`Player.act`.
-    """
-
-    action: Tensor
-    records: Mapping[str, Tensor]
-    state: State
+    action: Tensor  #: ``[N, *action]``, in the form of :attr:`Player.actions`
+    records: Mapping[str, Tensor]  #: [N, ...] for each record per step, by its name
+    state: State  #: what to pass to the next :meth:`Player.act`
 
 
 class Player(ABC):
@@ -279,10 +273,8 @@ def check_fits(player: Player, envs: Envs, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A player on its device, for callers that step environments: their tensors are in host memory.
-
-    What the player gets lies on its device, and so do its state and what it records. Only the action comes
-    back to the host, where the environments are. On the CPU nothing is copied.
+    """A player on its device, for callers whose environments and tensors are in host memory: only the action
+    comes back, state and records stay on the device. On the CPU nothing is copied.
     """
 
     player: Player
@@ -301,12 +293,10 @@ class Seat:
         return cls(player, torch.Generator(device).manual_seed(seed), device, worker, num_workers)
 
     def begin(self, num_envs: int) -> State:
-        """The state before the first step of environments that were just reset."""
         state = self.player.begin(num_envs, self.generator, self.worker, self.num_workers)
         return {name: tensor.to(self.device) for name, tensor in state.items()}
 
     def act(self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State) -> Acted:
-        """Choose the next action of every environment, from observations, ends and rewards in host memory."""
         device = self.device
         acted = self.player.act(
             observation.to(device), is_init.to(device), reward.to(device), state, self.generator

@@ -42,9 +42,7 @@ _SEEDS_APART = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class CollectSettings:
-    """How the workers of one host act, and how they are kept running; picklable once the player has no
-    memory.
-    """
+    """How the workers of one host act and are kept running; picklable once the player has no memory."""
 
     player: Player
     env: EnvSpec
@@ -61,16 +59,13 @@ class CollectSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """What a worker process is given: settings, where rollouts go and weights come from, the seed of the
-    first environment of the first worker, and where each worker leaves what it prints while it makes its
-    environments.
-    """
+    """What a worker process is given."""
 
     settings: CollectSettings
-    ring: RingHandle
-    board: BoardHandle
-    seed: int
-    logs: tuple[StartLog, ...]
+    ring: RingHandle  # where rollouts go
+    board: BoardHandle  # where weights come from
+    seed: int  # of the first environment of the first worker
+    logs: tuple[StartLog, ...]  # where each worker leaves what it prints while it makes its environments
 
 
 def start_workers(
@@ -118,9 +113,7 @@ def seed_all(seed: int) -> None:
 
 
 def prepare_process() -> None:
-    """One thread, a process group of its own, and no signal handlers of a learner that forked this process;
-    Ctrl-C is for the learner.
-    """
+    """One thread, its own process group, no signal handlers of a learner that forked it, and no Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     lead_group()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -229,10 +222,7 @@ def add_final(slot: Views, step: int, column: int, observation: Tensor) -> None:
 
 
 class Group:
-    """Environments that step together, and what is known of them between steps.
-
-    ``first`` is its first column in a slot. All groups of a worker draw from the seat's random numbers.
-    """
+    """Environments that step together, in a slot from column ``first`` on, and their state between steps."""
 
     def __init__(self, envs: Envs, seat: Seat, first: int) -> None:
         self.envs = envs
@@ -332,8 +322,7 @@ class Group:
 
 
 class Roller:
-    """Makes rollouts of T steps with one group of environments, or two: one steps while the player acts in
-    the other."""
+    """Makes rollouts of T steps. Of two groups of environments one steps while the other is acted in."""
 
     def __init__(self, groups: Sequence[Group], player: Player, steps: int) -> None:
         self._groups = groups
@@ -350,10 +339,7 @@ class Roller:
 
     @torch.inference_mode()
     def roll(self, number: int, slot: Views, version: int, stop: Callable[[], bool]) -> bool:
-        """Fill the slot of this number, with the version that acts; whether the rollout is complete.
-
-        ``stop`` is asked at every step; True breaks the rollout off.
-        """
+        """Fill a slot by the version that acts; False if ``stop()``, asked at every step, breaks it off."""
         groups = self._groups
         if number not in self._rows:
             self._rows[number] = [Rows.cut(slot, group.columns, self._player) for group in groups]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,7 @@ def make_trainer(
     *,
     within_episodes: bool = False,
 ) -> Trainer:
-    """A trainer that stores every batch's rows, and learns from sequences at the config's pace; the hooks
-    that publish are not registered yet.
-    """
+    """A trainer of sequences of all rows, at the config's pace; it has no hook that publishes yet."""
     recipe: DreamerConfig = run.recipe
     sequences = Sequences(recipe.sequence_length, within_episodes=within_episodes)
     state = {key: acting.begins()[key].numel() for key in ("state", "belief")}
@@ -98,6 +97,7 @@ def let_act(loss: LossModule, policy: TensorDictModuleBase, recipe: DreamerConfi
 _SEQUENCES = 16
 
 
+@dataclass
 class OpenLoop:
     """Lets the world model imagine replayed sequences, and logs how far that is from what happened. It sees
     the first rows, then is told the actions alone. Errors are in units of the spread of the observations: 1
@@ -107,21 +107,15 @@ class OpenLoop:
     to the run's folder. It keeps nothing in checkpoints, and leaves torch's random numbers as they were.
     """
 
-    def __init__(
-        self,
-        config: OpenLoopConfig,
-        world_model: TensorDictModuleBase,
-        prior: nn.Module,  # of a state and an action; its last two results are state and belief
-        draw: Callable[[int, int], TensorDictBase],  # so many sequences of so many rows
-        run: Path | None,  # gets the sequence
-    ) -> None:
-        self._config = config
-        self._world_model = world_model
-        self._decoder = decoder_of(world_model)
-        self._prior = prior
-        self._draw = draw
-        self._run = run
-        self._next = config.every_frames
+    config: OpenLoopConfig
+    world_model: TensorDictModuleBase
+    prior: nn.Module  # of a state and an action; its last two results are state and belief
+    draw: Callable[[int, int], TensorDictBase]  # so many sequences of so many rows
+    run: Path | None  # gets the sequence
+
+    def __post_init__(self) -> None:
+        self._decoder = decoder_of(self.world_model)
+        self._next = self.config.every_frames
 
     def register(self, trainer: Trainer) -> None:
         """Look after a batch of this trainer, when it is time."""
@@ -131,20 +125,20 @@ class OpenLoop:
         frames, updates = trainer.collected_frames, trainer.optim_steps_per_batch
         if frames < self._next or not updates:  # in the prefill nothing has been learned
             return {}
-        self._next = frames + self._config.every_frames
-        device = next(self._prior.parameters()).device
+        self._next = frames + self.config.every_frames
+        device = next(self.prior.parameters()).device
         drawing = torch.random.fork_rng([] if device == CPU else [device], device_type=device.type)
         with torch.no_grad(), drawing:
             real, imagined = self.imagine()
         each = real.flatten(0, 1)
         drawn = each.ndim > 2
         spread = (each.var(0).mean() if drawn else each.var(0)).sqrt().clamp_min(1e-6)
-        ahead = slice(self._config.seen, None)
+        ahead = slice(self.config.seen, None)
         error = ((imagined - real[:, ahead]) / spread).square().transpose(0, 1).flatten(1).mean(1).sqrt()
-        still = (real[:, -1] - real[:, self._config.seen - 1]) / spread
-        if self._run is not None:
+        still = (real[:, -1] - real[:, self.config.seen - 1]) / spread
+        if self.run is not None:
             write = _draw if drawn else _write
-            write(self._run, frames, real[0, ahead].cpu(), imagined[0].cpu())
+            write(self.run, frames, real[0, ahead].cpu(), imagined[0].cpu())
         return {
             "imagination/error_first": float(error[0]),
             "imagination/error_last": float(error[-1]),
@@ -153,16 +147,16 @@ class OpenLoop:
 
     def imagine(self) -> tuple[Tensor, Tensor]:
         """Real observations ``[sequences, rows, *observation]`` and imagined ones; pixels from 0 to 1."""
-        seen, ahead = self._config.seen, self._config.ahead
-        rows = self._draw(_SEQUENCES, seen + ahead)
+        seen, ahead = self.config.seen, self.config.ahead
+        rows = self.draw(_SEQUENCES, seen + ahead)
         real = rows["next", "observation"]
         if real.dtype is torch.uint8:
             real = real.to(torch.float32) / 255
-        known = self._world_model(rows[:, :seen].clone())
+        known = self.world_model(rows[:, :seen].clone())
         state, belief = (known[key][:, -1] for key in REPLAYED)
         imagined = []
         for row in range(seen, seen + ahead):
-            *_, state, belief = self._prior(state, belief, rows["action"][:, row])
+            *_, state, belief = self.prior(state, belief, rows["action"][:, row])
             expected = self._decoder(
                 TensorDict({"next": {"state": state, "belief": belief}}, state.shape[:1])
             )

@@ -29,7 +29,6 @@ from rlsync.workers.devices import CPU
 
 
 def build(run: parts.Run[DreamerV1Config]) -> Trainer:
-    """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     acting = loss.actor_network

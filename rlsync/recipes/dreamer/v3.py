@@ -38,7 +38,6 @@ from rlsync.workers.devices import CPU
 
 
 def build(run: parts.Run[DreamerV3Config]) -> Trainer:
-    """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     acting = loss.actor_network

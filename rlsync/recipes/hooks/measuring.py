@@ -145,6 +145,7 @@ _NEWEST = 1000
 _WRITE_EVERY_S = 1.0
 
 
+@dataclass(eq=False)
 class StatisticsHook(TrainerHookBase, InSummary):
     """Writes ``statistics.json`` about every second, and at the end; without a ``run_dir`` it only counts.
 
@@ -153,31 +154,21 @@ class StatisticsHook(TrainerHookBase, InSummary):
     publishes, and before hooks that mix other frames into a batch.
     """
 
-    def __init__(
-        self,
-        sync: SyncWeights,
-        staleness: StalenessHistogram,
-        run_dir: Path | None,
-        *,
-        verify: VerifySync | None = None,
-        num_workers: int = 1,
-        turns: bool = False,
-        counters: Callable[[], RingCounters] | None = None,
-        more_frames: str | None = None,
-    ) -> None:
+    sync: SyncWeights
+    staleness: StalenessHistogram
+    run_dir: Path | None
+    verify: VerifySync | None = None
+    num_workers: int = 1
+    turns: bool = False
+    counters: Callable[[], RingCounters] | None = None
+    more_frames: str | None = None
+
+    def __post_init__(self) -> None:
         self.load = Load(0.0)
-        self._more_frames = more_frames
-        self._sync = sync
-        self._staleness = staleness
-        self._verify = verify
-        self._run_dir = run_dir
-        self._num_workers = num_workers
-        self._turns = turns
-        self._counters = counters
         self._registered = False
         self._started_s = self._idle_since_s = time.monotonic()
         self._written_s = -math.inf  # the first batch is written at once
-        self._first = sync.counters()
+        self._first = self.sync.counters()
         self._after_first: Waits | None = None  # when the first batch was done
         self._learner_wait_s = 0.0
         self._lag_versions = 0
@@ -210,7 +201,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
         return str(self.load)
 
     def _waits(self) -> Waits:
-        ring = None if self._counters is None else self._counters()
+        ring = None if self.counters is None else self.counters()
         return Waits(
             time.monotonic() - self._started_s,
             self._learner_wait_s,
@@ -220,10 +211,10 @@ class StatisticsHook(TrainerHookBase, InSummary):
 
     def now(self) -> RunStatistics:
         """The numbers so far."""
-        counted, began = self._sync.counters(), self._first
+        counted, began = self.sync.counters(), self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)
-        steps = self._staleness.counts
+        steps = self.staleness.counts
         publish, to_frames, adoption = map(
             _percentiles, (self._publish_ms, self._to_frames_ms, self._adoption_ms)
         )
@@ -234,7 +225,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
             seconds=waits.seconds,
             frames_per_s=(counted.frames - began.frames) / since,
             updates_per_s=(counted.optim_steps - began.optim_steps) / since,
-            version=self._sync.version,
+            version=self.sync.version,
             published_bytes=self._published_bytes,
             publish_ms_p50=publish[0],
             publish_ms_p95=publish[1],
@@ -249,31 +240,31 @@ class StatisticsHook(TrainerHookBase, InSummary):
             learner_wait_s=waits.learner_s,
             workers_wait_s=waits.workers_s,
             dropped_rollouts=waits.dropped,
-            outputs_held_version=None if self._verify is None else self._verify.behaviour_held,
+            outputs_held_version=None if self.verify is None else self.verify.behaviour_held,
         )
 
     def write(self) -> None:
-        if self._run_dir is not None:
+        if self.run_dir is not None:
             self._count_receipts()
-            self.now().write(self._run_dir)
+            self.now().write(self.run_dir)
         self._written_s = time.monotonic()
 
     def _begin(self) -> None:
         self._started_s = self._idle_since_s = time.monotonic()
-        self._first = self._sync.counters()
+        self._first = self.sync.counters()
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         if not self._registered:
             raise no_trainer(self)
         self._learner_wait_s += time.monotonic() - self._idle_since_s
-        workers = self._sync.acting_workers()
-        self._lag_versions = self._sync.lag_versions(workers)
+        workers = self.sync.acting_workers()
+        self._lag_versions = self.sync.lag_versions(workers)
         self._count_receipts()
         self._look_at_adoptions(workers)
-        age = self._sync.staleness(batch).versions
+        age = self.sync.staleness(batch).versions
         known = age[age != UNKNOWN]
         if known.numel():
-            newest = self._sync.version - int(known.min())
+            newest = self.sync.version - int(known.min())
             while self._awaited and self._awaited[0].version <= newest:
                 self._to_frames_ms.append((time.time() - self._awaited.popleft().time_s) * 1e3)
         return batch
@@ -301,10 +292,10 @@ class StatisticsHook(TrainerHookBase, InSummary):
             return {}
         wall_s = max(counted.seconds - began.seconds, 1e-9)
         busy = 1 - (counted.learner_s - began.learner_s) / wall_s
-        waited = busy if self._turns else None
+        waited = busy if self.turns else None
         if counted.workers_s is not None and began.workers_s is not None:
-            waited = (counted.workers_s - began.workers_s) / wall_s / self._num_workers
-        self.load = Load(busy, waited, self._more_frames)
+            waited = (counted.workers_s - began.workers_s) / wall_s / self.num_workers
+        self.load = Load(busy, waited, self.more_frames)
         logged = {
             "load/learner_busy": busy,
             "load/workers_waited": waited,
@@ -314,7 +305,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
 
     def _count_receipts(self) -> None:
         # The newest are the last: older ones were counted, and are not looked at again.
-        new = list(takewhile(lambda r: r.version > self._seen or r.coalesced, reversed(self._sync.receipts)))
+        new = list(takewhile(lambda r: r.version > self._seen or r.coalesced, reversed(self.sync.receipts)))
         for receipt in [r for r in reversed(new) if r.version > self._seen and not r.coalesced]:
             self._seen = receipt.version
             self._published_bytes += receipt.copied_bytes

@@ -64,11 +64,6 @@ class Moments:
         """``[features]`` float64: the mean squared distance from the mean; 0 before the first row."""
         return self._squares / max(self.count, 1)
 
-    @property
-    def mean_square(self) -> Tensor:
-        """``[features]`` float64: the mean of the squares."""
-        return self.variance + self.mean.square()
-
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "mean": self.mean.clone(), "squares": self._squares.clone()}
 
@@ -145,7 +140,7 @@ class Normalize(TrainerHookBase):
     @property
     def reward_scale(self) -> float:
         """What rewards are divided by; 1 while all of them are 0."""
-        return float(self.rewards.mean_square.sqrt()) or 1.0
+        return float((self.rewards.variance + self.rewards.mean.square()).sqrt()) or 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """The moments. The networks' statistics are in the checkpoint of the loss."""

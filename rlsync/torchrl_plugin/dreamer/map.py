@@ -119,14 +119,9 @@ def dreamer_map(
     sync_map: dict[str, str | Source] = {}
     for to, path, unused in pairs:
         source = str(parse(path))
-        sync_map[str(parse(f"{destination}.{to}"))] = _source(source, unused, acts.version)
+        declared = {"exclude" if acts.version == 3 else "idle": unused}
+        sync_map[str(parse(f"{destination}.{to}"))] = Source(source, **declared) if unused else source
     return sync_map
-
-
-def _source(path: str, unused: tuple[str, ...], version: int) -> str | Source:
-    if not unused:
-        return path
-    return Source(path, exclude=unused) if version == 3 else Source(path, idle=unused)
 
 
 #: Path in the player, path on the trainer, what takes no part in acting.
@@ -174,9 +169,8 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
         posterior = prior = _one(estimators, "RSSMStateEstimatorV3", where)
         version = 3
     else:
-        posteriors = [
-            u for u in inside if isinstance(u.inner, (modules.RSSMPosterior, modules.RSSMPosteriorV3))
-        ]
+        kinds = (modules.RSSMPosterior, modules.RSSMPosteriorV3)
+        posteriors = [u for u in inside if isinstance(u.inner, kinds)]
         priors = [u for u in inside if isinstance(u.inner, (modules.RSSMPrior, modules.RSSMPriorV3))]
         posterior = _one(posteriors, "RSSMStateEstimatorV3, RSSMPosterior or RSSMPosteriorV3", where)
         prior = _one(priors, "RSSMPrior or RSSMPriorV3", where)
@@ -205,24 +199,20 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
     actors = [unit for unit in below if isinstance(unit.module, (DreamerActorLoss, DreamerV3ActorLoss))]
     model = _one(models, "DreamerModelLoss or DreamerV3ModelLoss", where)
     actor = _one(actors, "DreamerActorLoss or DreamerV3ActorLoss", where)
-    versions = [
-        3 if isinstance(unit.module, (DreamerV3ModelLoss, DreamerV3ActorLoss)) else 1
-        for unit in (model, actor)
-    ]
-    if versions[0] != versions[1]:
+    version = 3 if isinstance(model.module, DreamerV3ModelLoss) else 1
+    of_actor = 3 if isinstance(actor.module, DreamerV3ActorLoss) else 1
+    if version != of_actor:
         raise ConfigError(
-            f"the world model is DreamerV{versions[0]}'s and the actor is DreamerV{versions[1]}'s",
+            f"the world model is DreamerV{version}'s and the actor is DreamerV{of_actor}'s",
             where,
             "give both losses of one version",
         )
     made = list(units(model.module.world_model, f"{model.path}.world_model"))
-    rollouts = [
-        unit for unit in made if isinstance(unit.module, (modules.RSSMRollout, modules.RSSMRolloutV3))
-    ]
-    rollout = _one(rollouts, "RSSMRollout or RSSMRolloutV3", where)
+    kinds = (modules.RSSMRollout, modules.RSSMRolloutV3)
+    rollout = _one([u for u in made if isinstance(u.module, kinds)], "RSSMRollout or RSSMRolloutV3", where)
     encoders = tuple(unit for unit in made[: made.index(rollout)] if unit.learns)
     acting = units(actor.module.actor_model, f"{actor.path}.actor_model")
-    return LossParts(versions[0], encoders, rollout, tuple(unit for unit in acting if unit.learns))
+    return LossParts(version, encoders, rollout, tuple(unit for unit in acting if unit.learns))
 
 
 def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:

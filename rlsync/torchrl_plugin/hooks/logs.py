@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -24,16 +25,23 @@ class Logs(TrainerHookBase):
     def __init__(self, sync: SyncWeights) -> None:
         require(SyncWeights, sync, self, "give the SyncWeights of the trainer")
         self.sync = sync
+        self.lag_versions = 0  #: when the newest batch arrived
+
+    @abstractmethod
+    def register(self, trainer: Trainer, name: str = "logs") -> None:
+        """Work on this trainer, on which the SyncWeights is registered already.
+
+        Args:
+            trainer: the trainer.
+            name: the hook's name in checkpoints.
+        """
 
     def _metrics(self) -> dict[str, Any]:
         """What is logged once in each iteration of the trainer, by name without the prefix."""
         raise NotImplementedError
 
     def _require(self, trainer: Trainer, *, stamps: bool = False) -> None:
-        """Refuse a trainer to which the SyncWeights is not bound, or one that has such a hook already.
-
-        If the hook needs ``stamps``, refuse frames without them.
-        """
+        """Refuse a trainer without this SyncWeights or with such a hook, and frames without ``stamps``."""
         who = type(self).__name__
         self.sync.require_trainer(trainer, f"{who}.register")
         for other in registered_modules(trainer):
@@ -51,11 +59,14 @@ class Logs(TrainerHookBase):
         trainer.register_op("post_steps_log", self._report)
         trainer.register_module(free_name(trainer, name), self)
 
+    def _arrived(self, batch: TensorDictBase | None = None) -> None:
+        self.lag_versions = self.sync.lag_versions()
+
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
         return {f"{self.prefix}/{name}": value for name, value in self._metrics().items()}
 
 
-class LogReceipts(RegistersItself, Logs):
+class LogReceipts(Logs, RegistersItself):
     """Log the newest receipt through the trainer's logger, once in each iteration of the trainer.
 
     It logs, under ``prefix``:
@@ -85,21 +96,11 @@ class LogReceipts(RegistersItself, Logs):
     def __init__(self, sync: SyncWeights, *, prefix: str = "sync") -> None:
         super().__init__(sync)
         self.prefix = prefix
-        self.lag_versions = 0  #: when the newest batch arrived
 
     def register(self, trainer: Trainer, name: str = "log_receipts") -> None:
-        """Log after every batch of this trainer.
-
-        Args:
-            trainer: the trainer.
-            name: the hook's name in checkpoints.
-        """
         self._require(trainer)
         self._enrol(trainer, name)
         trainer.register_op("pre_steps_log", self._arrived)
-
-    def _arrived(self, batch: TensorDictBase | None = None) -> None:
-        self.lag_versions = self.sync.lag_versions()
 
     def _metrics(self) -> dict[str, Any]:
         if not self.sync.receipts:
@@ -113,14 +114,14 @@ class LogReceipts(RegistersItself, Logs):
         }
 
 
-class LogPolicyLag(RegistersItself, Logs):
+class LogPolicyLag(Logs, RegistersItself):
     """Log the staleness of consumed frames and the workers' policy lag through the trainer's logger.
 
     A frame is consumed when it is part of a batch that an optimizer step is about to use. A frame that is
     used twice counts twice. Its staleness in versions is the learner's version at that moment minus the
     version stamped on the frame. Its staleness in optimizer steps is the number of steps between the two
-    versions. The hook works with batches from the collector and from a replay buffer, with synchronous and
-    asynchronous collection.
+    versions. The hook works with batches from the collector and from a replay buffer, which must be
+    registered before it, with synchronous and asynchronous collection.
 
     Once in each iteration of the trainer it logs, under ``prefix``:
 
@@ -150,25 +151,15 @@ class LogPolicyLag(RegistersItself, Logs):
     def __init__(self, sync: SyncWeights, *, prefix: str = "policy_lag") -> None:
         super().__init__(sync)
         self.prefix = prefix
-        self._lag_versions = 0
         self._versions: list[Tensor] = []
         self._acted: set[int] = set()
         self._optim_steps: list[Tensor] = []
 
     def register(self, trainer: Trainer, name: str = "policy_lag") -> None:
-        """Observe the batches that this trainer consumes. Call it after its replay buffer is registered.
-
-        Args:
-            trainer: the trainer.
-            name: the hook's name in checkpoints.
-        """
         self._require(trainer, stamps=True)
         self._enrol(trainer, name)
         trainer.register_op("pre_steps_log", self._arrived)
         trainer.register_op("process_optim_batch", self._consume)
-
-    def _arrived(self, batch: TensorDictBase | None = None) -> None:
-        self._lag_versions = self.sync.lag_versions()
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         age = self.sync.staleness(batch)
@@ -179,7 +170,7 @@ class LogPolicyLag(RegistersItself, Logs):
         return batch
 
     def _metrics(self) -> dict[str, Any]:
-        metrics: dict[str, Any] = {"lag_versions": self._lag_versions}
+        metrics: dict[str, Any] = {"lag_versions": self.lag_versions}
         if self._versions:
             versions, steps = torch.cat(self._versions), torch.cat(self._optim_steps)
             unknown = int((steps == UNKNOWN).sum())

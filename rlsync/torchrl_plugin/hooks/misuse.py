@@ -133,10 +133,7 @@ def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], 
 
 
 class RegistersItself(TrainerHookBase):
-    """A hook that ``register_op`` cannot register, because it works in several places.
-
-    It keeps nothing in checkpoints, unless a subclass does.
-    """
+    """A hook that ``register_op`` cannot register: it has several places. Checkpoints have nothing of it."""
 
     def __call__(self, *given: object) -> None:
         """Refuse to be an operation."""

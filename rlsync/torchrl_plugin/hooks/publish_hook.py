@@ -26,10 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class PublishHook(TrainerHookBase):
-    """A Trainer hook that publishes when its trigger is due.
-
-    Subclasses say how to publish (:meth:`_publish`), and which ledger numbers what they publish.
-    """
+    """A Trainer hook that publishes when its trigger is due; subclasses say how, and which ledger counts."""
 
     def __init__(
         self, when: Trigger, *, history: int = 1000, receipts_file: str | FilePath | None = None
@@ -82,11 +79,6 @@ class PublishHook(TrainerHookBase):
     def _destinations(self) -> Iterable[str]:
         """Where on the collector it publishes to."""
         raise NotImplementedError
-
-    def _reaches(self, destination: Path) -> bool:
-        """Whether it publishes to this destination, or to a part of it."""
-        ours = map(parse, self._destinations())
-        return any(path.startswith(destination) or destination.startswith(path) for path in ours)
 
     def _require_bound(self) -> None:
         """Raise if the hook would publish nothing, because it has no trainer."""
@@ -176,10 +168,6 @@ class PublishHook(TrainerHookBase):
     def _batch_done(self) -> None:
         self._calls.batch_done(self._optim_steps)
 
-    def _count_batch_done(self) -> None:
-        self._count_batch()
-        self._batch_done()
-
     def _count_optim_step(self) -> None:
         self._optim_steps += 1
 
@@ -219,8 +207,13 @@ class PublishHook(TrainerHookBase):
         """Remove TorchRL's hooks that send to where this one publishes, and no others."""
         found = trainers.stock_update_weights(trainer)
         replaced = [stock for stock in found if stock.feeds is self.feeds]
+        ours = [parse(destination) for destination in self._destinations()]
+
+        def reached(theirs: Path) -> bool:  # the destination, or a part of it
+            return any(path.startswith(theirs) or theirs.startswith(path) for path in ours)
+
         for stock in replaced:
-            if lost := [name for name in stock.destinations if not self._reaches(parse(name))]:
+            if lost := [name for name in stock.destinations if not reached(parse(name))]:
                 raise ConfigError(
                     f"{', '.join(map(repr, lost))} would get no weights any more",
                     f"{type(self).__name__}, which replaces {stock}",

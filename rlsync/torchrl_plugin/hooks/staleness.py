@@ -19,7 +19,7 @@ Action = Literal["drop", "wait", "raise"]
 Unknown = Literal["keep", "drop", "raise"]
 
 
-class BoundStaleness(RegistersItself, Logs):
+class BoundStaleness(Logs, RegistersItself):
     """Keep the staleness of every consumed frame at or below a bound, in versions.
 
     ``"drop"`` removes frames that are too old from the batch that an optimizer step is about to use. In a
@@ -38,7 +38,8 @@ class BoundStaleness(RegistersItself, Logs):
     pass. Only the default promises that every consumed frame is within the bound without losing any: choose
     ``"keep"`` to train on recorded and collected frames together.
 
-    Register LogPolicyLag after this hook. Then it logs only the frames that are consumed.
+    Register it after the trainer's replay buffer and SyncWeights, and LogPolicyLag after this hook: then that
+    logs only the frames that are consumed.
 
     With bound 0 and a collector that does not collect in the background, every frame is consumed under the
     version that made it. The run then makes the same updates as one that publishes after each batch.
@@ -92,14 +93,6 @@ class BoundStaleness(RegistersItself, Logs):
         self._put_off = False
 
     def register(self, trainer: Trainer, name: str = "bound_staleness") -> None:
-        """Observe the batches that this trainer consumes.
-
-        Call it after its replay buffer and its SyncWeights are registered.
-
-        Args:
-            trainer: the trainer.
-            name: the hook's name in checkpoints.
-        """
         self._require(trainer, stamps=True)
         if self.action == "wait":
             self._check_can_wait()

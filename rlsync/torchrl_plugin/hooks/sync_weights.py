@@ -178,7 +178,8 @@ class SyncWeights(PublishHook):
 
     def _register_ops(self, trainer: Trainer, endpoint: Endpoint) -> None:
         trainer.register_op("post_optim", self._count_optim_step)
-        trainer.register_op("post_steps", self._count_batch_done)
+        trainer.register_op("post_steps", self._count_batch)
+        trainer.register_op("post_steps", self._batch_done)
         if self.versions_file is not None:
             self.ledger.reserve_in(self.versions_file)
             trainer.register_op("shutdown", self.ledger.give_back)

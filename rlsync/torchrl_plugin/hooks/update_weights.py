@@ -112,10 +112,9 @@ class UpdateWeights(PublishHook):
     def _bind(self, trainer: Trainer, name: str) -> None:
         with self._enrolled(trainer, name):
             trainer.register_op("post_optim", self._count_optim_step)
-            own_calls_are_the_batches = self.interval_unit == "batches"
-            trainer.register_op(
-                "post_steps", self._batch_done if own_calls_are_the_batches else self._count_batch_done
-            )
+            if self.interval_unit != "batches":  # else its own calls are the batches
+                trainer.register_op("post_steps", self._count_batch)
+            trainer.register_op("post_steps", self._batch_done)
 
     def __call__(self, *given: object) -> None:
         """Count one batch, when batches are counted, and publish if it is due.

@@ -126,12 +126,6 @@ class VerifySync(Logs):
         return tuple(dict.fromkeys(why for judged in self._compared for why in judged.uncompared))
 
     def register(self, trainer: Trainer, name: str = "verify_sync") -> None:
-        """Check this trainer's workers. Call it after the SyncWeights is registered.
-
-        Args:
-            trainer: the trainer.
-            name: the hook's name in checkpoints.
-        """
         self._require(trainer)
         self._verification = self.sync.verification()
         self._enrol(trainer, name)

@@ -17,9 +17,7 @@ from rlsync.workers.envs.vectors import Envs, EnvStep
 
 
 class SerialEnvs(Envs):
-    """TorchRL environments that step one after the other in this process. ``make`` makes one; the player sees
-    what is under the key ``observation``.
-    """
+    """TorchRL environments, one after the other; the player sees what is under the key ``observation``."""
 
     def __init__(self, make: Callable[[], EnvBase], num_envs: int, observation: str) -> None:
         self.envs = SerialEnv(num_envs, make)

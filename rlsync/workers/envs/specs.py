@@ -275,9 +275,7 @@ def draw_into_memory() -> None:
 
 
 class Repeat(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes each action several times, until the episode ends, and adds the rewards up, as gymnasium's
-    RepeatAction does from 1.3 on.
-    """
+    """Repeats actions until an episode ends, and adds rewards up: RepeatAction of gymnasium 1.3 on."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], times: int) -> None:
         super().__init__(env)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,22 +36,14 @@ class EnvStep(NamedTuple):
         return self.terminated | self.truncated if self.game_over is None else self.game_over
 
 
+@dataclass(eq=False)
 class Envs(ABC):
-    """``num_envs`` environments that step together. One ``send`` and one ``recv`` are a step; they work in
-    between. Shape and dtype are those of one observation.
-    """
+    """Environments that step together. One ``send`` and one ``recv`` are a step; they work in between."""
 
-    def __init__(
-        self,
-        num_envs: int,
-        actions: ActionSpec,
-        observation_shape: tuple[int, ...],
-        observation_dtype: torch.dtype,
-    ) -> None:
-        self.num_envs = num_envs
-        self.actions = actions
-        self.observation_shape = observation_shape
-        self.observation_dtype = observation_dtype
+    num_envs: int
+    actions: ActionSpec
+    observation_shape: tuple[int, ...]
+    observation_dtype: torch.dtype
 
     @abstractmethod
     def reset(self, seed: int | None = None) -> Tensor:
@@ -70,10 +63,7 @@ class Envs(ABC):
 
 
 class VectorEnvs(Envs):
-    """A gymnasium vector environment that resets in the step that ends an episode.
-
-    One that resets in another step, or whose observations or actions workers cannot store, is refused.
-    """
+    """A gymnasium vector environment that resets in the step that ends an episode; another one is refused."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], name: str) -> None:
         mode = envs.metadata.get("autoreset_mode")
@@ -138,10 +128,8 @@ class VectorEnvs(Envs):
 
 
 class AleEnvs(VectorEnvs):
-    """A game on ale-py's vector environment, whose threads step while the caller does something else.
-
-    With ``life_loss_ends_episode`` a lost life is reported as the end of an episode, although the game goes
-    on.
+    """A game on ale-py's vector environment, whose threads step while the caller does something else. With
+    ``life_loss_ends_episode`` a lost life is reported as the end of an episode, although the game goes on.
     """
 
     def __init__(

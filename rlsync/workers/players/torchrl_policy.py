@@ -82,10 +82,7 @@ def _shaped(chosen: Tensor, like: Tensor) -> Tensor:
 
 
 class Prefill(nn.Module):
-    """One buffer, ``random``, bool: whether workers ignore their policy and draw every action uniformly.
-
-    It is published like weights, so the version of a frame says whether its action was random.
-    """
+    """Whether workers draw every action uniformly: a buffer, published like weights, as part of a version."""
 
     random: Tensor
 

@@ -21,19 +21,14 @@ from rlsync.workers.replay.unrolls import Drawn, UnrollReplay
 class MixCounts:
     """How many unrolls of each kind were in the batches.
 
-    Args:
-        online: new ones.
-        own: replayed ones that this agent made.
-        foreign: replayed ones that other agents made.
-
     Example:
         >>> MixCounts(online=8, own=4, foreign=4).own_fraction
         0.75
     """
 
-    online: int = 0
-    own: int = 0
-    foreign: int = 0
+    online: int = 0  #: new ones
+    own: int = 0  #: replayed ones that this agent made
+    foreign: int = 0  #: replayed ones that other agents made
 
     @property
     def replayed(self) -> int:

@@ -46,10 +46,7 @@ class Pace:
         return math.floor(Fraction(str(self.ratio)) * max(0, frames - self.prefill))
 
     def due(self, frames: int, updates: int) -> int:
-        """How many updates to do now: those that are allowed and not done, at most ``burst``.
-
-        The updates of a pretraining count as done.
-        """
+        """How many updates are allowed and not done, at most ``burst``; those of a pretraining are done."""
         owed = max(0, self.allowed(frames) - updates)
         return owed if self.burst is None else min(owed, self.burst)
 

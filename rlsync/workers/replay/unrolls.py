@@ -10,6 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,17 +36,13 @@ _STATE_KEYS = ("contents", "agent", "generator")
 class Drawn(NamedTuple):
     """What was drawn.
 
-    Args:
-        batch: n unrolls, as :mod:`rlsync.workers.frames` says.
-        agent: [n] int64, the number of the agent that made each one.
-
     Example:
         >>> Drawn(TensorDict({"reward": torch.ones(5, 2)}), torch.tensor([0, 1])).agent
         tensor([0, 1])
     """
 
-    batch: TensorDict
-    agent: Tensor
+    batch: TensorDict  #: n unrolls, as :mod:`rlsync.workers.frames` says
+    agent: Tensor  #: [n] int64, the number of the agent that made each one
 
 
 class UnrollReplay:
@@ -260,18 +257,14 @@ def _own_folder(owner: UnrollReplay, path: Path) -> Path:
 
 
 class RowStore:
-    """Keeps the newest ``capacity`` of the rows that were put in, in files in a folder or in memory. Rows are
-    numbered from 0.
-    """
+    """The newest ``capacity`` of the rows that were put in, numbered from 0, in a folder or in memory."""
 
     def __init__(self, capacity: int, folder: Path | None) -> None:
         self.capacity = capacity
         self.written = 0
-        self._storage = (
-            LazyTensorStorage(capacity)
-            if folder is None
-            else LazyMemmapStorage(capacity, scratch_dir=str(folder))
-        )
+        on_disk = folder is not None
+        make = partial(LazyMemmapStorage, scratch_dir=str(folder)) if on_disk else LazyTensorStorage
+        self._storage = make(capacity)
 
     def put(self, rows: TensorDictBase) -> None:
         """Add rows; they overwrite the oldest ones."""
