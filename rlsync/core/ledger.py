@@ -20,8 +20,7 @@ from rlsync.core.whole_file import record_in, write_whole
 
 #: Versions that a ledger remembers. Older ones have an unknown age.
 HISTORY = 4096
-#: Numbers that are reserved with one write of a file.
-BLOCK = 1000
+BLOCK = 1000  #: numbers that are reserved with one write of a file
 
 
 class Stamp(NamedTuple):
@@ -36,8 +35,7 @@ class Stamp(NamedTuple):
     version: int  #: from 1; 0 before anything was published
 
 
-#: Before the first publish.
-NOTHING = Stamp(0, 0)
+NOTHING = Stamp(0, 0)  #: before the first publish
 
 
 @dataclass(frozen=True, slots=True)

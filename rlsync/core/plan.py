@@ -13,8 +13,7 @@ from rlsync.core import errors
 from rlsync.core.crossing import Crossing, crossings
 from rlsync.core.path import did_you_mean
 
-#: The destination of the one policy that a collector has; TorchRL's name for it.
-POLICY = "policy"
+POLICY = "policy"  #: the destination of the one policy that a collector has; TorchRL's name for it
 
 
 class Verdict(str, Enum):
@@ -260,10 +259,8 @@ class SyncPlan:
     __str__ = table
 
 
-#: How the note of a leaf begins that does not act.
-IDLE = "arrives, and does not act"
-#: How it ends if the leaf would act in copy mode.
-BY_COPY = "adopt='copy' reaches it"
+IDLE = "arrives, and does not act"  #: how the note of a leaf begins that does not act
+BY_COPY = "adopt='copy' reaches it"  #: how it ends if the leaf would act in copy mode
 
 
 def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 #: Components of a recipe's checkpoint: the policy's weights, and what SyncWeights counts.
 _POLICY, _SYNC = "policy", "trainer_module.sync_weights"
-#: Those that :func:`load` reads.
-COMPONENTS = (_POLICY, _SYNC)
+COMPONENTS = (_POLICY, _SYNC)  #: those that :func:`load` reads
 
 
 @dataclass(frozen=True, slots=True)

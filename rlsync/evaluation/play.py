@@ -28,14 +28,12 @@ from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_in
 from rlsync.workers.envs.vectors import AleEnvs, Envs, EnvStep, VectorEnvs
 from rlsync.workers.player import Player, Seat
 
-#: How many environments play at once, at most.
-_AT_ONCE = 8
+_AT_ONCE = 8  #: how many environments play at once, at most
 
 #: Frames of one film: they stay in memory until it is written. A longer episode is still played to its end.
 MAX_FRAMES = 2000
 
-#: Largest width of a gif in pixels: choosing its colours takes time for every pixel.
-GIF_WIDTH = 400
+GIF_WIDTH = 400  #: largest width of a gif in pixels: choosing its colours takes time for every pixel
 
 #: suffix -> the modules that write it, and where each comes from.
 _PACKAGES = {
@@ -228,8 +226,7 @@ class FilmedAtari(AleEnvs):
         self._shown.close()
 
 
-#: One environment that gives a picture of each step.
-Filmed = FilmedGymnasium | FilmedAtari
+Filmed = FilmedGymnasium | FilmedAtari  #: one environment that gives a picture of each step
 
 
 def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:

@@ -25,8 +25,7 @@ from rlsync.core.whole_file import digest_of, flush
 from rlsync.recipes.replay.row_segments import INDEX, digests_in
 from rlsync.recipes.run_files import CHECKPOINT, DIGESTS
 
-#: Changes when an older rlsync cannot read the manifest any more.
-_FORMAT = 1
+_FORMAT = 1  #: changes when an older rlsync cannot read the manifest any more
 #: A file system puts what many threads wait for on disk at once: 130 files in 50 ms, one by one in 800 ms.
 _SYNCS = 32
 #: What TorchRL writes into a checkpoint, and tensordict into each folder of memory-mapped tensors.

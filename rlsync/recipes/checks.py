@@ -30,8 +30,7 @@ from rlsync.workers.devices import device_named, device_of_each
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
 _FILES, _OF_STOCK_WORKER, _OF_WORKER = 64, 20, 1
 
-#: The key of an evaluation's films.
-VIDEO_KEY = "recipe.evaluation.video_every"
+VIDEO_KEY = "recipe.evaluation.video_every"  #: the key of an evaluation's films
 
 
 def errors(config: Config) -> Iterator[RlsyncError]:
@@ -73,8 +72,7 @@ def check(config: Config) -> Config:
     return config
 
 
-#: With more environments a worker gains little: it steps them one after the other.
-_FULL_WORKER = 16
+_FULL_WORKER = 16  #: with more environments a worker gains little: it steps them one after the other
 
 
 def more_frames(config: Config) -> str | None:

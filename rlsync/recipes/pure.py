@@ -145,8 +145,7 @@ class SoftTargets(SoftUpdate):
             torch._foreach_lerp_(self._pairs[0], self._pairs[1], 1 - self.eps)
 
 
-#: Losses, and what else is found of a batch and noise.
-Losses = Callable[[Batch, Sequence[Tensor]], Found]
+Losses = Callable[[Batch, Sequence[Tensor]], Found]  #: losses, and what else is found of a batch and noise
 
 
 class Phase(NamedTuple):

@@ -10,50 +10,32 @@ from typing import Any
 
 from rlsync.core.whole_file import record_in, write_whole
 
-#: The run's config, every key with its value.
-RESOLVED = "config.yaml"
-#: One line of JSON for each publish.
-RECEIPTS = "receipts.jsonl"
+RESOLVED = "config.yaml"  #: the run's config, every key with its value
+RECEIPTS = "receipts.jsonl"  #: one line of JSON for each publish
 #: The run's id, and the version numbers that no later life of the run gives out again.
 VERSIONS = "versions.json"
-#: What decides the run, besides its config: see rlsync.core.schedule.
-SCHEDULE = "schedule.bin"
-#: How many consumed steps were how many versions old.
-STALENESS = "staleness_versions.csv"
-#: What the run does, in numbers; see RunStatistics.
-STATISTICS = "statistics.json"
-#: Returns of the evaluated versions.
-EVALUATIONS = "evaluations.csv"
-#: What a world model imagined, beside what was real.
-IMAGINATION = "imagination.csv"
-#: The same where observations are pictures, a folder.
-IMAGINED_PICTURES = "imagination"
-#: The weights of the version with the best evaluation.
-BEST = "best.pt"
-#: Videos of evaluated versions, a folder.
-VIDEOS = "videos"
-#: The video of that version.
-BEST_VIDEO = "best.gif"
-#: The trainer's state, a folder.
-CHECKPOINT = "checkpoint"
-#: Size and digest of each file of a checkpoint, inside it.
-DIGESTS = "digests.json"
+SCHEDULE = "schedule.bin"  #: what decides the run, besides its config: see rlsync.core.schedule
+STALENESS = "staleness_versions.csv"  #: how many consumed steps were how many versions old
+STATISTICS = "statistics.json"  #: what the run does, in numbers; see RunStatistics
+EVALUATIONS = "evaluations.csv"  #: returns of the evaluated versions
+IMAGINATION = "imagination.csv"  #: what a world model imagined, beside what was real
+IMAGINED_PICTURES = "imagination"  #: the same where observations are pictures, a folder
+BEST = "best.pt"  #: the weights of the version with the best evaluation
+VIDEOS = "videos"  #: videos of evaluated versions, a folder
+BEST_VIDEO = "best.gif"  #: the video of that version
+CHECKPOINT = "checkpoint"  #: the trainer's state, a folder
+DIGESTS = "digests.json"  #: size and digest of each file of a checkpoint, inside it
 #: What the logger writes, a folder: CSV files under SCALARS, or TensorBoard's event files.
 METRICS = "metrics"
-#: The folder that TorchRL's CSVLogger makes inside METRICS.
-SCALARS = "scalars"
+SCALARS = "scalars"  #: the folder that TorchRL's CSVLogger makes inside METRICS
 #: The address of the run's board, for ``rlsync status``. It goes when the run ends.
 BOARD = "board.json"
-#: What a run on a cluster tells of its nodes, for ``rlsync status``.
-CLUSTER = "cluster.json"
-#: The name by which a resumed run finds the agents that a learner left on a cluster.
-CREW = "crew.json"
+CLUSTER = "cluster.json"  #: what a run on a cluster tells of its nodes, for ``rlsync status``
+CREW = "crew.json"  #: the name by which a resumed run finds the agents that a learner left on a cluster
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
-#: A random number, by which rlsync knows the folder of a run that this user started.
-STARTED = "started"
-#: The picture that ``rlsync plot`` draws.
-PLOT = "plot.png"
+STARTED = "started"  #: a random number, by which rlsync knows the folder of a run that this user started
+PLOT = "plot.png"  #: the picture that ``rlsync plot`` draws
 
 
 def metric_file(name: str) -> str:

@@ -33,17 +33,13 @@ LOGGER_PACKAGES = ("tensorboard", "wandb")
 
 BFLOAT16 = "bfloat16"
 
-#: What OmegaConf has no type for: the name of a device, or a list of names.
-DeviceOrList = Any
+DeviceOrList = Any  #: what OmegaConf has no type for: the name of a device, or a list of names
 
-#: The kind of collector that acts in the learner's process.
-IN_PROCESS = "in_process"
+IN_PROCESS = "in_process"  #: the kind of collector that acts in the learner's process
 
-#: Seconds between two checkpoints at least, where a run says nothing of them.
-CHECKPOINT_REST_S = 30.0
+CHECKPOINT_REST_S = 30.0  #: seconds between two checkpoints at least, where a run says nothing of them
 
-#: What ``cluster.kind`` says where all workers are on this machine.
-THIS_MACHINE = "none"
+THIS_MACHINE = "none"  #: what ``cluster.kind`` says where all workers are on this machine
 
 
 @dataclass

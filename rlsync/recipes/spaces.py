@@ -19,8 +19,7 @@ from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_l
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
 
-#: Makes the environments of a worker.
-Maker = Callable[[EnvConfig], EnvBase]
+Maker = Callable[[EnvConfig], EnvBase]  #: makes the environments of a worker
 
 
 def make_env(config: EnvConfig) -> EnvBase:
@@ -144,11 +143,9 @@ class Takes:
 #: What PPO and DQN take, and recipes that are written after their example.
 DISCRETE = Takes("discrete", "CartPole-v1, Acrobot-v1 or LunarLander-v3")
 
-#: What SAC and TD3 take.
-BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")
+BOX = Takes("box", "Pendulum-v1, Hopper-v5 or HalfCheetah-v5")  #: what SAC and TD3 take
 
-#: What dreamer_v3 takes.
-ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)
+ANY = Takes("any", "CartPole-v1, Acrobot-v1 or Pendulum-v1", pictures=True)  #: what dreamer_v3 takes
 
 
 #: The spaces of an environment with a flat observation and discrete actions; ConfigError if it has others.

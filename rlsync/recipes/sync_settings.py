@@ -13,8 +13,7 @@ from rlsync.core.plan import Source
 from rlsync.core.trigger import Every, StepsAhead, Trigger
 from rlsync.recipes.bounds import above_zero, caught, refuse
 
-#: What weights may be cast to on their way.
-WIRE_DTYPES = ("float32", "bfloat16", "float16")
+WIRE_DTYPES = ("float32", "bfloat16", "float16")  #: what weights may be cast to on their way
 
 
 @dataclass

@@ -16,8 +16,7 @@ from rlsync.core.trigger import Counters, Trigger
 from rlsync.recipes.settings import Config
 from rlsync.recipes.sync_settings import trigger
 
-#: Of a plan: they are counted one by one, and kept.
-_MOST_ROUNDS = 2_000_000
+_MOST_ROUNDS = 2_000_000  #: of a plan: they are counted one by one, and kept
 
 
 @dataclass(frozen=True, slots=True)

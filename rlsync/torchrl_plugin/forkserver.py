@@ -14,8 +14,7 @@ from packaging.version import Version
 
 from rlsync.core.errors import ConfigError
 
-#: What the server loads; nothing else imports it.
-PRELOAD = "rlsync.torchrl_plugin.forkserver_preload"
+PRELOAD = "rlsync.torchrl_plugin.forkserver_preload"  #: what the server loads; nothing else imports it
 
 #: With older ones TorchRL sends policies to spawned workers in another way than to these.
 _LOWEST_TORCH = Version("2.8")

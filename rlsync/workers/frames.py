@@ -66,14 +66,11 @@ REPLAYED = "replayed"
 FINAL_OBSERVATION = "final_observation"
 FINAL_INDEX = "final_index"
 
-#: In every batch.
-REQUIRED = (OBSERVATION, IS_INIT, ACTION, REWARD, TERMINATED, TRUNCATED)
+REQUIRED = (OBSERVATION, IS_INIT, ACTION, REWARD, TERMINATED, TRUNCATED)  #: in every batch
 #: One entry for each step: time first, unrolls second.
 TIMED = (*REQUIRED, BEHAVIOUR_LOG_PROB, BEHAVIOUR_PARAMS, POLICY_VERSION)
-#: One entry for each unroll.
-PER_UNROLL = (RECURRENT_STATE, LAST_ACTION, LAST_REWARD, REPLAYED)
-#: One entry for each truncated step.
-FINAL = (FINAL_OBSERVATION, FINAL_INDEX)
+PER_UNROLL = (RECURRENT_STATE, LAST_ACTION, LAST_REWARD, REPLAYED)  #: one entry for each unroll
+FINAL = (FINAL_OBSERVATION, FINAL_INDEX)  #: one entry for each truncated step
 KEYS = (*TIMED, *PER_UNROLL, *FINAL)
 
 # Of a slot, and under "collector" in a batch, besides the contract.
@@ -82,8 +79,7 @@ EPISODE_RETURN = "episode_return"
 EPISODE_LENGTH = "episode_length"
 VALUE = "value"
 
-#: Key in a batch of what is not part of the contract.
-COLLECTOR = "collector"
+COLLECTOR = "collector"  #: key in a batch of what is not part of the contract
 MASK = "mask"
 
 _Arrays = dict[str, tuple[tuple[int, ...], torch.dtype]]

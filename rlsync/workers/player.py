@@ -18,11 +18,9 @@ from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import ActionSpec, same_form
 from rlsync.workers.envs.vectors import Envs
 
-#: Environments of a call that looks whether a player's parameters act.
-_ROWS = 4
+_ROWS = 4  #: environments of a call that looks whether a player's parameters act
 
-#: What a player remembers of N environments: tensors [N, ...] by name.
-State = dict[str, Tensor]
+State = dict[str, Tensor]  #: what a player remembers of N environments: tensors [N, ...] by name
 
 
 @dataclass(frozen=True, slots=True)

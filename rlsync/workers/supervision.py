@@ -19,8 +19,7 @@ _log = logging.getLogger(__name__)
 
 _Who = TypeVar("_Who")
 
-#: How long workers may take to complete a step and leave.
-LEAVE_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 5.0  #: how long workers may take to complete a step and leave
 
 #: How long workers may take to end, all together. SIGTERM does not end a stopped one.
 _AFTER_SIGTERM_S = 1.0

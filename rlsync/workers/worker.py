@@ -33,11 +33,9 @@ from rlsync.workers.frames import RolloutShape
 from rlsync.workers.player import Acted, Player, Seat, State, check_fits, materialised, player_call
 from rlsync.workers.supervision import Restarts, Supervisor
 
-#: The arrays of a slot, by name.
-Views = Mapping[str, Tensor]
+Views = Mapping[str, Tensor]  #: the arrays of a slot, by name
 
-#: The seeds of a worker's next life lie this far from those of the life before.
-_SEEDS_APART = 1_000_003
+_SEEDS_APART = 1_000_003  #: the seeds of a worker's next life lie this far from those of the life before
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from rlsync.recipes import bounds
 from rlsync.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig
 from rlsync.recipes.settings import Config, RenderedConfig
 
-#: The image encoder of DreamerV3 makes a picture smaller by this factor.
-SHRINKS_BY = 16
+SHRINKS_BY = 16  #: the image encoder of DreamerV3 makes a picture smaller by this factor
 
 _SIZES = "the checkpoint has networks of that size"
 

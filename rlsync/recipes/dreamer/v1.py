@@ -45,8 +45,7 @@ def build(run: parts.Run[DreamerV1Config]) -> Trainer:
     return trainer
 
 
-#: TorchRL's loss sums its errors over the last three dimensions, those of a picture.
-_PICTURE = "picture"
+_PICTURE = "picture"  #: TorchRL's loss sums its errors over the last three dimensions, those of a picture
 
 
 class DreamerV1Loss(LossModule):

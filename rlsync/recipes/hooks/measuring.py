@@ -138,11 +138,9 @@ class StalenessHistogram(TrainerHookBase):
         self.counts = Counter({int(age): int(count) for age, count in state_dict["counts"].items()})
 
 
-#: Publishes from which the percentiles are taken: the newest.
-_NEWEST = 1000
+_NEWEST = 1000  #: publishes from which the percentiles are taken: the newest
 
-#: Seconds between two writes of the file.
-_WRITE_EVERY_S = 1.0
+_WRITE_EVERY_S = 1.0  #: seconds between two writes of the file
 
 
 @dataclass(eq=False)

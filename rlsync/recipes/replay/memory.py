@@ -16,8 +16,7 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import NotFinite
 from rlsync.torchrl_plugin.compat.replay import OwnSampler
 
-#: What says that an episode is over after a step.
-_ENDS = ("done", "terminated", "truncated")
+_ENDS = ("done", "terminated", "truncated")  #: what says that an episode is over after a step
 
 
 def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDictBase:
@@ -97,8 +96,7 @@ class StepMemory(Memory):
 #: What each drawn frame's loss is multiplied by; TorchRL's losses look for this key.
 WEIGHT = "priority_weight"
 
-#: Is added to each error, so that every frame can be drawn.
-_LEAST = 1e-6
+_LEAST = 1e-6  #: is added to each error, so that every frame can be drawn
 
 
 class SumTree:

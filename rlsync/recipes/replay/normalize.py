@@ -24,8 +24,7 @@ from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 #: The child of a network that holds the statistics; leaf names of the sync map have it.
 OBSERVATIONS = "observations"
 
-#: The smallest spread that is divided by: a number that never changes becomes 0.
-_LEAST = 1e-6
+_LEAST = 1e-6  #: the smallest spread that is divided by: a number that never changes becomes 0
 
 
 @dataclass

@@ -133,13 +133,11 @@ def unwritten(folder: Path, error: Exception) -> RlsyncError:
     )
 
 
-#: Says which rows a checkpoint has, and in which segments they are.
-INDEX = "rows.json"
+INDEX = "rows.json"  #: says which rows a checkpoint has, and in which segments they are
 #: A segment has at most so many bytes of rows. A segment stays until its last row leaves the buffer, so this
 #: also bounds how much of a checkpoint is rows that nobody needs any more.
 SEGMENT_BYTES = 64 * 2**20
-#: With so many segments of single checkpoints, these are written once more, as one.
-MOST_SEGMENTS = 1_000
+MOST_SEGMENTS = 1_000  #: with so many segments of single checkpoints, these are written once more, as one
 
 
 class RowSegments(TensorStorageCheckpointer):

@@ -22,8 +22,7 @@ OnAdoption = Literal["keep", "reset", "recompute"]
 #: The key under which a frame says which version made the state that it began with.
 STATE_VERSION = "state_version"
 
-#: What stands there where a step began with zeros, or where frames are not stamped.
-NO_VERSION = -1
+NO_VERSION = -1  #: what stands there where a step began with zeros, or where frames are not stamped
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from rlsync.core.errors import first_line
 from rlsync.tensors.digest import all_finite
 from rlsync.torchrl_plugin.compat import collectors, trainers
 
-#: How long workers may take to answer, seconds.
-ANSWER_WITHIN_S = 5.0
+ANSWER_WITHIN_S = 5.0  #: how long workers may take to answer, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,9 @@ def finite_weights(trainer: Trainer) -> bool:
     return all(all_finite(param) for group in groups for param in group["params"])
 
 
-#: The collector's name in TorchRL's checkpoints.
-COMPONENT = "collector"
+COMPONENT = "collector"  #: the collector's name in TorchRL's checkpoints
 
-#: Says that the workers were not asked, or did not answer.
-_WITHOUT_WORKERS = "without_workers"
+_WITHOUT_WORKERS = "without_workers"  #: says that the workers were not asked, or did not answer
 
 
 class CollectorState:

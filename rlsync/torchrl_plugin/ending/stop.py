@@ -27,8 +27,7 @@ from rlsync.torchrl_plugin.hooks.misuse import require
 
 _log = logging.getLogger(__name__)
 
-#: How long the processes may take to leave at the end, seconds; then they are killed.
-LEAVE_WITHIN_S = 5.0
+LEAVE_WITHIN_S = 5.0  #: how long the processes may take to leave at the end, seconds; then they are killed
 
 
 class Stop:

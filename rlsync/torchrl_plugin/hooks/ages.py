@@ -12,8 +12,7 @@ from torch import Tensor
 from rlsync.core.ledger import Ledger
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 
-#: The age of a frame that nobody knows.
-UNKNOWN = -1
+UNKNOWN = -1  #: the age of a frame that nobody knows
 
 
 @dataclass(frozen=True, slots=True)

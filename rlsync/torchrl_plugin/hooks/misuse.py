@@ -16,8 +16,7 @@ from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
 from rlsync.torchrl_plugin.compat import collectors, trainers
 
-#: So many batches without a call, or calls without progress, raise a warning.
-_PATIENCE = 10
+_PATIENCE = 10  #: so many batches without a call, or calls without progress, raise a warning
 
 
 def no_trainer(hook: object, or_else: str = "") -> ConfigError:

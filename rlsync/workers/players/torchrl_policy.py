@@ -18,15 +18,12 @@ from rlsync.workers.player import Acted, FixedPlayer, Record, State
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.uniform import UniformPlayer
 
-#: The destination of what says whether actions are random.
-PREFILL = "prefill"
+PREFILL = "prefill"  #: the destination of what says whether actions are random
 
-#: What TorchRL's collectors and their environments call what is recorded.
-REWARD_SUM = "reward_sum"
+REWARD_SUM = "reward_sum"  #: what TorchRL's collectors and their environments call what is recorded
 EXPONENT = "exploration_exponent"
 
-#: Key of the numbers of pieces of episodes, under ``"collector"``.
-PIECES = "traj_ids"
+PIECES = "traj_ids"  #: key of the numbers of pieces of episodes, under ``"collector"``
 
 
 class PolicyPlayer(FixedPlayer):

@@ -24,10 +24,8 @@ from rlsync.core.path import nearest_name
 from rlsync.workers import frames as keys
 from rlsync.workers.player import Record
 
-#: By column: the shape in one row, and the dtype.
-_Form = dict[str, tuple[tuple[int, ...], torch.dtype]]
-#: The step that a final observation followed.
-_TIME = "time"
+_Form = dict[str, tuple[tuple[int, ...], torch.dtype]]  #: by column: the shape in one row, and the dtype
+_TIME = "time"  #: the step that a final observation followed
 # Columns of a stored unroll in addition to those of the contract.
 _AGENT, _FINAL_FIRST, _FINAL_COUNT = "_agent", "_final_first", "_final_count"
 _STATE_KEYS = ("contents", "agent", "generator")
