@@ -105,11 +105,8 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 def parse(text: str) -> Path:
     """Parse ``text`` into a :class:`Path`; PathSyntaxError names the character that breaks the grammar."""
     if not isinstance(text, str):
-        raise PathSyntaxError(
-            f"a path is a string, got {type(text).__name__}",
-            short(text),
-            "write where it stands, in quotes: 'loss_module.actor_network', or 'policy' on a collector",
-        )
+        cure = "write where it stands, in quotes: 'loss_module.actor_network', or 'policy' on a collector"
+        raise PathSyntaxError(f"a path is a string, got {type(text).__name__}", short(text), cure)
     segments: list[Segment] = []
     at = 0
     while at < len(text) or not segments:

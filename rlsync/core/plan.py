@@ -177,11 +177,9 @@ class SyncPlan:
         if bad:
             raise self._layout_error(bad)
         if not self.rows:
-            raise errors.NothingToSync(
-                "the sync map covers no tensor",
-                "; ".join(str(r) for r in self.routes) or "an empty sync map",
-                "name a module that has parameters or buffers",
-            )
+            what = "the sync map covers no tensor"
+            where = "; ".join(str(r) for r in self.routes) or "an empty sync map"
+            raise errors.NothingToSync(what, where, "name a module that has parameters or buffers")
         for route in self.routes:
             of_route = f"{route.destination}."
             sent = [r for r in self.rows if r.kind == "parameter" and r.destination.startswith(of_route)]
@@ -297,11 +295,8 @@ def listed(names: Sequence[str], at_most: int) -> str:
 
 def no_destination(wanted: str, where: str, offered: list[str], nearest: str) -> errors.SyncMapError:
     """The error for a destination that a collector does not offer."""
-    return errors.DestinationNotFound(
-        f"no destination {wanted!r}",
-        where,
-        did_you_mean(nearest) + "this collector offers: " + (", ".join(offered) or "nothing"),
-    )
+    cure = did_you_mean(nearest) + "this collector offers: " + (", ".join(offered) or "nothing")
+    return errors.DestinationNotFound(f"no destination {wanted!r}", where, cure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,11 +64,8 @@ class Trigger:
 
 def _checked(other: object) -> Trigger:
     if not isinstance(other, Trigger):
-        raise ConfigError(
-            f"cannot combine a trigger with {type(other).__name__}",
-            repr(other),
-            "combine triggers with triggers: Every(10, 'seconds') | StepsAhead(50)",
-        )
+        cure = "combine triggers with triggers: Every(10, 'seconds') | StepsAhead(50)"
+        raise ConfigError(f"cannot combine a trigger with {type(other).__name__}", repr(other), cure)
     return other
 
 
@@ -97,20 +94,15 @@ class Every(Trigger):
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             near = nearest_name(str(self.unit), UNITS)
-            raise ConfigError(
-                f"no unit {self.unit!r}",
-                f"Every({self.n!r}, {self.unit!r})",
-                did_you_mean(near) + f"units: {', '.join(UNITS)}",
-            )
+            cure = did_you_mean(near) + f"units: {', '.join(UNITS)}"
+            raise ConfigError(f"no unit {self.unit!r}", f"Every({self.n!r}, {self.unit!r})", cure)
         whole = isinstance(self.n, int) and not isinstance(self.n, bool)
         real = isinstance(self.n, float) and math.isfinite(self.n) and self.unit == "seconds"
         if not (whole or real) or self.n <= 0:
             kind = "number" if self.unit == "seconds" else "whole number"
-            raise ConfigError(
-                f"an interval is a positive {kind}, got {self.n!r}",
-                f"Every({self.n!r}, {self.unit!r})",
-                f"for example Every(1, {self.unit!r})",
-            )
+            what = f"an interval is a positive {kind}, got {self.n!r}"
+            cure = f"for example Every(1, {self.unit!r})"
+            raise ConfigError(what, f"Every({self.n!r}, {self.unit!r})", cure)
 
     def due(self, last: Counters, now: Counters) -> bool:
         before: float = getattr(last, self.unit)
@@ -149,11 +141,8 @@ class StepsAhead(Trigger):
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 0:
-            raise ConfigError(
-                f"steps ahead are a whole number, zero or more; got {self.n!r}",
-                f"StepsAhead({self.n!r})",
-                "for example StepsAhead(50)",
-            )
+            what = f"steps ahead are a whole number, zero or more; got {self.n!r}"
+            raise ConfigError(what, f"StepsAhead({self.n!r})", "for example StepsAhead(50)")
 
     def due(self, last: Counters, now: Counters) -> bool:
         return now.optim_steps - last.optim_steps > self.n

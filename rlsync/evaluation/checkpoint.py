@@ -64,11 +64,9 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
     try:
         Checkpoint(**wanted).load(checkpoint, map_location="cpu")
     except (CheckpointError, OSError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"the checkpoint does not fit the run's configuration: {first_line(error)}",
-            str(checkpoint),
-            "give a checkpoint that a run with this configuration wrote",
-        ) from error
+        what = f"the checkpoint does not fit the run's configuration: {first_line(error)}"
+        cure = "give a checkpoint that a run with this configuration wrote"
+        raise ConfigError(what, str(checkpoint), cure) from error
     found = counters.state
     steps_at = {int(version): int(steps) for version, steps in found["published"].tolist()}
     version, steps = int(found["version"]), int(found["optim_steps"])
@@ -89,11 +87,8 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: 
     try:
         acting.weights.load_state_dict(best.weights)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{file.name} does not fit the run's configuration: {first_line(error)}",
-            str(file),
-            "it is of a run with other networks",
-        ) from error
+        what = f"{file.name} does not fit the run's configuration: {first_line(error)}"
+        raise ConfigError(what, str(file), "it is of a run with other networks") from error
     try:
         lines = map(json.loads, receipts.read_text().splitlines() if receipts.exists() else [])
         frames = (int(r["frames"]) for r in lines if r["version"] == best.version)

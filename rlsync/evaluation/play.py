@@ -213,11 +213,9 @@ class FilmedAtari(AleEnvs):
         over = bool(terminated[0] or truncated[0])
         here, on_film = (float(answer.reward[0]), bool(answer.over[0])), (float(reward[0]), over)
         if here != on_film:
-            raise RlsyncError(
-                f"the game and its film differ: reward and end {here}, on film {on_film}",
-                f"{self._game}, started twice with one seed",
-                "leave the video out: --no-video",
-            )
+            what = f"the game and its film differ: reward and end {here}, on film {on_film}"
+            cure = "leave the video out: --no-video"
+            raise RlsyncError(what, f"{self._game}, started twice with one seed", cure)
         self.frame = (info["final_obs"] if over else seen)[0, -1]
         return answer
 
@@ -254,11 +252,8 @@ def filmed(spec: EnvSpec, seed: int, leave_out: str = "--no-video") -> Filmed:
 
 def _nothing_to_see(spec: EnvSpec, why: str, leave_out: str) -> ConfigError:
     name = spec.id if isinstance(spec, GymnasiumEnvs) else str(spec)
-    return ConfigError(
-        f"{name} cannot be filmed: {why}",
-        "its render mode rgb_array",
-        f"install what it renders with (pip install 'rlsync[video]'), or leave the video out: {leave_out}",
-    )
+    cure = f"install what it renders with (pip install 'rlsync[video]'), or leave the video out: {leave_out}"
+    return ConfigError(f"{name} cannot be filmed: {why}", "its render mode rgb_array", cure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +285,8 @@ def check_packages(file: Path) -> None:
     for module, package in _PACKAGES[suffix].items():
         if find_spec(module) is None:
             other = "" if suffix == ".gif" else ", or name a .gif"
-            raise ConfigError(
-                f"{module} is not installed, which writes {suffix}",
-                str(file),
-                f"pip install '{package}'{other}",
-            )
+            what = f"{module} is not installed, which writes {suffix}"
+            raise ConfigError(what, str(file), f"pip install '{package}'{other}")
 
 
 def film(player: Player, envs: Filmed, file: Path, seed: int, device: torch.device = CPU) -> Film:

@@ -156,11 +156,8 @@ def require_whole(checkpoint: Path, *, trusted: bool, components: Collection[str
     record = checkpoint / DIGESTS
     if not record.is_file():
         if not trusted:
-            raise ConfigError(
-                f"the checkpoint cannot be checked: it has no {DIGESTS}",
-                str(checkpoint),
-                "if you know that it is whole, for example one that an older rlsync wrote, add --trust",
-            )
+            cure = "if you know that it is whole, for example one that an older rlsync wrote, add --trust"
+            raise ConfigError(f"the checkpoint cannot be checked: it has no {DIGESTS}", str(checkpoint), cure)
         for folder in _folders(checkpoint, components):
             _require_sizes(folder)
         return False
@@ -219,8 +216,5 @@ def _tensor_bytes(record: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _damaged(file: Path, how: str) -> ConfigError:
-    return ConfigError(
-        f"the checkpoint is damaged: {how}",
-        str(file),
-        "use another checkpoint, or a whole copy of this one",
-    )
+    what = f"the checkpoint is damaged: {how}"
+    return ConfigError(what, str(file), "use another checkpoint, or a whole copy of this one")

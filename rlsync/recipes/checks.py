@@ -59,11 +59,9 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     yield from config.recipe.errors(config)
     collector, steps = config.collector, config.collector.num_workers * config.env.num_envs
     if 0 < collector.frames_per_batch < steps:
-        yield ConfigError(
-            f"a batch of {collector.frames_per_batch} frames leaves some environments idle",
-            "collector.frames_per_batch",
-            f"give at least collector.num_workers x env.num_envs = {steps}",
-        )
+        what = f"a batch of {collector.frames_per_batch} frames leaves some environments idle"
+        cure = f"give at least collector.num_workers x env.num_envs = {steps}"
+        yield ConfigError(what, "collector.frames_per_batch", cure)
 
 
 def check(config: Config) -> Config:
@@ -134,11 +132,8 @@ def stock_device_errors(config: Config) -> Iterator[RlsyncError]:
 
     for device in dict.fromkeys(devices):
         if not takes_policies_on(device):
-            yield ConfigError(
-                f"TorchRL's collectors cannot act on {str(device)!r}",
-                "collector.device",
-                "give cpu or a CUDA device; the workers of recipe=impala act on any device",
-            )
+            cure = "give cpu or a CUDA device; the workers of recipe=impala act on any device"
+            yield ConfigError(f"TorchRL's collectors cannot act on {str(device)!r}", "collector.device", cure)
 
 
 def cluster_errors(config: Config) -> Iterator[RlsyncError]:
@@ -150,23 +145,16 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
 
     yield from caught(lambda: check_address(cluster.address))
     if not config.recipe.acts_on_clusters():
-        yield ConfigError(
-            f"the recipe {config.recipe.name!r} cannot act on a cluster",
-            f"cluster.kind={cluster.kind}",
-            "give cluster=none, or a recipe that acts on nodes: impala, laser, ppo, dqn, sac or td3",
-        )
+        what = f"the recipe {config.recipe.name!r} cannot act on a cluster"
+        cure = "give cluster=none, or a recipe that acts on nodes: impala, laser, ppo, dqn, sac or td3"
+        yield ConfigError(what, f"cluster.kind={cluster.kind}", cure)
     if cluster.placement == "others" and cluster.address is None:
-        yield ConfigError(
-            "a Ray that is started for this run has no other node than the learner's",
-            "cluster.placement=others",
-            "give cluster.address, or cluster.placement=all",
-        )
+        what = "a Ray that is started for this run has no other node than the learner's"
+        yield ConfigError(what, "cluster.placement=others", "give cluster.address, or cluster.placement=all")
     if cluster.keep_agents and cluster.address is None:
-        yield ConfigError(
-            "a Ray that is started for this run ends with its learner, and so do its agents",
-            "cluster.keep_agents=true",
-            "start a cluster (ray start --head) and give cluster.address, or cluster.keep_agents=false",
-        )
+        what = "a Ray that is started for this run ends with its learner, and so do its agents"
+        cure = "start a cluster (ray start --head) and give cluster.address, or cluster.keep_agents=false"
+        yield ConfigError(what, "cluster.keep_agents=true", cure)
     for name, amount in cluster.resources.items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
             yield ConfigError(

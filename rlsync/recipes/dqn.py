@@ -76,11 +76,8 @@ class DQNConfig(OffPolicyConfig):
     def errors(self, config: parts.Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         if self.ladder_alpha and config.workers_per_node < 2:
-            yield ConfigError(
-                "one worker makes no ladder of exploration rates",
-                "recipe.ladder_alpha",
-                "give 2 or more workers (on a cluster, on each node), or recipe.ladder_alpha=0",
-            )
+            cure = "give 2 or more workers (on a cluster, on each node), or recipe.ladder_alpha=0"
+            yield ConfigError("one worker makes no ladder of exploration rates", "recipe.ladder_alpha", cure)
         if self.ladder_alpha and not 0 < self.ladder_base <= self.epsilon_start:
             yield ConfigError(
                 f"a ladder of exploration rates cannot end at powers of {self.ladder_base:g}",

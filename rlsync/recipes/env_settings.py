@@ -138,11 +138,8 @@ class RenderedConfig(EnvConfig):
         if not self.id:
             yield ConfigError("no environment is named", "env.id", "for example env.id=CartPole-v1")
         if len(self.crop) not in (0, 4):
-            yield ConfigError(
-                f"env.crop cannot be {list(self.crop)}",
-                "env.crop",
-                "give [top,bottom,left,right] in pixels of the rendering, or [] for all of it",
-            )
+            cure = "give [top,bottom,left,right] in pixels of the rendering, or [] for all of it"
+            yield ConfigError(f"env.crop cannot be {list(self.crop)}", "env.crop", cure)
         if "render_mode" in self.kwargs:
             yield ConfigError(
                 "a picture is always rendered as rgb_array", "env.kwargs.render_mode", "leave it out"
@@ -178,11 +175,9 @@ def refuse_unsaid_protocol(env: EnvConfig) -> None:
     found = _OTHER.fullmatch(env.id)
     named = found and (env.id.startswith("ALE/") or "NoFrameskip" in env.id or "Deterministic" in env.id)
     if found and named and not isinstance(env, AtariConfig):
-        raise ConfigError(
-            f"{env.id!r} is an Atari game, and nothing says by which protocol it is played",
-            "env",
-            f"give env=atari env.id=ALE/{found['game']}-v5; AtariConfig in Python; /schema/atari in a file",
-        )
+        what = f"{env.id!r} is an Atari game, and nothing says by which protocol it is played"
+        cure = f"give env=atari env.id=ALE/{found['game']}-v5; AtariConfig in Python; /schema/atari in a file"
+        raise ConfigError(what, "env", cure)
 
 
 def settings_with(keys: Collection[str]) -> EnvConfig:

@@ -46,11 +46,8 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
     board, config, evaluation = board_of(collector), run.config, run.recipe.evaluations()
     folder, films = run.folder, evaluation.video_every
     if board is None or folder is None:
-        raise ConfigError(
-            "an evaluation needs a board to read and a run folder to write to",
-            "recipe.evaluation.every_frames, run_dir",
-            "give run_dir, or every_frames=0",
-        )
+        what = "an evaluation needs a board to read and a run folder to write to"
+        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
     job = EvaluationJob(
         board=board,
         player=player,

@@ -163,11 +163,8 @@ def recipe_of(config: Config) -> Recipe:
     name = config.recipe.name
     recipe = recipe_named(name, at=config.recipe._recipe_)
     if not isinstance(config.recipe, recipe.settings):
-        raise ConfigError(
-            f"the recipe is named {name!r} and has the keys of another",
-            "recipe.name",
-            f"choose recipe={name}, and leave recipe.name alone",
-        )
+        what = f"the recipe is named {name!r} and has the keys of another"
+        raise ConfigError(what, "recipe.name", f"choose recipe={name}, and leave recipe.name alone")
     return recipe
 
 
@@ -186,11 +183,8 @@ def loaded(point: EntryPoint) -> Recipe:
     if not isinstance(found, Recipe):
         raise ConfigError(f"not a Recipe: {found!r}", where, "make one: RECIPE = Recipe(name, settings, ...)")
     if found.name != point.name:
-        raise ConfigError(
-            f"the recipe calls itself {found.name!r}",
-            where,
-            "give the Recipe, its YAML file and its entry point one name",
-        )
+        what = f"the recipe calls itself {found.name!r}"
+        raise ConfigError(what, where, "give the Recipe, its YAML file and its entry point one name")
     return found
 
 

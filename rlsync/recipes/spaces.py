@@ -133,11 +133,8 @@ class Takes:
         return False
 
     def _refused(self, name: str, why: str) -> ConfigError:
-        return ConfigError(
-            f"{name!r} does not have {self}",
-            f"env.id; {why}",
-            f"this recipe serves environments like {self.examples}",
-        )
+        what = f"{name!r} does not have {self}"
+        return ConfigError(what, f"env.id; {why}", f"this recipe serves environments like {self.examples}")
 
 
 #: What PPO and DQN take, and recipes that are written after their example.

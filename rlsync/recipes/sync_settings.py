@@ -90,11 +90,9 @@ def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
     for make in _makers(when):
         yield from caught(make, "sync.when")
     if when.every is None and when.steps_ahead is None:
-        yield ConfigError(
-            "nothing says when to publish",
-            "sync.when: every and steps_ahead are both null",
-            "give one of them, for example sync.when.every=1",
-        )
+        what = "nothing says when to publish"
+        cure = "give one of them, for example sync.when.every=1"
+        yield ConfigError(what, "sync.when: every and steps_ahead are both null", cure)
 
 
 def _makers(when: WhenConfig) -> Iterator[Callable[[], Trigger]]:
@@ -119,11 +117,8 @@ def sync_map(sync: SyncConfig) -> dict[str, str | Source]:
 def map_errors(sync: SyncConfig) -> Iterator[RlsyncError]:
     """All that is wrong with a map, without looking at a trainer or at workers."""
     if not sync.map:
-        yield ConfigError(
-            "the sync map is empty",
-            "sync.map",
-            "write sync.map=[{destination:policy,source:loss_module.actor_network}]",
-        )
+        cure = "write sync.map=[{destination:policy,source:loss_module.actor_network}]"
+        yield ConfigError("the sync map is empty", "sync.map", cure)
     taken: set[str] = set()
     for entry, route in enumerate(sync.map):
         key = f"sync.map.{entry}"
@@ -138,15 +133,9 @@ def _route_errors(route: RouteConfig, key: str) -> Iterator[RlsyncError]:
         if path:
             yield from caught(lambda path=path: parse(path), f"{key}.{side}")  # type: ignore[misc]
         else:
-            yield ConfigError(
-                f"an entry of the sync map has no {side}",
-                key,
-                "write {destination: policy, source: loss_module.actor_network}",
-            )
+            what = f"an entry of the sync map has no {side}"
+            yield ConfigError(what, key, "write {destination: policy, source: loss_module.actor_network}")
     if route.dtype not in (None, *WIRE_DTYPES):
         near = nearest_name(str(route.dtype), WIRE_DTYPES)
-        yield ConfigError(
-            f"no dtype {route.dtype!r}",
-            f"{key}.dtype",
-            did_you_mean(near) + f"give one of {', '.join(WIRE_DTYPES)}",
-        )
+        what = f"no dtype {route.dtype!r}"
+        yield ConfigError(what, f"{key}.dtype", did_you_mean(near) + f"give one of {', '.join(WIRE_DTYPES)}")

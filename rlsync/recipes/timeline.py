@@ -33,11 +33,8 @@ def rounds(config: Config) -> Iterator[Iteration]:
     for frames in _batches(config):
         due = recipe.updates_after(config, frames, updates)
         if due is None:
-            raise ConfigError(
-                f"the recipe {recipe.name!r} does not say how many updates follow a batch",
-                "recipe",
-                f"give {type(recipe).__name__} the method updates_after",
-            )
+            what = f"the recipe {recipe.name!r} does not say how many updates follow a batch"
+            raise ConfigError(what, "recipe", f"give {type(recipe).__name__} the method updates_after")
         updates += due
         yield Iteration(frames, updates)
 

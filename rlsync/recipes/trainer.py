@@ -172,11 +172,9 @@ def make_logger(config: Config) -> Logger | None:
         make = TensorboardLogger if kind == "tensorboard" else CsvFiles
         return make(exp_name=METRICS, log_dir=run_dir, **kwargs)
     except TypeError as error:
-        raise ConfigError(
-            f"the {kind} logger does not take these arguments: {first_line(error)}",
-            "logger.kwargs",
-            "see the arguments of TorchRL's logger class, and leave the others out",
-        ) from error
+        what = f"the {kind} logger does not take these arguments: {first_line(error)}"
+        cure = "see the arguments of TorchRL's logger class, and leave the others out"
+        raise ConfigError(what, "logger.kwargs", cure) from error
 
 
 def _wandb(config: Config, run_dir: str) -> Logger:
@@ -186,11 +184,8 @@ def _wandb(config: Config, run_dir: str) -> Logger:
     try:
         return WandbLogger(exp_name=Path(run_dir).name, log_dir=str(Path(run_dir) / METRICS), **kwargs)
     except wandb.Error as error:
-        raise ConfigError(
-            f"wandb cannot start: {first_line(error)}",
-            "logger.kind",
-            "run `wandb login` first, or give logger.kwargs.mode=offline",
-        ) from error
+        cure = "run `wandb login` first, or give logger.kwargs.mode=offline"
+        raise ConfigError(f"wandb cannot start: {first_line(error)}", "logger.kind", cure) from error
 
 
 def _wandb_id(resume: str | None) -> str | None:

@@ -124,11 +124,8 @@ def _check_found(name: str) -> None:
     except ModuleNotFoundError:
         exists = False
     if not exists:
-        raise ConfigError(
-            f"there is no module {name!r}",
-            "Forkserver(preload=...)",
-            "give names of modules as an import statement has them",
-        )
+        cure = "give names of modules as an import statement has them"
+        raise ConfigError(f"there is no module {name!r}", "Forkserver(preload=...)", cure)
 
 
 def _starts_instead_of_spawn() -> bool:

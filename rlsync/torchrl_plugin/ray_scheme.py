@@ -194,32 +194,20 @@ def _check_actors(
     """The actors of a collector; ConfigError if boards cannot supply them with exact stamps."""
     where = f"weight_sync_schemes[{destination!r}] of {type(collector).__name__}"
     if not isinstance(collector, RayCollector):
-        raise ConfigError(
-            f"RayBoardScheme serves RayCollector, not {type(collector).__name__}",
-            where,
-            "use BoardScheme for collectors whose workers are processes of this host",
-        )
+        cure = "use BoardScheme for collectors whose workers are processes of this host"
+        raise ConfigError(f"RayBoardScheme serves RayCollector, not {type(collector).__name__}", where, cure)
     others = [name for name, scheme in schemes.items() if not isinstance(scheme, RayBoardScheme)]
     if others:
-        raise ConfigError(
-            f"the destinations of this collector do not share one version: {', '.join(others)}",
-            where,
-            "give every destination a RayBoardScheme",
-        )
+        what = f"the destinations of this collector do not share one version: {', '.join(others)}"
+        raise ConfigError(what, where, "give every destination a RayBoardScheme")
     if distributed.calls_a_policy_service(collector):
-        raise ConfigError(
-            "these actors ask an inference server for their actions, and hold no weights",
-            where,
-            "leave the scheme out, or give the collector the policy itself",
-        )
+        what = "these actors ask an inference server for their actions, and hold no weights"
+        raise ConfigError(what, where, "leave the scheme out, or give the collector the policy itself")
     if not distributed.single_collectors(collector):
         _check_inner(collector, schemes, where)
     if not distributed.actors_are_stamped(collector):
-        raise ConfigError(
-            "the frames of these actors would not say which weights acted",
-            where,
-            "pass collector_kwargs={'track_policy_version': True} to the RayCollector",
-        )
+        cure = "pass collector_kwargs={'track_policy_version': True} to the RayCollector"
+        raise ConfigError("the frames of these actors would not say which weights acted", where, cure)
     refuse_updates_of_one(collector, where)
     return distributed.actor_workers(collector)
 
@@ -237,8 +225,6 @@ def _check_inner(collector: RayCollector, schemes: Mapping[str, object], where: 
                 "leave collector_class out, and give each environment an actor of its own",
             )
     if list(schemes) != ["policy"]:
-        raise ConfigError(
-            f"the workers of a {name} in each actor have one destination, not {', '.join(schemes)}",
-            where,
-            "leave collector_class out, and give each environment an actor of its own",
-        )
+        what = f"the workers of a {name} in each actor have one destination, not {', '.join(schemes)}"
+        cure = "leave collector_class out, and give each environment an actor of its own"
+        raise ConfigError(what, where, cure)

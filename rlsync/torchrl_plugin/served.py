@@ -134,11 +134,9 @@ class ServedServer:
                 "update_model_weights",
             )
         if servers.scheme_of_server(server) is not scheme:
-            raise ConfigError(
-                f"this scheme is not the weight_sync of that {type(holder).__name__}",
-                "BoardScheme.init_on_sender",
-                "pass one scheme to both: weight_sync=scheme when the server or the collector is made",
-            )
+            what = f"this scheme is not the weight_sync of that {type(holder).__name__}"
+            cure = "pass one scheme to both: weight_sync=scheme when the server or the collector is made"
+            raise ConfigError(what, "BoardScheme.init_on_sender", cure)
         self._holder = weakref.ref(holder)
         self._server = weakref.ref(server)
         self.in_a_process = isinstance(server, ProcessInferenceServer)
@@ -192,11 +190,9 @@ class ServedServer:
         if self._specs is None:
             self._specs = specs_of(self._holder())
         if self._specs is None:
-            raise DestinationNotFound(
-                f"the {destination!r} of this inference server is no module, so it has no weights",
-                "BoardScheme as weight_sync",
-                "serve an nn.Module, or leave weight_sync out",
-            )
+            what = f"the {destination!r} of this inference server is no module, so it has no weights"
+            cure = "serve an nn.Module, or leave weight_sync out"
+            raise DestinationNotFound(what, "BoardScheme as weight_sync", cure)
         return self._specs
 
 
@@ -216,11 +212,8 @@ def served(collector: object, destination: str) -> ServedProcesses | ServedNodes
             _check_on_this_host(collector, where)
             return ServedNodes(collector)
         case RayCollector():
-            raise ConfigError(
-                "a board is memory of one host, and Ray starts workers on any node",
-                where,
-                "use RayBoardScheme instead, which keeps a board on each node",
-            )
+            what = "a board is memory of one host, and Ray starts workers on any node"
+            raise ConfigError(what, where, "use RayBoardScheme instead, which keeps a board on each node")
         case RPCCollector():
             collector.shutdown()  # TorchRL asks only when its workers stand, and would leave them
             raise ConfigError(
@@ -246,22 +239,18 @@ def _check_on_this_host(collector: DistributedCollector, where: str) -> None:
             "RayBoardScheme, which keeps a board on each node",
         )
     if not distributed.single_collectors(collector):
-        raise ConfigError(
-            f"a board does not reach the workers of a {collector.collector_class.__name__} in each node",
-            where,
-            "leave collector_class out, and give each environment a node of its own",
-        )
+        what = f"a board does not reach the workers of a {collector.collector_class.__name__} in each node"
+        cure = "leave collector_class out, and give each environment a node of its own"
+        raise ConfigError(what, where, cure)
     refuse_updates_of_one(collector, where)
 
 
 def refuse_updates_of_one(collector: DistributedCollector | RayCollector, where: str) -> None:
     """Refuse a collector that would send weights to one worker at a time (ConfigError)."""
     if argument := distributed.sends_to_one_worker(collector):
-        raise ConfigError(
-            "a board publishes to all workers at once, and this collector would send to one at a time",
-            f"{where}, with {argument}",
-            "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches",
-        )
+        what = "a board publishes to all workers at once, and this collector would send to one at a time"
+        cure = "leave it out: SyncWeights, or collector.update_policy_weights_(), publishes between batches"
+        raise ConfigError(what, f"{where}, with {argument}", cure)
 
 
 def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -> None:

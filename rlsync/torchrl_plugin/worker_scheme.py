@@ -270,11 +270,9 @@ def _check_interface(context: object, placed: Mapping[str, object], model: objec
 def _refuse_different_moments(moments: Mapping[str, str]) -> None:
     """Refuse destinations of one collector whose ``adopt_at`` differ (ConfigError)."""
     if len(set(moments.values())) > 1:
-        raise ConfigError(
-            "the destinations of this collector are adopted at different times",
-            ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items()),
-            "give all schemes of a collector the same adopt_at",
-        )
+        what = "the destinations of this collector are adopted at different times"
+        where = ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items())
+        raise ConfigError(what, where, "give all schemes of a collector the same adopt_at")
 
 
 def _refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:

@@ -19,11 +19,8 @@ def device_named(name: str | torch.device, where: str) -> torch.device:
         device = torch.device(name)
         count = 1 if device.type == "cpu" else int(torch.get_device_module(device).device_count())
     except (RuntimeError, TypeError) as error:  # TypeError: not a name at all
-        raise ConfigError(
-            f"no device is called {str(name)!r}",
-            where,
-            "give cpu, or an accelerator, for example cuda or cuda:1",
-        ) from error
+        what = f"no device is called {str(name)!r}"
+        raise ConfigError(what, where, "give cpu, or an accelerator, for example cuda or cuda:1") from error
     number = device.index or 0
     if number >= count:
         held = f"{count or 'no'} {device.type.upper()} device{'s' * (count > 1)}"
@@ -42,11 +39,9 @@ def device_of_each(
             f"{names!r} is neither a device nor a list of devices", where, "give one, for example cpu"
         )
     if len(names) != workers:
-        raise ConfigError(
-            f"{len(names)} device{'s' * (len(names) != 1)} for {workers} worker{'s' * (workers != 1)}",
-            where,
-            f"give one device for all workers, or a list of {workers}, one for each",
-        )
+        what = f"{len(names)} device{'s' * (len(names) != 1)} for {workers} worker{'s' * (workers != 1)}"
+        cure = f"give one device for all workers, or a list of {workers}, one for each"
+        raise ConfigError(what, where, cure)
     return tuple(device_named(name, f"{where}, entry {entry}") for entry, name in enumerate(names))
 
 

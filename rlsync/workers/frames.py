@@ -121,11 +121,9 @@ class RolloutShape:
         }
         for record in player.records:
             if record.name in arrays or record.name in (*last, MASK, COLLECTOR):
-                raise ConfigError(
-                    f"two arrays of a batch are called {record.name!r}",
-                    f"{type(player).__name__}.records",
-                    "rename the record; rlsync.workers.frames lists the names that are taken",
-                )
+                what = f"two arrays of a batch are called {record.name!r}"
+                cure = "rename the record; rlsync.workers.frames lists the names that are taken"
+                raise ConfigError(what, f"{type(player).__name__}.records", cure)
             lead = steps if record.per == "step" else envs
             arrays[record.name] = (*lead, *record.shape), record.dtype
         return arrays | last

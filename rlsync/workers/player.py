@@ -198,11 +198,9 @@ def player_of(acting: Player | Playable, *, store_params: bool = False, store_va
     if not isinstance(acting, Player):
         return acting.player(store_params=store_params, store_value=store_value)
     if store_params or store_value:
-        raise ConfigError(
-            "a player says itself what it records",
-            f"store_params={store_params}, store_value={store_value}",
-            "leave them out, and make the player so that it records this",
-        )
+        what = "a player says itself what it records"
+        cure = "leave them out, and make the player so that it records this"
+        raise ConfigError(what, f"store_params={store_params}, store_value={store_value}", cure)
     return acting
 
 
@@ -256,17 +254,11 @@ def check_fits(player: Player, envs: Envs, where: str) -> None:
     takes = f"{list(player.observation_shape)} of {player.observation_dtype}"
     gives = f"{list(envs.observation_shape)} of {envs.observation_dtype}"
     if takes != gives:
-        raise ConfigError(
-            f"the player takes observations {takes}, the environment gives {gives}",
-            where,
-            "build the network with the observation shape of the environment",
-        )
+        what = f"the player takes observations {takes}, the environment gives {gives}"
+        raise ConfigError(what, where, "build the network with the observation shape of the environment")
     if not same_form(player.actions, envs.actions):
-        raise ConfigError(
-            f"the player chooses from {player.actions}, the environment takes {envs.actions}",
-            where,
-            "build the network with the actions of the environment",
-        )
+        what = f"the player chooses from {player.actions}, the environment takes {envs.actions}"
+        raise ConfigError(what, where, "build the network with the actions of the environment")
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,11 +160,9 @@ class RolloutCollector(BaseCollector):
             LayoutMismatch: the weights do not fit.
         """
         if worker_ids is not None or kwargs:
-            raise PublishError(
-                "a board publishes to all workers alike",
-                f"update_policy_weights_({', '.join(['worker_ids', *kwargs])})",
-                "pass weights alone, or nothing",
-            )
+            what = "a board publishes to all workers alike"
+            cure = "pass weights alone, or nothing"
+            raise PublishError(what, f"update_policy_weights_({', '.join(['worker_ids', *kwargs])})", cure)
         weights = next((w for w in (policy_or_weights, weights, policy) if w is not None), None)
         if weights_dict is not None:
             sent = weights_dict
@@ -262,14 +260,9 @@ def check_settings(settings: CollectSettings, counts: Mapping[str, int], where: 
         if value < 1:
             raise ConfigError(f"{name} is at least 1, got {value}", f"{where}({name}={value})", "")
     if settings.overlap and envs < 2:
-        raise ConfigError(
-            "one environment cannot be split in two",
-            f"{where}(overlap=True, envs_per_worker={envs})",
-            "give two or more, or overlap=False",
-        )
+        what = "one environment cannot be split in two"
+        cure = "give two or more, or overlap=False"
+        raise ConfigError(what, f"{where}(overlap=True, envs_per_worker={envs})", cure)
     if adopt not in get_args(Adopt):
-        raise ConfigError(
-            f"workers cannot adopt by {adopt!r}",
-            f"{where}(adopt={adopt!r})",
-            f"give one of {', '.join(get_args(Adopt))}",
-        )
+        what = f"workers cannot adopt by {adopt!r}"
+        raise ConfigError(what, f"{where}(adopt={adopt!r})", f"give one of {', '.join(get_args(Adopt))}")

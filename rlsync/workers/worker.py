@@ -278,11 +278,9 @@ class Group:
         for name, shape in wanted.items():
             if name not in given or given[name].shape != shape:
                 has = f"is {list(given[name].shape)}" if name in given else "is missing"
-                raise ConfigError(
-                    f"{name!r} {has}; {list(shape)} is declared",
-                    f"{type(self._seat.player).__name__}, {where}",
-                    "give one entry for each environment, in the shape that actions and records declare",
-                )
+                what = f"{name!r} {has}; {list(shape)} is declared"
+                cure = "give one entry for each environment, in the shape that actions and records declare"
+                raise ConfigError(what, f"{type(self._seat.player).__name__}, {where}", cure)
 
     def act_once_more(self, step: int) -> None:
         """Call the player on copies of what a step is chosen by, with random numbers of its own."""

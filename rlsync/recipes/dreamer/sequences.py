@@ -121,11 +121,9 @@ class Sequences(OwnSampler):
         starts = np.flatnonzero(self._run[:last] == self._run[length - 1 :][:last])
         if not len(starts):
             source = "episode" if self._within_episodes else "environment"
-            raise ConfigError(
-                f"no {length} rows of one {source} follow each other in the replay buffer",
-                f"{len(storage)} rows are stored",
-                "collect more frames before the first update (recipe.pace.prefill), or draw shorter ones",
-            )
+            what = f"no {length} rows of one {source} follow each other in the replay buffer"
+            cure = "collect more frames before the first update (recipe.pace.prefill), or draw shorter ones"
+            raise ConfigError(what, f"{len(storage)} rows are stored", cure)
         chosen = starts[torch.randint(len(starts), (count,)).numpy()]
         return torch.from_numpy(self._order[chosen[:, None] + np.arange(length)])
 

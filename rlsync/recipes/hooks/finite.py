@@ -40,11 +40,9 @@ class StopIfNotFinite(RegistersItself):
         """Check every step of every optimizer; ConfigError if the trainer has none. ``name`` is not used."""
         found = optimizers(trainer)
         if not found:
-            raise ConfigError(
-                "the trainer has no optimizer to watch",
-                f"StopIfNotFinite().register({type(trainer).__name__})",
-                "register it after the optimizer or the optimization stepper is set",
-            )
+            what = "the trainer has no optimizer to watch"
+            cure = "register it after the optimizer or the optimization stepper is set"
+            raise ConfigError(what, f"StopIfNotFinite().register({type(trainer).__name__})", cure)
         self._trainer = trainer
         for optimizer in found:
             optimizer.register_step_pre_hook(self._before_step)

@@ -116,21 +116,15 @@ def read(folder: Path, segment: Segment) -> TensorDict:
 
 def unread(what: str, file: Path) -> ConfigError:
     """The error about a file that cannot be read."""
-    return ConfigError(
-        f"a part of the checkpoint's replay buffer {what}",
-        str(file),
-        "resume from another checkpoint, or from a whole copy of this one",
-    )
+    cure = "resume from another checkpoint, or from a whole copy of this one"
+    return ConfigError(f"a part of the checkpoint's replay buffer {what}", str(file), cure)
 
 
 def unwritten(folder: Path, error: Exception) -> RlsyncError:
     """The error about a file that cannot be written."""
     reason = error.__context__ if isinstance(error.__context__, OSError) else error
-    return RlsyncError(
-        f"the replay buffer could not be written: {first_line(reason)}",
-        str(folder),
-        "make room there; the checkpoint before is whole, and resume=RUN goes on from it",
-    )
+    cure = "make room there; the checkpoint before is whole, and resume=RUN goes on from it"
+    return RlsyncError(f"the replay buffer could not be written: {first_line(reason)}", str(folder), cure)
 
 
 INDEX = "rows.json"  #: says which rows a checkpoint has, and in which segments they are
@@ -272,11 +266,8 @@ def _read_index(file: Path, capacity: int) -> tuple[int, list[Segment]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise unread(f"is damaged: {first_line(error)}", file) from error
     if held != capacity:
-        raise ConfigError(
-            f"the checkpoint has a replay buffer of {held:,} rows, and this one holds {capacity:,}",
-            str(file.parent),
-            f"give recipe.buffer_frames={held}",
-        )
+        what = f"the checkpoint has a replay buffer of {held:,} rows, and this one holds {capacity:,}"
+        raise ConfigError(what, str(file.parent), f"give recipe.buffer_frames={held}")
     if list(_gaps(first, end, segments)):
         raise unread("is damaged: some rows are in no segment", file)
     return first, segments

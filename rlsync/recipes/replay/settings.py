@@ -83,11 +83,9 @@ class ReplayConfig(RecipeConfig):
                 f"give at least recipe.pace.ratio x collector.frames_per_batch = {math.ceil(asked)}, or null",
             )
         if self.pace.prefill >= self.total_frames:
-            yield ConfigError(
-                f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from",
-                "recipe.pace.prefill",
-                f"give less than recipe.total_frames = {self.total_frames}",
-            )
+            what = f"a prefill of {self.pace.prefill} frames leaves none of {self.total_frames} to learn from"
+            cure = f"give less than recipe.total_frames = {self.total_frames}"
+            yield ConfigError(what, "recipe.pace.prefill", cure)
         if self.buffer_frames < self.frames_in_an_update():
             yield ConfigError(
                 f"a replay buffer of {self.buffer_frames} frames never holds a batch of "
@@ -127,11 +125,9 @@ class OffPolicyConfig(ReplayConfig):
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         yield from super().errors(config)
         if self.normalize.observations and any(route.dtype for route in config.sync.map):
-            yield ConfigError(
-                "workers that act in half precision would round the mean of an observation to three digits",
-                "sync.map and recipe.normalize.observations",
-                "leave the dtype out of the sync map, or give recipe.normalize.observations=false",
-            )
+            what = "workers that act in half precision would round the mean of an observation to three digits"
+            cure = "leave the dtype out of the sync map, or give recipe.normalize.observations=false"
+            yield ConfigError(what, "sync.map and recipe.normalize.observations", cure)
 
 
 @dataclass

@@ -106,11 +106,9 @@ def dreamer_map(
     trained, acts = parts_of_losses(losses), parts_of_player(player)
     where = f"player, {type(player).__name__}"
     if trained.version != acts.version:
-        raise ConfigError(
-            f"the losses are DreamerV{trained.version}'s and the player is DreamerV{acts.version}'s",
-            where,
-            "build the player from the modules of the world model and of the actor",
-        )
+        what = f"the losses are DreamerV{trained.version}'s and the player is DreamerV{acts.version}'s"
+        cure = "build the player from the modules of the world model and of the actor"
+        raise ConfigError(what, where, cure)
     pairs = [
         *_paired("encoder", tuple(unit for unit in acts.encoders if unit.learns), trained.encoders, where),
         *_dynamics(acts, trained),
@@ -179,11 +177,9 @@ def parts_of_player(player: nn.Module) -> PlayerParts:
     encoders = tuple(inside[:at])
     actors = tuple(unit for unit in inside[at + 1 :] if unit.learns and unit is not prior)
     if not encoders or not actors:
-        raise ConfigError(
-            f"the player has no {'actor after' if encoders else 'encoder before'} its posterior",
-            where,
-            "compose it as encoder, state and actor, as TorchRL's Dreamer examples do",
-        )
+        what = f"the player has no {'actor after' if encoders else 'encoder before'} its posterior"
+        cure = "compose it as encoder, state and actor, as TorchRL's Dreamer examples do"
+        raise ConfigError(what, where, cure)
     return PlayerParts(version, encoders, posterior, actors, prior)
 
 
@@ -202,11 +198,8 @@ def parts_of_losses(losses: dict[str, nn.Module]) -> LossParts:
     version = 3 if isinstance(model.module, DreamerV3ModelLoss) else 1
     of_actor = 3 if isinstance(actor.module, DreamerV3ActorLoss) else 1
     if version != of_actor:
-        raise ConfigError(
-            f"the world model is DreamerV{version}'s and the actor is DreamerV{of_actor}'s",
-            where,
-            "give both losses of one version",
-        )
+        what = f"the world model is DreamerV{version}'s and the actor is DreamerV{of_actor}'s"
+        raise ConfigError(what, where, "give both losses of one version")
     made = list(units(model.module.world_model, f"{model.path}.world_model"))
     kinds = (modules.RSSMRollout, modules.RSSMRolloutV3)
     rollout = _one([u for u in made if isinstance(u.module, kinds)], "RSSMRollout or RSSMRolloutV3", where)
@@ -223,11 +216,9 @@ def state_shapes(parts: PlayerParts) -> dict[str, tuple[int, ...]]:
     if not parts.estimates:
         return shapes
     if prior.action_shape is None:
-        raise ConfigError(
-            "the prior does not know the shape of an action",
-            f"player, {parts.prior.path}.prior, {type(prior).__name__}",
-            "give it action_spec or action_shape",
-        )
+        what = "the prior does not know the shape of an action"
+        cure = "give it action_spec or action_shape"
+        raise ConfigError(what, f"player, {parts.prior.path}.prior, {type(prior).__name__}", cure)
     return {**shapes, "previous_action": tuple(prior.action_shape)}
 
 
@@ -236,11 +227,8 @@ def _one(found: list[Unit], what: str, where: str) -> Unit:
         return found[0]
     given = "no" if not found else f"{len(found)} of"
     places = "" if not found else f" ({', '.join(unit.path or 'itself' for unit in found)})"
-    raise ConfigError(
-        f"there is {given} {what}",
-        where + places,
-        "give a loss and a player of TorchRL's DreamerV1 or V3; for others write the map by hand",
-    )
+    cure = "give a loss and a player of TorchRL's DreamerV1 or V3; for others write the map by hand"
+    raise ConfigError(f"there is {given} {what}", where + places, cure)
 
 
 def _joined(path: str, name: str) -> str:

@@ -83,11 +83,8 @@ class DreamerPlayer(TensorDictModuleBase):
         super().__init__()
         where = f"DreamerPlayer(on_adoption={on_adoption!r}, window={window!r})"
         if on_adoption not in get_args(OnAdoption):
-            raise ConfigError(
-                f"{on_adoption!r} is nothing that can be done with a state",
-                where,
-                f"write one of {', '.join(map(repr, get_args(OnAdoption)))}",
-            )
+            what = f"{on_adoption!r} is nothing that can be done with a state"
+            raise ConfigError(what, where, f"write one of {', '.join(map(repr, get_args(OnAdoption)))}")
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise ConfigError(f"a window is at least 1 step, got {window!r}", where, "for example window=64")
         parts = parts_of_player(player)
@@ -142,17 +139,13 @@ class DreamerPlayer(TensorDictModuleBase):
     def _versions(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         made_by, stamp = tensordict.get(STATE_VERSION, None), tensordict.get(STAMP, None)
         if made_by is None:
-            raise ConfigError(
-                f"the environment does not carry {STATE_VERSION!r}",
-                "DreamerPlayer, at a step",
-                "TransformedEnv(env, Compose(InitTracker(), player.primer()))",
-            )
+            what = f"the environment does not carry {STATE_VERSION!r}"
+            cure = "TransformedEnv(env, Compose(InitTracker(), player.primer()))"
+            raise ConfigError(what, "DreamerPlayer, at a step", cure)
         if stamp is None and self.on_adoption != "keep":
-            raise ConfigError(
-                f"the frames do not carry {STAMP!r}, so an adoption cannot be seen",
-                f"DreamerPlayer(on_adoption={self.on_adoption!r}), at a step",
-                "pass track_policy_version=True to the collector, or give it a BoardScheme",
-            )
+            what = f"the frames do not carry {STAMP!r}, so an adoption cannot be seen"
+            cure = "pass track_policy_version=True to the collector, or give it a BoardScheme"
+            raise ConfigError(what, f"DreamerPlayer(on_adoption={self.on_adoption!r}), at a step", cure)
         if stamp is None:
             return made_by, torch.full_like(made_by, NO_VERSION)
         return made_by, stamp.reshape(made_by.shape)

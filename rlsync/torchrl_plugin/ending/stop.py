@@ -80,11 +80,9 @@ class Stop:
 
     def __init__(self, trainer: Trainer, within_s: float | None = 30.0) -> None:
         if within_s is not None and not within_s > 0:
-            raise ConfigError(
-                f"a deadline is a number of seconds above zero, got {within_s!r}",
-                f"Stop(within_s={within_s!r})",
-                "for example 30.0; None waits as long as the trainer does",
-            )
+            what = f"a deadline is a number of seconds above zero, got {within_s!r}"
+            cure = "for example 30.0; None waits as long as the trainer does"
+            raise ConfigError(what, f"Stop(within_s={within_s!r})", cure)
         require(Trainer, trainer, self)
         self.within_s = within_s
         self.why = ""  #: what the first call said

@@ -31,11 +31,8 @@ _watches: weakref.WeakKeyDictionary[WorkersPublisher, Watch] = weakref.WeakKeyDi
 def check_timeout(silent_timeout_s: object, who: str) -> None:
     if silent_timeout_s is None or (isinstance(silent_timeout_s, int | float) and silent_timeout_s > 0):
         return
-    raise ConfigError(
-        f"a timeout is a number of seconds above zero, got {short(silent_timeout_s)}",
-        f"{who}(silent_timeout_s=...)",
-        "for example 300.0; None waits for ever",
-    )
+    what = f"a timeout is a number of seconds above zero, got {short(silent_timeout_s)}"
+    raise ConfigError(what, f"{who}(silent_timeout_s=...)", "for example 300.0; None waits for ever")
 
 
 class Watch:

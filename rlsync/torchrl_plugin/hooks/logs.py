@@ -46,11 +46,9 @@ class Logs(TrainerHookBase):
         self.sync.require_trainer(trainer, f"{who}.register")
         for other in registered_modules(trainer):
             if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
-                raise ConfigError(
-                    f"this trainer already has a {who} that logs under {self.prefix!r}",
-                    f"{who}.register",
-                    f"register one {who} for each SyncWeights, each with a prefix of its own if it has one",
-                )
+                what = f"this trainer already has a {who} that logs under {self.prefix!r}"
+                cure = f"register one {who} for each SyncWeights, each with a prefix of its own if it has one"
+                raise ConfigError(what, f"{who}.register", cure)
         if stamps:
             self.sync.require_stamps(who)
 

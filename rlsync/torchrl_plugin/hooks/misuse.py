@@ -24,11 +24,9 @@ def no_trainer(hook: object, or_else: str = "") -> ConfigError:
     ``or_else`` is another cure than ``register``; it ends in ", or ".
     """
     name = type(hook).__name__
-    return ConfigError(
-        f"this {name} has no trainer yet, so it can do nothing",
-        f"{name}, called before it was bound to a trainer",
-        f"{or_else}call hook.register(trainer) in place of trainer.register_op(stage, hook)",
-    )
+    what = f"this {name} has no trainer yet, so it can do nothing"
+    cure = f"{or_else}call hook.register(trainer) in place of trainer.register_op(stage, hook)"
+    return ConfigError(what, f"{name}, called before it was bound to a trainer", cure)
 
 
 def require(kind: type, given: object, hook: object, cure: str = "give your trainer") -> None:
@@ -58,28 +56,21 @@ def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
 def refuse_background(trainer: Trainer, endpoint: Endpoint) -> None:
     """Refuse background publishes that the transport cannot make, or no optimizer's step could join."""
     if not endpoint.publisher.transport.background:
-        raise ConfigError(
-            "weights of this collector are not published in the background",
-            f"SyncWeights(background=True), transport {endpoint.description}",
-            "leave it out, or use a process collector with a BoardScheme",
-        )
+        what = "weights of this collector are not published in the background"
+        cure = "leave it out, or use a process collector with a BoardScheme"
+        raise ConfigError(what, f"SyncWeights(background=True), transport {endpoint.description}", cure)
     if not trainers.optimizers(trainer):
-        raise ConfigError(
-            "this trainer has no optimizer before whose step a publish could be joined",
-            "SyncWeights(background=True)",
-            "give the trainer its optimizer, or leave background out",
-        )
+        what = "this trainer has no optimizer before whose step a publish could be joined"
+        cure = "give the trainer its optimizer, or leave background out"
+        raise ConfigError(what, "SyncWeights(background=True)", cure)
 
 
 def refuse_shards_in_background(plan: SyncPlan) -> None:
     """Refuse to publish sharded leaves in the background: all ranks bring their parts at once."""
     sharded = plan.count(Verdict.SHARDED)
     if sharded:
-        raise ConfigError(
-            f"{sharded} leaves are sharded over ranks, which bring their parts at once",
-            "SyncWeights(background=True)",
-            "leave background out",
-        )
+        what = f"{sharded} leaves are sharded over ranks, which bring their parts at once"
+        raise ConfigError(what, "SyncWeights(background=True)", "leave background out")
 
 
 @runtime_checkable
@@ -137,11 +128,9 @@ class RegistersItself(TrainerHookBase):
     def __call__(self, *given: object) -> None:
         """Refuse to be an operation."""
         name = type(self).__name__
-        raise ConfigError(
-            f"{name} is not an operation of one stage",
-            f"trainer.register_op(stage, {name}(...))",
-            "call hook.register(trainer) instead: it registers what is needed at each stage",
-        )
+        what = f"{name} is not an operation of one stage"
+        cure = "call hook.register(trainer) instead: it registers what is needed at each stage"
+        raise ConfigError(what, f"trainer.register_op(stage, {name}(...))", cure)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing to keep."""

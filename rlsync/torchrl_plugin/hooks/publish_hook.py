@@ -32,11 +32,8 @@ class PublishHook(TrainerHookBase):
         self, when: Trigger, *, history: int = 1000, receipts_file: str | FilePath | None = None
     ) -> None:
         if not isinstance(when, Trigger):
-            raise ConfigError(
-                f"'when' is a trigger, got {type(when).__name__}",
-                f"when={when!r}",
-                "for example when=Every(4, 'optim_steps')",
-            )
+            what = f"'when' is a trigger, got {type(when).__name__}"
+            raise ConfigError(what, f"when={when!r}", "for example when=Every(4, 'optim_steps')")
         self.when = when
         self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)
@@ -214,11 +211,9 @@ class PublishHook(TrainerHookBase):
 
         for stock in replaced:
             if lost := [name for name in stock.destinations if not reached(parse(name))]:
-                raise ConfigError(
-                    f"{', '.join(map(repr, lost))} would get no weights any more",
-                    f"{type(self).__name__}, which replaces {stock}",
-                    "add the destination to the map, or leave it out of the trainer's weight_update_map",
-                )
+                what = f"{', '.join(map(repr, lost))} would get no weights any more"
+                cure = "add the destination to the map, or leave it out of the trainer's weight_update_map"
+                raise ConfigError(what, f"{type(self).__name__}, which replaces {stock}", cure)
         trainers.remove_stock_update_weights(trainer, replaced)
         self.beside = tuple(f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
 
@@ -233,11 +228,8 @@ class PublishHook(TrainerHookBase):
             ConfigError: the hook is bound to no trainer, or to another one.
         """
         if self.trainer is not trainer:
-            raise ConfigError(
-                f"this {type(self).__name__} is not bound to that trainer",
-                who,
-                "register it on the same trainer first; make one for each trainer",
-            )
+            what = f"this {type(self).__name__} is not bound to that trainer"
+            raise ConfigError(what, who, "register it on the same trainer first; make one for each trainer")
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase, and the ledger, for the trainer's checkpoint."""

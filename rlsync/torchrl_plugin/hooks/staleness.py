@@ -76,11 +76,8 @@ class BoundStaleness(Logs, RegistersItself):
     ) -> None:
         whole = isinstance(max_versions, int) and not isinstance(max_versions, bool)
         if not whole or max_versions < 0:
-            raise ConfigError(
-                f"a staleness bound is a whole number of versions, got {max_versions!r}",
-                f"BoundStaleness(max_versions={max_versions!r})",
-                "for example 2",
-            )
+            what = f"a staleness bound is a whole number of versions, got {max_versions!r}"
+            raise ConfigError(what, f"BoundStaleness(max_versions={max_versions!r})", "for example 2")
         for name, given, offered in (("action", action, Action), ("unknown", unknown, Unknown)):
             check_choice("action", given, get_args(offered), f"BoundStaleness({name}={given!r})")
         super().__init__(sync)
@@ -112,11 +109,9 @@ class BoundStaleness(Logs, RegistersItself):
             )
 
         if self.sync.adopts_within_rollouts and self.sync.in_flight:
-            raise ConfigError(
-                "the oldest frame of a running rollout is not known: workers adopt within rollouts",
-                "BoundStaleness(action='wait') with BoardScheme(adopt_at='policy_call')",
-                "use action='drop', or let the workers adopt between rollouts",
-            )
+            what = "the oldest frame of a running rollout is not known: workers adopt within rollouts"
+            where = "BoundStaleness(action='wait') with BoardScheme(adopt_at='policy_call')"
+            raise ConfigError(what, where, "use action='drop', or let the workers adopt between rollouts")
 
     def _consume(self, batch: TensorDictBase) -> TensorDictBase:
         stamps = stamps_of(batch, self.sync.version)

@@ -327,18 +327,13 @@ class SyncWeights(PublishHook):
             ConfigError: the frames carry no ``policy_version``, or come from another collector.
         """
         if self.trainer is not None and self.collector is not self.trainer.collector:
-            raise ConfigError(
-                "the frames that this trainer consumes carry the versions of another hook",
-                f"{who}, with the SyncWeights of another {type(self.collector).__name__}",
-                "pass the SyncWeights of the trainer's own collector",
-            )
+            what = "the frames that this trainer consumes carry the versions of another hook"
+            where = f"{who}, with the SyncWeights of another {type(self.collector).__name__}"
+            raise ConfigError(what, where, "pass the SyncWeights of the trainer's own collector")
         endpoint = self._bound.endpoint
         if not endpoint.stamped:
-            raise ConfigError(
-                "frames do not carry the version that acted",
-                f"{who} on this trainer's collector",
-                "; ".join(endpoint.notes),
-            )
+            what = "frames do not carry the version that acted"
+            raise ConfigError(what, f"{who} on this trainer's collector", "; ".join(endpoint.notes))
 
     def pin(self, evaluator: Evaluator) -> None:
         """Let each evaluation by TorchRL's Evaluator act with one version, which its result names.

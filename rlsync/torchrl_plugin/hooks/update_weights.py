@@ -219,28 +219,16 @@ def _check_arguments(
     collector: Any, getter: Any, sync_map: Any, trainer: Any, sender: Any, unit: str
 ) -> None:
     if sender is None and collector is None:
-        raise ConfigError(
-            "nothing to send to",
-            "UpdateWeights(collector=None, sender=None)",
-            "pass a collector or a sender",
-        )
+        what = "nothing to send to"
+        raise ConfigError(what, "UpdateWeights(collector=None, sender=None)", "pass a collector or a sender")
     if sender is not None and (getter is not None or sync_map is not None):
-        raise ConfigError(
-            "a sender knows its own weights",
-            "UpdateWeights(sender=..., policy_weights_getter or weight_update_map)",
-            "leave out the getter and the map",
-        )
+        where = "UpdateWeights(sender=..., policy_weights_getter or weight_update_map)"
+        raise ConfigError("a sender knows its own weights", where, "leave out the getter and the map")
     if sync_map is not None and trainer is None:
-        raise ConfigError(
-            "the sources of a map are paths on a trainer",
-            "UpdateWeights(weight_update_map=..., trainer=None)",
-            "pass trainer=",
-        )
+        what = "the sources of a map are paths on a trainer"
+        raise ConfigError(what, "UpdateWeights(weight_update_map=..., trainer=None)", "pass trainer=")
     where = f"UpdateWeights(interval_unit={unit!r})"
     check_choice("interval unit", unit, ("batches", "optim_steps"), where)
     if unit == "optim_steps" and trainer is None:
-        raise ConfigError(
-            "optimizer steps are counted by a trainer",
-            "UpdateWeights(interval_unit='optim_steps', trainer=None)",
-            "pass trainer=",
-        )
+        what = "optimizer steps are counted by a trainer"
+        raise ConfigError(what, "UpdateWeights(interval_unit='optim_steps', trainer=None)", "pass trainer=")

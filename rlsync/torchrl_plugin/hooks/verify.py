@@ -99,11 +99,9 @@ class VerifySync(Logs):
         check_choice("action", action, get_args(Action), f"VerifySync(action={action!r})")
         for name, trigger in (("when", when), ("behaviour", behaviour)):
             if trigger is not None and not isinstance(trigger, Trigger):
-                raise ConfigError(
-                    f"{name!r} is a trigger, got {type(trigger).__name__}",
-                    f"VerifySync({name}={trigger!r})",
-                    f"for example {name}=Every(100, 'batches')",
-                )
+                what = f"{name!r} is a trigger, got {type(trigger).__name__}"
+                cure = f"for example {name}=Every(100, 'batches')"
+                raise ConfigError(what, f"VerifySync({name}={trigger!r})", cure)
         super().__init__(sync)
         self.when = Every(10, "batches") if when is None else when
         self.action = action

@@ -93,11 +93,8 @@ class RenderedEnvs(GymnasiumEnvs):
         try:
             env = self._small(AddRenderObservation(env, render_only=True))
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-            raise ConfigError(
-                f"{self.id!r} cannot be drawn: {first_line(error)}",
-                "env.id",
-                "pip install 'rlsync[video]', which has pygame, or what the first line names",
-            ) from error
+            cure = "pip install 'rlsync[video]', which has pygame, or what the first line names"
+            raise ConfigError(f"{self.id!r} cannot be drawn: {first_line(error)}", "env.id", cure) from error
         for wrap in wrappers:
             env = wrap(env)
         return env
@@ -137,11 +134,8 @@ class RenderedEnvs(GymnasiumEnvs):
         )
 
     def _no_picture(self, why: str) -> ConfigError:
-        return ConfigError(
-            f"{self.id!r} has no picture: {why}, not rgb_array",
-            "env.id",
-            "give an environment that renders, like CartPole-v1, or observe it as it is: env=gymnasium",
-        )
+        cure = "give an environment that renders, like CartPole-v1, or observe it as it is: env=gymnasium"
+        return ConfigError(f"{self.id!r} has no picture: {why}, not rgb_array", "env.id", cure)
 
 
 #: Options of ale-py's vector environment that would make reported returns something else than those of games,

@@ -70,18 +70,13 @@ class VectorEnvs(Envs):
         space = envs.single_observation_space
         if mode is not AutoresetMode.SAME_STEP:
             envs.close()
-            raise ConfigError(
-                f"{name!r} does not reset in the step that ends an episode: its mode is {mode}",
-                "environment",
-                "leave vectorized=False, so that gymnasium steps one environment after the other",
-            )
+            what = f"{name!r} does not reset in the step that ends an episode: its mode is {mode}"
+            cure = "leave vectorized=False, so that gymnasium steps one environment after the other"
+            raise ConfigError(what, "environment", cure)
         if not isinstance(space, Box):
             envs.close()
-            raise ConfigError(
-                f"{name!r} gives observations of {space}",
-                "environment",
-                "wrap it so that they are arrays (gymnasium.wrappers.FlattenObservation)",
-            )
+            cure = "wrap it so that they are arrays (gymnasium.wrappers.FlattenObservation)"
+            raise ConfigError(f"{name!r} gives observations of {space}", "environment", cure)
         # Most environments give pixels as [H, W, C]; those that stack frames give [C, H, W].
         self._channels_behind = (
             space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] <= min(4, space.shape[0])
@@ -144,11 +139,8 @@ class AleEnvs(VectorEnvs):
         games = roms.get_all_rom_ids()
         if game not in games:
             near = nearest_name(game, games)
-            raise ConfigError(
-                f"ale-py has no game {game!r}",
-                "AtariEnvs(game=...)",
-                did_you_mean(near) + "write it in snake_case: space_invaders",
-            )
+            cure = did_you_mean(near) + "write it in snake_case: space_invaders"
+            raise ConfigError(f"ale-py has no game {game!r}", "AtariEnvs(game=...)", cure)
         self.ale = vector_env.AtariVectorEnv(
             game, num_envs, **options, autoreset_mode=AutoresetMode.SAME_STEP
         )

@@ -44,11 +44,8 @@ class EpsilonLadder:
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1 or self.alpha < 0:
-            raise ConfigError(
-                f"no ladder has epsilon {self.epsilon:g} and alpha {self.alpha:g}",
-                "EpsilonLadder",
-                "give an epsilon from 0 to 1, and an alpha of 0 or more",
-            )
+            what = f"no ladder has epsilon {self.epsilon:g} and alpha {self.alpha:g}"
+            raise ConfigError(what, "EpsilonLadder", "give an epsilon from 0 to 1, and an alpha of 0 or more")
 
     def of(self, worker: int, num_workers: int) -> float:
         """The probability that a worker takes a random action.

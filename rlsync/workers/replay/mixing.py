@@ -104,11 +104,8 @@ class ReplayMix:
                 f"foreign_state cannot be {foreign_state!r}", "foreign_state", "give 'zero' or 'keep'"
             )
         if not 1 <= min_steps <= replay.capacity_steps:
-            raise ConfigError(
-                f"a replay of {replay.capacity_steps} steps never holds {min_steps}",
-                "min_steps",
-                "give a number from 1 to the capacity",
-            )
+            what = f"a replay of {replay.capacity_steps} steps never holds {min_steps}"
+            raise ConfigError(what, "min_steps", "give a number from 1 to the capacity")
         self.replay = replay
         self.agent = agent
         self.min_steps = min_steps

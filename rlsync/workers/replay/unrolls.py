@@ -166,11 +166,9 @@ class UnrollReplay:
         """
         with self._lock:
             if not len(self) or unrolls < 1:
-                raise ConfigError(
-                    f"{unrolls} unrolls cannot be drawn from {len(self)}",
-                    "UnrollReplay.draw",
-                    "extend the replay first, and ask for one or more",
-                )
+                what = f"{unrolls} unrolls cannot be drawn from {len(self)}"
+                cure = "extend the replay first, and ask for one or more"
+                raise ConfigError(what, "UnrollReplay.draw", cure)
             return self._read(torch.randint(len(self), (unrolls,), generator=self.generator))
 
     def state_dict(self, contents: bool = True) -> dict[str, Any]:
@@ -199,11 +197,8 @@ class UnrollReplay:
         """
         unknown = sorted(set(state_dict) - set(_STATE_KEYS))
         if unknown or "generator" not in state_dict:
-            raise ConfigError(
-                f"this is not the state of a replay: {', '.join(unknown) or 'it has no generator'}",
-                "UnrollReplay.load_state_dict",
-                "give what state_dict() returned",
-            )
+            what = f"this is not the state of a replay: {', '.join(unknown) or 'it has no generator'}"
+            raise ConfigError(what, "UnrollReplay.load_state_dict", "give what state_dict() returned")
         self._first, self._full = self._unrolls.written, False
         if "contents" in state_dict:
             self.extend(state_dict["contents"].exclude(keys.REPLAYED), state_dict["agent"])
@@ -213,11 +208,8 @@ class UnrollReplay:
         length = form[keys.REWARD][0][0]
         capacity = self.capacity_steps // length
         if capacity < 1:
-            raise ConfigError(
-                f"a replay of {self.capacity_steps} steps has no room for an unroll of {length}",
-                "UnrollReplay(capacity_steps=...)",
-                f"give {length} or more",
-            )
+            what = f"a replay of {self.capacity_steps} steps has no room for an unroll of {length}"
+            raise ConfigError(what, "UnrollReplay(capacity_steps=...)", f"give {length} or more")
         final_capacity = capacity if self._final_capacity is None else self._final_capacity
         self._form = form
         self._unrolls = RowStore(capacity, self._folder and self._folder / "unrolls")
@@ -310,11 +302,9 @@ def _must_fit(form: _Form, held: _Form) -> None:
         if form.get(key) == held.get(key):
             continue
         has, wants = (_in_words(one.get(key)) for one in (form, held))
-        raise ConfigError(
-            f"{key!r} of an unroll is {has}; the replay holds {wants}",
-            "UnrollReplay.extend",
-            "give batches of one length and with the same keys, also where agents share a replay",
-        )
+        what = f"{key!r} of an unroll is {has}; the replay holds {wants}"
+        cure = "give batches of one length and with the same keys, also where agents share a replay"
+        raise ConfigError(what, "UnrollReplay.extend", cure)
 
 
 def _in_words(column: tuple[tuple[int, ...], torch.dtype] | None) -> str:
