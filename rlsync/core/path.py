@@ -182,12 +182,7 @@ def _step(here: Any, segment: Segment) -> Any:
 
 
 def _not_found(
-    path: Path,
-    depth: int,
-    here: Any,
-    reached: str,
-    error: type[SyncMapError],
-    where: str,
+    path: Path, depth: int, here: Any, reached: str, error: type[SyncMapError], where: str
 ) -> SyncMapError:
     segment, after = path.segments[depth], path.segments[depth + 1 : depth + 2]
     wanted, siblings = _bare(segment), _siblings(here, segment)

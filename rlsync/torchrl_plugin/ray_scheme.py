@@ -47,11 +47,7 @@ class NodeBoardScheme(BoardScheme):
     """
 
     def __init__(
-        self,
-        adopt: Adopt = "alias",
-        *,
-        adopt_at: AdoptAt = "rollout",
-        start_timeout_s: float | None = 300.0,
+        self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout", start_timeout_s: float | None = 300.0
     ) -> None:
         board = WeightBoard()
         # What the actor's own collector publishes is older than any learner's.

@@ -101,9 +101,7 @@ class SyncWeights(PublishHook):
         max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
     ) -> None:
         super().__init__(
-            Every(1, "batches") if when is None else when,
-            history=history,
-            receipts_file=receipts_file,
+            Every(1, "batches") if when is None else when, history=history, receipts_file=receipts_file
         )
         check_limit(max_unchanged_publishes)
         self.sync_map = sync_map
