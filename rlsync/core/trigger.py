@@ -8,7 +8,7 @@ of the last publish fires at the same counts as a run without a break.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from rlsync.core.errors import ConfigError
@@ -27,13 +27,9 @@ class Counters:
     optim_steps: int = 0  #: optimizer steps done
     seconds: float = 0.0  #: of training, summed over resumed runs
 
-    def to_dict(self) -> dict[str, float]:
-        """All counters by name."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> Counters:
-        """The inverse of :meth:`to_dict`; unknown names are ignored, absent ones are zero."""
+        """The inverse of :func:`dataclasses.asdict`; unknown names are ignored, absent ones are zero."""
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})
 
 
@@ -93,8 +89,7 @@ class Every(Trigger):
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            near = nearest_name(str(self.unit), UNITS)
-            cure = did_you_mean(near) + f"units: {', '.join(UNITS)}"
+            cure = did_you_mean(nearest_name(str(self.unit), UNITS)) + f"units: {', '.join(UNITS)}"
             raise ConfigError(f"no unit {self.unit!r}", f"Every({self.n!r}, {self.unit!r})", cure)
         whole = isinstance(self.n, int) and not isinstance(self.n, bool)
         real = isinstance(self.n, float) and math.isfinite(self.n) and self.unit == "seconds"

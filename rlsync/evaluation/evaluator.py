@@ -46,7 +46,6 @@ class Evaluator(TrainerHookBase):
         self._target, self._stop = target, stop
 
     def register(self, trainer: Trainer, name: str = "evaluator") -> None:
-        """Log after every batch; end the process when the trainer shuts down."""
         trainer.register_op("post_steps_log", self)
         trainer.register_op("shutdown", self.close)
 

@@ -89,7 +89,6 @@ class Best:
         return digest_of_weights(self.weights, head)
 
     def write(self, file: Path) -> None:
-        """Replace the file; nobody reads a half one."""
         held = {name: getattr(self, name) for name in self.__slots__} | {"digest": self.digest()}
         write_whole(file, lambda beside: torch.save(held, beside))
 

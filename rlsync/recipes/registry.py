@@ -139,14 +139,6 @@ def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -
 
     ConfigError, which names the place ``where`` the name stands, if there is no such recipe, it cannot be
     imported, or its name is that of a shipped one.
-
-    Example:
-        >>> recipe_named("pppo")
-        Traceback (most recent call last):
-        ...
-        rlsync.core.errors.ConfigError: no recipe is named 'pppo'
-          where  recipe.name
-          cure   did you mean 'ppo'? recipes: ppo, dqn, sac, td3, impala, dreamer_v1, dreamer_v3
     """
     if at is not None and name in SHIPPED:
         raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")

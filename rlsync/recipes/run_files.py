@@ -93,7 +93,6 @@ class RunStatistics:
     )
 
     def write(self, run: Path) -> None:
-        """Leave this in a run's folder. Nobody reads a half one."""
         text = json.dumps(asdict(self), indent=2) + "\n"
         write_whole(run / STATISTICS, lambda beside: beside.write_text(text))
 

@@ -319,6 +319,5 @@ class Config:
 
     @property
     def workers_per_node(self) -> int:
-        """How many workers each machine has."""
         own = None if self.cluster.here else self.cluster.workers_per_node
         return own or self.collector.num_workers

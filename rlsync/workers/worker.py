@@ -255,7 +255,6 @@ class Group:
             view.copy_(before[name])
 
     def act(self, step: int) -> None:
-        """Choose the actions of a step, and let the environments begin it."""
         rows = self._rows.steps
         seen, is_init = rows[keys.OBSERVATION][step], rows[keys.IS_INIT][step]
         acted = self._seat.act(seen, is_init, self._reward, self._state)

@@ -118,7 +118,6 @@ class OpenLoop:
         self._next = self.config.every_frames
 
     def register(self, trainer: Trainer) -> None:
-        """Look after a batch of this trainer, when it is time."""
         trainer.register_op("post_steps_log", partial(self._look, trainer))
 
     def _look(self, trainer: Trainer, batch: TensorDictBase | None = None) -> dict[str, float]:

@@ -67,8 +67,10 @@ class StopIfNotFinite(RegistersItself):
         bad = [f"{name!r} is {_value(loss)}" for name, loss in losses.items() if not all_finite(loss)]
         if bad:
             return f"the loss {', '.join(bad)}"
-        names = self._parameter_names()
+        module = None if self._trainer is None else self._trainer.loss_module
         params = _parameters(optimizer)
+        named = module.named_parameters() if isinstance(module, nn.Module) else ()
+        names = {id(p): repr(name) for name, p in named}
         odd = [p for p in params if p.grad is not None and not all_finite(p.grad)]
         if not odd:
             return ""
@@ -78,10 +80,6 @@ class StopIfNotFinite(RegistersItself):
         told = [names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in odd]
         more = f" and {len(told) - 3} more" if len(told) > 3 else ""
         return f"the gradient of {', '.join(told[:3])}{more} is not finite"
-
-    def _parameter_names(self) -> dict[int, str]:
-        module = self._trainer.loss_module if self._trainer is not None else None
-        return {id(p): repr(n) for n, p in module.named_parameters()} if isinstance(module, nn.Module) else {}
 
     def _error(self, what: str, optimizer: optim.Optimizer) -> NotFinite:
         trainer = self._trainer

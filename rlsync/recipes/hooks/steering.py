@@ -121,7 +121,6 @@ class EpisodeReturns(TrainerHookBase):
         return returns
 
     def register(self, trainer: Trainer, name: str = "episode_returns") -> None:
-        """Watch every batch of this trainer."""
         self._trainer = trainer
         trainer.register_op("post_steps_log", self)
         trainer.register_module(name, self)
@@ -223,5 +222,4 @@ class ToLearner:
         return batch.to(self.device)
 
     def register(self, trainer: Trainer) -> None:
-        """Move every batch of this trainer, before the hooks of later stages."""
         trainer.register_op("batch_process", self)

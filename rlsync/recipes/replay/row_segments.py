@@ -213,15 +213,13 @@ class RowSegments(TensorStorageCheckpointer):
                     raise unwritten(into, error) from error
                 if error.errno != errno.EXDEV and not self._has_warned:
                     self._has_warned = True
-                    warn(
-                        RlsyncWarning(
-                            "the replay buffer's rows are written to disk again, in full: files cannot be "
-                            f"linked ({error.strerror})",
-                            str(into.parent),
-                            "give a run_dir on a file system with hard links, "
-                            "or recipe.buffer_checkpointed=false",
-                        )
+                    what = (
+                        "the replay buffer's rows are written to disk again, in full: files cannot be linked"
                     )
+                    cure = (
+                        "give a run_dir on a file system with hard links, or recipe.buffer_checkpointed=false"
+                    )
+                    warn(RlsyncWarning(f"{what} ({error.strerror})", str(into.parent), cure))
         return False
 
 

@@ -185,7 +185,6 @@ class Stop:
 
 
 def _lost_workers(error: BaseException) -> bool:
-    """Whether an error says that workers are gone."""
     if isinstance(error, RuntimeError) and collectors.says_a_worker_died(error):
         return True
     return isinstance(error, (WorkerLost, AdoptionTimeout, BoardClosed, ConnectionError, EOFError))

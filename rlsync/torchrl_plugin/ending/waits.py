@@ -275,7 +275,6 @@ class KeptRollouts:
         self._collector = weakref.ref(collector)
 
     def sent(self, worker: int, word: str) -> None:
-        """Note what was sent to a worker."""
         if word in _COLLECT:
             self.owing.add(worker)
         elif word == "run_free":
@@ -288,7 +287,6 @@ class KeptRollouts:
         return item
 
     def next(self) -> Any | None:
-        """The oldest rollout that was kept, if there is one."""
         return self._kept.popleft() if self._kept else None
 
     def wait_for(self, worker: int) -> None:

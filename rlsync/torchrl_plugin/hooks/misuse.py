@@ -164,13 +164,10 @@ class Calls:
         self._steps = optim_steps
         self._batches += 1
         if self._batches == _PATIENCE:
-            warn(
-                NothingPublished(
-                    f"this {self._hook} is bound to the trainer, which does not call it",
-                    f"the last {_PATIENCE} batches, {optim_steps} optimizer steps",
-                    "trainer.register_op('post_steps', hook), or call hook.register(trainer)",
-                )
-            )
+            what = f"this {self._hook} is bound to the trainer, which does not call it"
+            where = f"the last {_PATIENCE} batches, {optim_steps} optimizer steps"
+            cure = "trainer.register_op('post_steps', hook), or call hook.register(trainer)"
+            warn(NothingPublished(what, where, cure))
 
     def published(self) -> None:
         """The hook published, whoever asked it to."""
@@ -185,10 +182,7 @@ class Calls:
             return
         self._calls += 1
         if self._calls == _PATIENCE:
-            warn(
-                NothingPublished(
-                    f"this {self._hook} is called, but not by the trainer to which it is bound",
-                    f"the last {_PATIENCE} calls, after {now.batches} batches of that trainer",
-                    "bind the hook to the trainer that calls it; in a loop of your own, call hook.publish()",
-                )
-            )
+            what = f"this {self._hook} is called, but not by the trainer to which it is bound"
+            where = f"the last {_PATIENCE} calls, after {now.batches} batches of that trainer"
+            cure = "bind the hook to the trainer that calls it; in a loop of your own, call hook.publish()"
+            warn(NothingPublished(what, where, cure))

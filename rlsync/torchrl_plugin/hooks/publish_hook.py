@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -151,13 +151,9 @@ class PublishHook(TrainerHookBase):
         assert self.trainer is not None, "bound, since its trainer calls it"
         planned = trainers.planned(self.trainer)
         if not self.when.due(Counters(), planned):
-            warn(
-                NothingPublished(
-                    f"this {type(self).__name__} is never due in the planned run: {self.when}",
-                    f"{planned.batches} batches, {planned.frames} frames; the first weights act all the time",
-                    "choose a shorter interval",
-                )
-            )
+            what = f"this {type(self).__name__} is never due in the planned run: {self.when}"
+            where = f"{planned.batches} batches, {planned.frames} frames; the first weights act all the time"
+            warn(NothingPublished(what, where, "choose a shorter interval"))
 
     def _count_batch(self) -> None:
         self._batches += 1
@@ -235,10 +231,10 @@ class PublishHook(TrainerHookBase):
         """Counters, phase, and the ledger, for the trainer's checkpoint."""
         self.join()
         now = self.counters()
-        last = {f"last_{name}": value for name, value in self._last.to_dict().items()}
+        last = {f"last_{name}": value for name, value in asdict(self._last).items()}
         ledger = self.ledger.state_dict()
         pairs = {k: torch.tensor(ledger[k], dtype=torch.int64).view(-1, 2) for k in ("published", "lost")}
-        return ledger | {"version": self.version} | pairs | now.to_dict() | last
+        return ledger | {"version": self.version} | pairs | asdict(now) | last
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the same phase; the restored weights are published before the next frame.

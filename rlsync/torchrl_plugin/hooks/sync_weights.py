@@ -166,13 +166,10 @@ class SyncWeights(PublishHook):
         own = trainer.collector
         if self.collector is own or is_fed(trainer, own) or self._bound.acts_in(policy_of(own)):
             return
-        warn(
-            NothingPublished(
-                "this SyncWeights publishes to another collector than the trainer's",
-                f"SyncWeights(collector={type(self.collector).__name__}); the trainer's own has no hook",
-                "leave collector out; or register the hook of the trainer's own collector first",
-            )
-        )
+        what = "this SyncWeights publishes to another collector than the trainer's"
+        where = f"SyncWeights(collector={type(self.collector).__name__}); the trainer's own has no hook"
+        cure = "leave collector out; or register the hook of the trainer's own collector first"
+        warn(NothingPublished(what, where, cure))
 
     def _register_ops(self, trainer: Trainer, endpoint: Endpoint) -> None:
         trainer.register_op("post_optim", self._count_optim_step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from torchrl.trainers import Trainer
@@ -192,7 +192,7 @@ class VerifySync(Logs):
 
     def state_dict(self) -> dict[str, Any]:
         """Phase and count, for the trainer's checkpoint. A resumed run starts an unfinished check again."""
-        return {"checks": self.checks} | {f"last_{k}": v for k, v in self._last.to_dict().items()}
+        return {"checks": self.checks} | {f"last_{k}": v for k, v in asdict(self._last).items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the count and the trigger's phase of a checkpoint.

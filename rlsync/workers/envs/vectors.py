@@ -138,8 +138,7 @@ class AleEnvs(VectorEnvs):
             ) from error
         games = roms.get_all_rom_ids()
         if game not in games:
-            near = nearest_name(game, games)
-            cure = did_you_mean(near) + "write it in snake_case: space_invaders"
+            cure = did_you_mean(nearest_name(game, games)) + "write it in snake_case: space_invaders"
             raise ConfigError(f"ale-py has no game {game!r}", "AtariEnvs(game=...)", cure)
         self.ale = vector_env.AtariVectorEnv(
             game, num_envs, **options, autoreset_mode=AutoresetMode.SAME_STEP

@@ -20,11 +20,6 @@ class Pace:
     This is the one definition. What throttles, what is logged and what is planned all ask it. If the updates
     that are due are done after each batch, the ratio is held within one update between the ends of any two
     batches; within a batch it is not. A ConfigError if a number cannot be.
-
-    Example:
-        >>> pace = Pace(0.5, prefill=1024)
-        >>> pace.due(frames=1024, updates=0), pace.due(frames=4096, updates=0)
-        (0, 1536)
     """
 
     ratio: float  # updates for each frame; above zero
