@@ -13,8 +13,8 @@ from rlsync.core.errors import ConfigError
 from rlsync.recipes import dqn
 from rlsync.recipes.checks import check
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.place import EXPONENT
+from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.recipes.settings import CollectorConfig
 from rlsync.recipes.spaces import DISCRETE, make_env
