@@ -53,8 +53,8 @@ SMALL = [
     "collector.frames_per_batch=32",
 ]
 OF = {
-    "dreamer_v1": ["env=pendulum"],
     "dreamer_v3": ["recipe.categoricals=2", "recipe.classes=4", "recipe.bins=31"],
+    "dreamer_v1": ["env=pendulum"],
 }
 every_recipe = pytest.mark.parametrize("name", list(OF))
 
@@ -248,6 +248,7 @@ def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) 
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_coupled_player_is_tied_and_a_decoupled_one_gets_copies(name: str) -> None:
     coupled = built(small(name, kind="in_process"))
     sync = hook_of(coupled)
@@ -261,6 +262,7 @@ def test_a_coupled_player_is_tied_and_a_decoupled_one_gets_copies(name: str) -> 
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: str, tmp_path: Path) -> None:
     trainer = built(small(name, kind="in_process", run_dir=tmp_path / "first"))
     trained(trainer)
@@ -287,6 +289,7 @@ def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: st
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
     config = small(name, kind="in_process", run_dir=tmp_path)
     trained(built(config))
