@@ -21,7 +21,12 @@ from rlsync.core.errors import ConfigError, first_line
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Component
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.checks import more_frames
-from rlsync.recipes.hooks import EpisodeReturns, StalenessHistogram, StatisticsHook, StopIfNotFinite
+from rlsync.recipes.hooks import (
+    EpisodeReturns,
+    StalenessHistogram,
+    StatisticsHook,
+    StopIfNotFinite,
+)
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.rerun import schedule_facts
 from rlsync.recipes.run import Run

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import cache
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -112,7 +112,7 @@ def entries(doc: str, title: str) -> set[str]:
 
 
 def error_named(name: str) -> type[BaseException]:
-    name = name.rpartition(".")[2]
+    name = name.rpartition(".")[2]  # an annotation may name its module
     return getattr(errors, name, None) or getattr(builtins, name)
 
 
@@ -137,6 +137,9 @@ class Body:
                 return self.function.__globals__.get(name, getattr(builtins, name, None))
             case ast.Attribute(ast.Name("self"), name) if self.owner is not None:
                 return inspect.getattr_static(self.owner, name, None)
+            case ast.Attribute(ast.Name(module), name):
+                held = self.function.__globals__.get(module)
+                return getattr(held, name, None) if isinstance(held, ModuleType) else None
         return None
 
     def raised(self) -> set[type[BaseException]]:
