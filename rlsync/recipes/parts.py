@@ -5,21 +5,28 @@ The hooks of a Trainer are in ``rlsync.recipes.hooks``, and what recipes with a 
 """
 # `as` tells a type checker that a name is public.
 
+from rlsync.evaluation.checkpoint import CheckpointPlayer as CheckpointPlayer
+from rlsync.recipes.checks import check as check
 from rlsync.recipes.evaluating import make_evaluator as make_evaluator
 from rlsync.recipes.evaluating import register_with_evaluations as register_with_evaluations
+from rlsync.recipes.networks import MixedMLP as MixedMLP
 from rlsync.recipes.networks import mlp as mlp
 from rlsync.recipes.networks import workers_dtype as workers_dtype
+from rlsync.recipes.networks import workers_policy as workers_policy
 from rlsync.recipes.place import EXPONENT as EXPONENT
 from rlsync.recipes.place import started_collector as started_collector
 from rlsync.recipes.registry import Recipe as Recipe
 from rlsync.recipes.run import Run as Run
 from rlsync.recipes.settings import Config as Config
+from rlsync.recipes.settings import EnvConfig as EnvConfig
+from rlsync.recipes.settings import RecipeConfig as RecipeConfig
 from rlsync.recipes.spaces import ANY as ANY
 from rlsync.recipes.spaces import BOX as BOX
 from rlsync.recipes.spaces import DISCRETE as DISCRETE
 from rlsync.recipes.spaces import Spaces as Spaces
 from rlsync.recipes.spaces import make_env as make_env
 from rlsync.recipes.spaces import making as making
+from rlsync.recipes.spaces import naming_env as naming_env
 from rlsync.recipes.spaces import probe as probe
 from rlsync.recipes.trainer import annealing as annealing
 from rlsync.recipes.trainer import policy_player as policy_player
