@@ -29,6 +29,7 @@ VERBS = {
     "eval": "play episodes with the weights of a checkpoint: rlsync eval RUN",
     "rerun": "make a run again from its schedule, and compare: rlsync rerun RUN",
     "compare": "find the first version and leaf in which two runs differ: rlsync compare RUN RUN",
+    "timeline": "draw who made which rollout with which version: rlsync timeline RUN",
     "plot": "draw return, lag, staleness and publishes of runs: rlsync plot RUN [RUN ...]",
     "ls": "list the shipped recipes and configs: rlsync ls [GROUP]",
     "cp": "copy a shipped config out, to edit it: rlsync cp GROUP/NAME [FOLDER]",

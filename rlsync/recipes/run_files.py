@@ -54,6 +54,8 @@ ENDED = "ended.json"
 STARTED = "started"
 #: The picture that ``rlsync plot`` draws.
 PLOT = "plot.png"
+#: The one that ``rlsync timeline`` draws.
+TIMELINE = "timeline.png"
 
 
 def metric_file(name: str) -> str:

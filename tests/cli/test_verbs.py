@@ -22,6 +22,7 @@ ARGUMENTS = {
     },
     "rerun": {"run", "--until", "--into", "--json", "--trust"},
     "compare": {"one", "other", "--json"},
+    "timeline": {"run", "--from", "--to", "--out", "--trace"},
     "plot": {"run", "--out"},
     "ls": {"group", "--keys", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},
