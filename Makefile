@@ -50,6 +50,10 @@ help:
 train: $(VENV)/.stamp-run
 	$(BIN)/rlsync train $(ARGS)
 
+# What Python has compiled is kept, whatever the environment says: tests start hundreds of processes, and each would
+# compile all modules anew.
+test test-all test-touched test-quick same: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not thorough' $(ARGS)
 

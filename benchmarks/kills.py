@@ -1,13 +1,14 @@
-"""Kill and stop the processes of off-policy runs at random moments, resume them, and look at what is left.
+"""Kill and stop the processes of runs at random moments, resume them, and look at what is left.
 
-    python benchmarks/kills.py [--kills 200] [--seconds 540] [--seed 0] [--out kills.json]
+    python benchmarks/kills.py [RECIPE ...] [--kills 200] [--seconds 540] [--seed 0] [--out kills.json]
 
-Short runs of ``dqn`` and ``sac`` with ``collector=async``, two workers and an evaluating process. At a
-random moment, from the start of the process on, one signal goes to a sampler, the evaluator or the learner:
-SIGKILL, or SIGSTOP and later SIGCONT. Afterwards a run must go on, or end with an error in three lines.
-Whenever one has ended, no process and no file of shared memory may be left, its checkpoint must be whole, and
-the run that resumes it in the same folder must go on from there: with higher versions, at its pace, no frame
-counted twice.
+Short runs of every recipe by turns, with two workers that collect while the learner learns, and an
+evaluating process. At a random moment, from the start of the process on, one signal goes to a sampler, the
+evaluator or the learner: SIGKILL, or SIGSTOP and later SIGCONT. Afterwards a run must go on (impala and laser
+replace a sampler), or end with an error in three lines. Whenever one has ended, no process and no file of
+shared memory may be left, its checkpoint must be whole, and the run that resumes it in the same folder must
+go on from there: with higher versions, at its pace, no frame counted twice. Of runs on Ray,
+``benchmarks/ray_cluster.py storm`` shows the same.
 
 The seed decides what happens, and after how long. The exit status is 1 if a count under ``bad`` is not zero.
 Files of shared memory are counted on the whole machine. Where other programs make some, give this one a
@@ -19,6 +20,7 @@ All processes are forked from this one, which has the imports loaded: many runs 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import multiprocessing
@@ -32,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -48,24 +51,63 @@ from rlsync.cli.main import main as rlsync_main
 WITHIN_S = 120.0  # no wait is longer, also on a loaded machine
 WORKERS, PREFILL, RATIO = 2, 128, "0.5"
 COMMON = (
-    "collector=async",
     f"collector.num_workers={WORKERS}",
-    "collector.frames_per_batch=64",
-    "checkpoint_every_frames=256",
     "recipe.total_frames=10000000",
     "recipe.target_return=null",
-    "recipe.hidden=[16]",
-    "recipe.batch_size=16",
-    "recipe.buffer_frames=20000",
-    f"recipe.pace.prefill={PREFILL}",
-    f"recipe.pace.ratio={RATIO}",
     "recipe.evaluation.every_frames=256",
     "recipe.evaluation.episodes=1",
     "logger=none",
     "stop_within_s=20",
     "run_dir=it",
 )
-RECIPES = {"dqn": ("recipe=dqn",), "sac": ("recipe=sac", "env=pendulum")}
+ASYNC = ("collector=async", "collector.frames_per_batch=64", "checkpoint_every_frames=256")
+REPLAY = (
+    *ASYNC,
+    "recipe.hidden=[16]",
+    "recipe.batch_size=16",
+    "recipe.buffer_frames=20000",
+    f"recipe.pace.prefill={PREFILL}",
+    f"recipe.pace.ratio={RATIO}",
+)
+UNROLLS = (
+    "collector.frames_per_batch=64",
+    "checkpoint_every_frames=2048",
+    "recipe.unroll_length=8",
+    "recipe.batch_size=8",
+)
+DREAMER = (
+    *ASYNC,
+    "env=pendulum",
+    "recipe.buffer_frames=20000",
+    "recipe.batch_size=2",
+    "recipe.sequence_length=8",
+    "recipe.horizon=3",
+    "recipe.belief=16",
+    "recipe.cells=16",
+    "recipe.pace.prefill=128",
+    "recipe.pace.ratio=0.05",
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Runs of one recipe: their words, and which laws they have beside those of all runs."""
+
+    words: tuple[str, ...]
+    replay: bool = False  # rows of the buffer are frames, and updates keep the pace RATIO
+    replaces_workers: bool = False
+
+
+RECIPES = {
+    "dqn": Kind(("recipe=dqn", *REPLAY), replay=True),
+    "impala": Kind(("recipe=impala", *UNROLLS), replaces_workers=True),
+    "sac": Kind(("recipe=sac", "env=pendulum", *REPLAY), replay=True),
+    "ppo": Kind(("recipe=ppo", *ASYNC)),
+    "laser": Kind(("recipe=laser", *UNROLLS), replaces_workers=True),
+    "td3": Kind(("recipe=td3", "env=pendulum", *REPLAY), replay=True),
+    "dreamer_v3": Kind(("recipe=dreamer_v3", *DREAMER)),
+    "dreamer_v1": Kind(("recipe=dreamer_v1", *DREAMER)),
+}
 ROLES = ("sampler", "evaluator", "learner")
 LIVES = 5  # of one run, at most; then another one begins
 LONGEST_DELAY_S, LONGEST_STOP_S = 2.0, 1.5
@@ -188,17 +230,29 @@ def until(true: Callable[[], bool], within_s: float = WITHIN_S) -> bool:
 class Checkpoint:
     """What a run's checkpoint says, read from its files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: Kind) -> None:
+        _look_at_digests(folder)
         parts = json.loads((folder / "manifest.json").read_text())["components"]
         at = {name: folder / part["path"] for name, part in parts.items()}
+        self.frames = int(_mapping(at["trainer_state"])["collected_frames"])
+        if not kind.replay:
+            return
         pace = _mapping(at["trainer_module.keep_pace"])
-        self.frames, self.updates = int(pace["frames"]), int(pace["updates"])
+        self.counted, self.updates = int(pace["frames"]), int(pace["updates"])
         self.written = int(
             json.loads((at["replay_buffer"] / "writer" / "metadata.json").read_text())["write_count"]
         )
         frames = _frames(at["replay_buffer"] / "storage")
         self.stored = len(frames)
         self.twice = self.stored - len(np.unique(frames, axis=0))
+
+
+def _look_at_digests(folder: Path) -> None:
+    """Every file of the list has the size and the digest that the list says."""
+    for name, said in json.loads((folder / "digests.json").read_text())["files"].items():
+        held = (folder / name).read_bytes()
+        if (len(held), hashlib.blake2b(held, digest_size=20).hexdigest()) != (said["bytes"], said["blake2b"]):
+            raise ValueError(f"{name} is not what was written")
 
 
 def _frames(storage: Path) -> np.ndarray:
@@ -217,12 +271,12 @@ def _mapping(component: Path) -> dict[str, object]:
     return {key["value"]: value.get("value") for key, value in items}
 
 
-def checkpoint_of(life: Life) -> Checkpoint | None:
+def checkpoint_of(life: Life, kind: Kind) -> Checkpoint | None:
     """The checkpoint of a run; None if it has written none. A killed writer may leave the one before."""
     interrupted = sorted(life.run.glob(".checkpoint.backup-*"))
     for folder in (life.run / "checkpoint", *interrupted):
         if (folder / "manifest.json").exists():
-            return Checkpoint(folder)
+            return Checkpoint(folder, kind)
     return None
 
 
@@ -243,9 +297,10 @@ BAD = (
 class Trial:
     """Runs one after the other, and counts what happens to them."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, recipes: list[str]) -> None:
         self.chance = random.Random(seed)
         self.folder = folder
+        self.recipes = recipes
         self.counts: Counter[str] = Counter()
         self.bad: Counter[str] = Counter(dict.fromkeys(BAD, 0))
         self.notes: list[str] = []
@@ -257,7 +312,8 @@ class Trial:
 
     def run(self, deadline: float, kills: int) -> None:
         """One run and those that resume it."""
-        recipe = list(RECIPES)[self._runs % len(RECIPES)]
+        recipe = self.recipes[self._runs % len(self.recipes)]
+        self.kind = RECIPES[recipe]
         folder = self.folder / f"{self._runs}-{recipe}"
         folder.mkdir()
         self._runs += 1
@@ -269,7 +325,7 @@ class Trial:
             resume = ("resume=it",) if before is not None else ()
             if before is None and number:  # nothing to go on from: the folder holds another run
                 return
-            words = (*resume, "run_dir=it") if resume else (*RECIPES[recipe], *COMMON)
+            words = (*resume, "run_dir=it") if resume else (*self.kind.words, *COMMON)
             life = Life(folder, words)
             try:
                 events = self._torment(life, before)
@@ -299,13 +355,14 @@ class Trial:
                 if not kill:
                     time.sleep(pause_s)
                     os.kill(pid, signal.SIGCONT)
-            fatal = kill and role != "evaluator"
+            fatal = kill and (role == "learner" or (role == "sampler" and not self.kind.replaces_workers))
             if not self._settled(life, fatal, events):
                 return ", ".join(events)
             if life.over:
                 return ", ".join(events)
-        os.kill(life.pid, signal.SIGTERM)
-        events.append("SIGTERM at the end")
+        with suppress(ProcessLookupError):
+            os.kill(life.pid, signal.SIGTERM)
+            events.append("SIGTERM at the end")
         if not until(lambda: life.over):
             self._note("runs that hung", f"{events} {life.output()[-600:]}")
         elif life.process.exitcode not in (0, 143) and life.output():  # else it had not begun to listen
@@ -351,7 +408,7 @@ class Trial:
             self._note("files of shared memory left", f"{told}: {sorted(new)}")
             self.shm |= new
         try:
-            found = checkpoint_of(life)
+            found = checkpoint_of(life, self.kind)
         except Exception as error:  # noqa: BLE001
             self._note("checkpoints that are lost or damaged", f"{told}: {type(error).__name__}: {error}")
             return None
@@ -359,7 +416,8 @@ class Trial:
             self._note("checkpoints that are lost or damaged", f"{told}: it is gone")
         if before is not None:
             self._look_at_resume(life, before, told)
-        if found is not None:
+        self.counts["checkpoints read"] += found is not None
+        if found is not None and self.kind.replay:
             self._look_at(found, told)
         return found
 
@@ -372,14 +430,15 @@ class Trial:
         self.counts["resumed"] += 1
 
     def _look_at(self, found: Checkpoint, told: str) -> None:
-        self.counts["checkpoints read"] += 1
-        allowed = math.floor(Fraction(RATIO) * max(0, found.frames - PREFILL))
+        allowed = math.floor(Fraction(RATIO) * max(0, found.counted - PREFILL))
         if abs(allowed - found.updates) > 1:
-            self._note("updates off the pace", f"{told}: {found.updates} of {allowed}, {found.frames} frames")
-        if found.twice or found.written != found.frames:
+            self._note(
+                "updates off the pace", f"{told}: {found.updates} of {allowed}, {found.counted} frames"
+            )
+        if found.twice or found.written != found.counted:
             self._note(
                 "frames counted twice",
-                f"{told}: {found.frames} counted, {found.written} written, {found.twice} rows are equal",
+                f"{told}: {found.counted} counted, {found.written} written, {found.twice} rows are equal",
             )
 
     def _note(self, what: str, told: str) -> None:
@@ -390,15 +449,18 @@ class Trial:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", default=[], help=f"of {', '.join(RECIPES)}")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=540.0, help="no new run begins after this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(arguments)
+    if unknown := set(given.recipes) - set(RECIPES):
+        parser.error(f"no recipe {', '.join(sorted(unknown))}: there are {', '.join(RECIPES)}")
     print(f"seed {given.seed}", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        trial = Trial(Path(folder), given.seed)
+        trial = Trial(Path(folder), given.seed, given.recipes or list(RECIPES))
         while trial.kills() < given.kills and time.monotonic() - began < given.seconds:
             trial.run(began + given.seconds, given.kills)
     found = {

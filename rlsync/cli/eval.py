@@ -153,7 +153,7 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool =
         raise ConfigError(
             f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist",
             where,
-            "a run writes its first after a twentieth of its frames, or checkpoint_every_frames",
+            "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames",
         )
     trust.check_checkpoint(found, trusted)
     if not require_whole(found, trusted=trusted, components=COMPONENTS):

@@ -13,7 +13,7 @@ from rlsync.cli.job import jobs_of
 from rlsync.cli.main import parser_of
 from rlsync.cli.plot import panels_for
 from rlsync.recipes.checks import more_frames
-from rlsync.recipes.settings import Config
+from rlsync.recipes.settings import CHECKPOINT_REST_S, Config
 from rlsync.recipes.timeline import Phase, Timeline, timeline
 
 _EXAMPLES = """examples:
@@ -81,13 +81,14 @@ def as_text(config: Config, plan: Timeline) -> str:
             f"at least {plan.evaluation_every_frames:,} frames apart, which are "
             f"{plan.evaluation_every_versions:,} versions"
         )
+    rest = "" if config.checkpoint_every_frames else f" and {CHECKPOINT_REST_S:g} s"
     rows = [_phase(phase, config.collector.frames_per_batch) for phase in plan.phases]
     if plan.update:
         rows.append(("update", plan.update))
     rows += [
         ("publish", f"{plan.publish_every}{published}"),
         ("evaluation", evaluation),
-        ("checkpoint", f"every {plan.checkpoint_every_frames:,} frames, and at the end"),
+        ("checkpoint", f"every {plan.checkpoint_every_frames:,} frames{rest}, and at the end"),
         ("workers", _workers(config)),
         ("end", f"{plan.frames:,} frames, {plan.updates:,} updates, ratio {plan.ratio:g}"),
     ]

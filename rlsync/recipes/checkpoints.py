@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,13 @@ class WholeCheckpoint(Checkpoint):
     before may then have another name; see :func:`places`.
     """
 
+    #: When it was written last; when it was made, before that. In seconds of ``time.monotonic``.
+    written: float
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.written = time.monotonic()
+
     def save(
         self,
         path: str | Path,
@@ -62,6 +70,7 @@ class WholeCheckpoint(Checkpoint):
             _replace(at, new)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
+        self.written = time.monotonic()
         return at
 
 

@@ -61,6 +61,9 @@ DeviceOrList = Any
 #: The kind of collector that acts in the learner's process.
 IN_PROCESS = "in_process"
 
+#: Seconds between two checkpoints at least, where a run says nothing of them.
+CHECKPOINT_REST_S = 30.0
+
 #: What ``cluster.kind`` says where all workers are on this machine.
 THIS_MACHINE = "none"
 
@@ -319,9 +322,9 @@ class Config:
     #: Leave this null. rlsync train writes the folder of --config-dir here, so that rlsync eval finds a
     #: recipe of yours.
     config_dir: str | None = None
-    #: Frames between two checkpoints; null: a twentieth of recipe.total_frames. One is also written at the
-    #: end of a run, also if it ends by Ctrl-C, SIGTERM, a lost worker or another error. Only a run that is
-    #: killed (SIGKILL) loses frames: at most this many.
+    #: Frames between two checkpoints; null: a twentieth of recipe.total_frames, and at least half a minute.
+    #: One is also written at the end of a run, also if it ends by Ctrl-C, SIGTERM, a lost worker or another
+    #: error. Only a run that is killed (SIGKILL) loses frames: at most this many.
     checkpoint_every_frames: int | None = above_zero(None)
     #: Seconds after Ctrl-C or SIGTERM until worker processes that hold the learner up, because they are
     #: stopped or hang in an environment, are killed; the run then ends as ever, with a checkpoint. Their last

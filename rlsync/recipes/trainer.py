@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +31,7 @@ from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.rerun import schedule_facts
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, SCHEDULE, STALENESS, VERSIONS
-from rlsync.recipes.settings import IN_PROCESS, Config
+from rlsync.recipes.settings import CHECKPOINT_REST_S, IN_PROCESS, Config
 from rlsync.recipes.sync_settings import sync_map, trigger, verify_trigger
 from rlsync.torchrl_plugin.compat.trainers import CsvFiles, forget_logged
 from rlsync.workers.players.torchrl_policy import PolicyPlayer
@@ -88,6 +90,8 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
     who waited for whom, write the run's statistics, and end the run before a step that is not finite.
     """
     forget_logged(trainer)
+    if run.config.checkpoint_every_frames is None:
+        rest_between_checkpoints(trainer)
     settings, kind, collector = run.config.sync, run.config.collector.kind, trainer.collector
     sync = SyncWeights(
         sync_map(settings) | run.place.routes(collector),
@@ -119,6 +123,17 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
     LogReceipts(sync).register(trainer, _RECEIPTS_KEY)
     StopIfNotFinite().register(trainer)
     return sync
+
+
+def rest_between_checkpoints(trainer: Trainer) -> None:
+    """Let half a minute pass between two checkpoints: each takes the learner a good part of a second."""
+    frames = trainer.save_trainer_interval
+
+    def look() -> None:
+        rested = time.monotonic() - trainer.checkpoint.written >= CHECKPOINT_REST_S
+        trainer.save_trainer_interval = frames if rested else math.inf
+
+    trainer.register_op("post_steps", look)
 
 
 def policy_player(run: Run[Any], policy: TensorDictModuleBase, *, deterministic: bool) -> CheckpointPlayer:

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +48,7 @@ from tests.tools.parts import (
     stopped,
     wait_until,
 )
-from tests.tools.parts.programs import ENDS_WITHIN_S
+from tests.tools.parts.programs import run_program
 
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve()
@@ -409,14 +408,8 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
 
 @pytest.mark.processes
 def test_the_command_finds_the_silent_trainer_and_prints_nothing_else() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "rlsync", "doctor", "--json", *PATIENT, "--trainer", f"{HERE}:make_dropped"],
-        env=os.environ | {"PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        timeout=ENDS_WITHIN_S,
-        check=False,
-    )
+    words = ["doctor", "--json", *PATIENT, "--trainer", f"{HERE}:make_dropped"]
+    done = run_program("rlsync", *words, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)})
     said = json.loads(done.stdout)
     line = said["findings"][-1]
     assert (done.returncode, said["verdict"], line["verdict"]) == (1, "fail", "fail"), done.stderr

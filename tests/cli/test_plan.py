@@ -128,7 +128,7 @@ SAC = """plan of sac on CartPole-v1
   frames 1,000 to 99,999    learning: 100 updates after each batch of 100 frames (990 rounds)
   publish                   every 1 batches: 1,000 versions after the first
   evaluation                never
-  checkpoint                every 5,000 frames, and at the end
+  checkpoint                every 5,000 frames and 30 s, and at the end
   workers                   2, each with 1 environment: 50 policy calls for a batch; more frames a second: env.num_envs=2
   end                       100,000 frames, 99,000 updates, ratio 1"""  # noqa: E501
 

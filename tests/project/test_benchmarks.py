@@ -72,6 +72,7 @@ def test_a_soak_of_readers_without_leases_finds_what_they_tear_and_fails(tmp_pat
     assert bad["torn"] > 0
 
 
+@pytest.mark.thorough
 def test_the_footprint_of_a_board_is_one_descriptor_a_worker_however_many_tensors(tmp_path: Path) -> None:
     out, table = tmp_path / "footprint.json", tmp_path / "footprint.md"
     schemes, size = ["board alias", "board copy"], ["--tensors", 10, 200, "--workers", 2, "--big-floats", 0]
@@ -196,6 +197,7 @@ def test_training_a_world_model_is_measured_at_a_held_pace(tmp_path: Path) -> No
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_the_canary_of_inference_servers_finds_nothing_torn_or_misnamed(tmp_path: Path) -> None:
     out = tmp_path / "servers.json"
     ended = _run(BENCHMARKS / "servers.py", "canary", "--servers", "thread", "--steps", 300, "--out", out)
@@ -207,6 +209,7 @@ def test_the_canary_of_inference_servers_finds_nothing_torn_or_misnamed(tmp_path
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_the_canary_of_inference_servers_finds_stamps_that_are_one_behind(tmp_path: Path) -> None:
     script, out = tmp_path / "one_behind.py", tmp_path / "servers.json"
     script.write_text(ONE_BEHIND)

@@ -128,6 +128,7 @@ def quickstart() -> str:
     return script
 
 
+@pytest.mark.thorough
 def test_the_script_of_the_quickstart_runs_as_a_file_with_spawned_workers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(quickstart())
     done = subprocess.run(

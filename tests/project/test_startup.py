@@ -61,6 +61,7 @@ def test_the_package_and_its_lowest_floor_load_nothing_heavy(module: str) -> Non
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_the_benchmark_of_starts_writes_what_it_measured(tmp_path: Path) -> None:
     script, out = Path(__file__).parents[2] / "benchmarks" / "startup.py", tmp_path / "startup.json"
     commands = ["rlsync --help", "rlsync status RUN"]

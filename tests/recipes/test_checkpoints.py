@@ -19,11 +19,14 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from rlsync.cli.status import begin
 from rlsync.core import whole_file
 from rlsync.core.errors import ConfigError
-from rlsync.recipes import checkpoints
+from rlsync.recipes import checkpoints, ppo
+from rlsync.recipes import trainer as recipe_trainer
 from rlsync.recipes.checkpoints import WholeCheckpoint, require_whole, taken
+from rlsync.recipes.ppo import PPOConfig
 from rlsync.recipes.replay import row_segments
 from rlsync.recipes.replay.row_segments import RowSegments
 from rlsync.recipes.run_files import CHECKPOINT, DIGESTS
+from rlsync.recipes.settings import CollectorConfig, Config
 from rlsync.recipes.trainer import RandomState
 from tests.tools.parts.power_cut import Disk, Image, put
 
@@ -227,3 +230,25 @@ def test_a_machine_that_stops_at_any_moment_leaves_the_checkpoint_before_or_the_
         assert oldest <= read.count <= newest, sorted(image)
         newer.add((oldest, read.count))
     assert newer == {(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)}
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("rest_s", "every", "saved_at"),
+    [(0.0, None, [64, 128, 192, 256, 320]), (30.0, None, [320]), (30.0, 160, [192, 320])],
+)
+def test_a_run_that_says_nothing_of_checkpoints_writes_them_half_a_minute_apart(
+    rest_s: float, every: int | None, saved_at: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe_trainer, "CHECKPOINT_REST_S", rest_s)
+    config = Config(
+        recipe=PPOConfig(total_frames=320, target_return=None),
+        collector=CollectorConfig("in_process", num_workers=1, frames_per_batch=64),
+        checkpoint_every_frames=every,
+        run_dir=str(tmp_path),
+    )
+    trainer = ppo.RECIPE.build(config)
+    written = []
+    monkeypatch.setattr(trainer, "_save_trainer", lambda: written.append(trainer.collected_frames))
+    trainer.train()
+    assert written == saved_at

@@ -52,8 +52,8 @@ SMALL = [
     "collector.frames_per_batch=32",
 ]
 OF = {
-    "dreamer_v1": ["env=pendulum"],
     "dreamer_v3": ["recipe.categoricals=2", "recipe.classes=4", "recipe.bins=31"],
+    "dreamer_v1": ["env=pendulum"],
 }
 every_recipe = pytest.mark.parametrize("name", list(OF))
 
@@ -247,6 +247,7 @@ def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) 
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_coupled_player_is_tied_and_a_decoupled_one_gets_copies(name: str) -> None:
     coupled = built(small(name, kind="in_process"))
     sync = hook_of(coupled)
@@ -260,6 +261,7 @@ def test_a_coupled_player_is_tied_and_a_decoupled_one_gets_copies(name: str) -> 
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: str, tmp_path: Path) -> None:
     trainer = built(small(name, kind="in_process", run_dir=tmp_path / "first"))
     trained(trainer)
@@ -286,6 +288,7 @@ def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: st
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
     config = small(name, kind="in_process", run_dir=tmp_path)
     trained(built(config))

@@ -405,6 +405,7 @@ def test_bfloat16_stays_in_the_network() -> None:
 
 
 @pytest.mark.seconds
+@pytest.mark.one_case
 @pytest.mark.parametrize("lstm", [0, 8], ids=["plain", "lstm"])
 def test_the_whole_loss_compiles_into_one_graph_with_final_observations_and_without(lstm: int) -> None:
     net = make_net(lstm=lstm, last_action=True, last_reward=True)

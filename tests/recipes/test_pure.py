@@ -316,7 +316,6 @@ def test_keys_of_updates_are_refused_where_they_cannot_be_served(monkeypatch: py
 
 
 def test_auto_compiles_only_a_long_run_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pure, "PAYS_FROM_UPDATES", 50_000)
     long, short = (Config(recipe=SACConfig(total_frames=frames)) for frames in (80_000, 4_000))
     for there in (True, False):
         monkeypatch.setattr(pure, "has_compiler", lambda there=there: there)
