@@ -75,7 +75,7 @@ class Here:
         again = run.again if settings.kind == "async" else None  # others are the same with every run
         board, patience_s = None, settings.silent_timeout_s
         if again is not None:  # workers wait for their versions
-            plan, within_s = again.plan(self.workers), settings.start_timeout_s
+            plan, within_s = again.plan(self.workers), settings.silent_timeout_s or float("inf")
             board, patience_s = WeightBoard(_writer=PlannedBoard(plan, stays=False, timeout_s=within_s)), None
         scheme = BoardScheme(
             adopt, start_timeout_s=settings.start_timeout_s, silent_timeout_s=patience_s, _board=board

@@ -66,7 +66,7 @@ class RepeatedUnrolls(UnrollCollector):
         self, network: Any, env: Any, *, life: Life, rollouts_per_batch: int = 1, **given: Any
     ) -> None:
         self._life, self._plan = life, life.plan(given["num_workers"])
-        self._timeout_s = given["start_timeout_s"]
+        self._timeout_s = given["silent_timeout_s"]
         # A worker waits for its version with a slot in its hands.
         slots = life.most_waiting() + given["num_workers"] + rollouts_per_batch
         if slots > MAX_SLOTS:
