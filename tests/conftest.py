@@ -197,6 +197,8 @@ def _logging_as_before() -> Iterator[None]:
     root.setLevel(level)
     for handler in set(root.handlers) - handlers:
         root.removeHandler(handler)
+        if isinstance(handler, logging.FileHandler):
+            handler.close()
 
 
 @pytest.fixture(autouse=True)

@@ -138,6 +138,7 @@ def train_job(job: Job) -> int:
             ending.watch(trainer, line.sync)
             if interrupts.signal is not None:
                 print("stopped: interrupted before the first frame", flush=True)
+                trainers.run_shutdown_operations(trainer)  # else the evaluator would be waited for, in vain
             else:
                 leave_address(trainer, run_dir)
                 with stop, line.shown(), ending.saving(unless=stop.covers):

@@ -54,6 +54,29 @@ def status(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str
     return code, told, capsys.readouterr().out
 
 
+@pytest.mark.processes
+@pytest.mark.usefixtures("fork_workers")
+def test_a_run_that_is_stopped_before_its_first_frame_ends_its_evaluator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attach, began = Interrupts.attach, []
+
+    def stop_first(self: Interrupts, stop: Any) -> None:
+        began.extend(process.name for process in multiprocessing.active_children())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_until(lambda: self.signal is not None, 30.0)
+        attach(self, stop)
+
+    monkeypatch.setattr(Interrupts, "attach", stop_first)
+    words = ("logger=none", "recipe.evaluation.every_frames=256", *ENDLESS)
+    with pytest.raises(SystemExit) as ending:
+        main(["train", *words, f"run_dir={tmp_path}"])
+    assert ending.value.code == 128 + signal.SIGTERM
+    assert "interrupted before the first frame" in capsys.readouterr().out
+    assert "rlsync evaluator" in began
+    assert multiprocessing.active_children() == []
+
+
 def goes_on(folder: Path, run: str) -> None:
     """The run is resumed in its own folder, for one more batch."""
     frames = json.loads((folder / run / "ended.json").read_text())["frames"]
