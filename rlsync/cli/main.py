@@ -30,6 +30,7 @@ VERBS = {
     "rerun": "make a run again from its schedule, and compare: rlsync rerun RUN",
     "compare": "find the first version and leaf in which two runs differ: rlsync compare RUN RUN",
     "export": "write a policy for other programs: rlsync export RUN policy.onnx",
+    "timeline": "draw who made which rollout with which version: rlsync timeline RUN",
     "plot": "draw return, lag, staleness and publishes of runs: rlsync plot RUN [RUN ...]",
     "ls": "list the shipped recipes and configs: rlsync ls [GROUP]",
     "cp": "copy a shipped config out, to edit it: rlsync cp GROUP/NAME [FOLDER]",

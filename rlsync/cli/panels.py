@@ -15,6 +15,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from rlsync.cli.run_folder import Curve, NotRecorded, RunFolder
 from rlsync.core.errors import ConfigError
+from rlsync.core.schedule import EVERYBODY, Life
 from rlsync.recipes.timeline import Timeline
 
 #: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
@@ -267,3 +268,24 @@ def _marks(axes: Axes, name: str, every: int, frames: int, *, at_the_end: bool =
         axes.barh(row, places[-1] - places[0], 0.2, left=places[0], color=COLOURS[row])
     else:
         axes.plot(places, [row] * len(places), "|", color=COLOURS[row], ms=12, mew=2, clip_on=False)
+
+
+def lanes(life: Life) -> Figure:
+    """A lane for each worker, whose rollouts have the colour of the version that acted; publishes below."""
+    workers = sorted({rollout.worker for rollout in life.rollouts})
+    figure = Figure(figsize=(10, 1.5 + 0.5 * len(workers)), layout="constrained")
+    axes = figure.add_subplot()
+    for rollout, begin_ms in life.spans():
+        lane, width = workers.index(rollout.worker) + 1, (rollout.ms - begin_ms) / 1000
+        colour = COLOURS[rollout.version % len(COLOURS)]
+        hatch = "xx" if rollout.dropped else "//" if rollout.life % 2 else None
+        axes.barh(lane, width, 0.8, begin_ms / 1000, color=colour, edgecolor="white", hatch=hatch, lw=0.3)
+    axes.plot([p.ms / 1000 for p in life.publishes], [0] * len(life.publishes), "|", color="black", ms=12)
+    for note in life.notes:
+        axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
+    named = ["all workers" if worker == EVERYBODY else f"worker {worker}" for worker in workers]
+    axes.set_yticks(range(len(workers) + 1), ["publishes", *named])
+    axes.set_xlabel(
+        "seconds; hatched: a worker's later life, crossed: dropped, dotted: a checkpoint or the end"
+    )
+    return figure

@@ -96,6 +96,18 @@ class Life:
             plan[rollout.worker].append(rollout)
         return plan
 
+    def between(self, begin_ms: float, end_ms: float) -> Life:
+        """What happened in this time."""
+        events = [event for event in self.events if begin_ms <= event.ms <= end_ms]
+        return Life(self.facts, events, {}, [note for note in self.notes if begin_ms <= note["ms"] <= end_ms])
+
+    def spans(self) -> Iterator[tuple[Rollout, int]]:
+        """Each rollout, and when the one before it of the same worker was taken."""
+        taken: dict[int, int] = {}
+        for rollout in self.rollouts:
+            yield rollout, taken.get(rollout.worker, self.events[0].ms)
+            taken[rollout.worker] = rollout.ms
+
     def most_waiting(self) -> int:
         """How many rollouts may wait for the learner at once, if workers are as early as their versions let
         them."""
@@ -183,7 +195,7 @@ class ScheduleWriter:
 def lives_in(file: Path) -> list[Life]:
     """The lives of the run that wrote this schedule, in a row.
 
-    ConfigError: there is no such file, it is no schedule, of a newer format, or damaged.
+    ConfigError: there is no such file, it is no schedule, of a newer format, damaged or empty.
     """
     lives: list[Life] = []
     names: Sequence[str] = ()
@@ -216,6 +228,8 @@ def lives_in(file: Path) -> list[Life]:
                 prints = struct.unpack_from(f"<{count}Q", block, at)
                 lives[-1].digests[version] = dict(zip(names, prints, strict=True))
                 at += 8 * count
+    if not lives:
+        raise ConfigError("the schedule is empty", str(file), "let the run begin first")
     return lives
 
 

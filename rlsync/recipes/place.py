@@ -15,7 +15,6 @@ from torchrl.envs import EnvBase, TensorDictPrimer
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Forkserver, WeightBoard
-from rlsync.core.schedule import Life
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
@@ -66,14 +65,15 @@ class Here:
                 return SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
         adopt: Any = settings.adopt
         again = run.again if settings.kind == "async" else None  # others are the same with every run
-        board = BoardScheme(
-            adopt,
-            start_timeout_s=settings.start_timeout_s,
-            silent_timeout_s=settings.silent_timeout_s if again is None else None,
-            _board=None if again is None else planned_board(again, self.workers, settings.start_timeout_s),
+        board, patience_s = None, settings.silent_timeout_s
+        if again is not None:  # workers wait for their versions
+            plan, within_s = again.plan(self.workers), settings.silent_timeout_s or float("inf")
+            board, patience_s = WeightBoard(_writer=PlannedBoard(plan, stays=False, timeout_s=within_s)), None
+        scheme = BoardScheme(
+            adopt, start_timeout_s=settings.start_timeout_s, silent_timeout_s=patience_s, _board=board
         )
         if (versions_file := run.file(VERSIONS)) is not None:
-            board.board.ledger.reserve_in(versions_file)  # the first one is published when workers start
+            scheme.board.ledger.reserve_in(versions_file)  # the first one is published when workers start
         with naming_env(env), Forkserver(preload=[__name__]):
             collector: BaseCollector = _COLLECTORS[settings.kind](
                 makers,
@@ -81,7 +81,7 @@ class Here:
                 **common,
                 **_devices(run.worker_devices),
                 num_sub_threads=1,
-                weight_sync_schemes={"policy": board},
+                weight_sync_schemes={"policy": scheme},
             )
         if again is not None and isinstance(collector, MultiAsyncCollector):
             let_arrive(collector, [rollout.worker for rollout in again.rollouts])
@@ -111,11 +111,6 @@ class Here:
 
     def watch(self, trainer: Trainer) -> None:
         """Nothing: a board watches its workers, and so does a ring's collector."""
-
-
-def planned_board(life: Life, workers: int, timeout_s: float) -> WeightBoard:
-    """A board whose workers act with the versions of a recorded life."""
-    return WeightBoard(_writer=PlannedBoard(life.plan(workers), stays=False, timeout_s=timeout_s))
 
 
 @contextmanager

@@ -34,9 +34,6 @@ _BESIDE = (
     "evaluation",
 )
 
-#: A number of frames that no run collects.
-_NEVER = 10**15
-
 
 def schedule_facts(config: Config) -> dict[str, Any]:
     """What a schedule says of its run's config."""
@@ -47,7 +44,6 @@ def schedule_facts(config: Config) -> dict[str, Any]:
         "seed": config.seed,
         "resumed": config.resume is not None,
         "checkpoint": None if config.resume is None else _print_of(Path(config.resume)),
-        "collector": config.collector.kind,
     }
 
 
@@ -64,11 +60,10 @@ def life_to_repeat(run: Path, config: Config) -> Life:
     ConfigError: it has no schedule, one of another config, or it cannot be made again, and why.
     """
     file = run / SCHEDULE
-    lives = lives_in(file)
-    if not lives or not lives[0].rollouts:
+    life = lives_in(file)[0]
+    if not life.rollouts:
         cure = "let it run until it has written a block, or to its end"
         raise ConfigError("the schedule has no rollouts yet", str(file), cure)
-    life = lives[0]
     for what, cure in _why_not(config, life):
         raise ConfigError(f"this run cannot be made again: {what}", str(run), cure)
     if life.facts.get("config") != schedule_facts(config)["config"]:
@@ -78,31 +73,28 @@ def life_to_repeat(run: Path, config: Config) -> Life:
 
 
 def _why_not(config: Config, life: Life) -> list[tuple[str, str]]:
-    said = []
-    began_from = life.facts.get("checkpoint")
-    if life.facts.get("resumed") and (not began_from or began_from != _print_of(Path(str(config.resume)))):
-        what = f"the checkpoint in {config.resume} is not the one that it began from"
-        said.append((what, "put that one back; copy checkpoints that you resume from, if their run goes on"))
-    if not config.cluster.here:
-        said.append(("its workers were on a cluster", "rerun a run with cluster=none"))
-    if config.sync.when.unit == "seconds" and config.sync.when.every is not None:
-        said.append(("it published every so many seconds", "count batches, frames or optim_steps"))
-    if asdict(config.recipe).get("when_full") == "drop_newest":
-        said.append(
-            ("its workers dropped rollouts, which are not recorded", "give when_full=block or drop_oldest")
-        )
-    return said
-
-
-def differences(life: Life, now: Mapping[str, Any]) -> list[str]:
-    """What of this machine is not as it was recorded, and may alter the last bits of numbers."""
-    before = {**life.facts, **life.facts.get("packages", {})}
-    here = {**now, **now.get("packages", {})}
-    return [
-        f"{name}: {before.get(name)} then, {value} now"
-        for name, value in here.items()
-        if name != "packages" and before.get(name) != value
-    ]
+    """What lacks or is not recorded, and what to do about it."""
+    began_from, when = life.facts.get("checkpoint"), config.sync.when
+    gone = life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {None}
+    reasons = (
+        (
+            gone,
+            f"the checkpoint in {config.resume} is not the one that it began from",
+            "put that one back; copy checkpoints that you resume from, if their run goes on",
+        ),
+        (not config.cluster.here, "its workers were on a cluster", "make a run with cluster=none again"),
+        (
+            when.unit == "seconds" and when.every is not None,
+            "it published every so many seconds",
+            "count batches, frames or optim_steps",
+        ),
+        (
+            asdict(config.recipe).get("when_full") == "drop_newest",
+            "its workers dropped rollouts, which are not recorded",
+            "give when_full=block or drop_oldest",
+        ),
+    )
+    return [(what, cure) for holds, what, cure in reasons if holds]
 
 
 def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
@@ -117,7 +109,7 @@ def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
         recipe=recipe,
         sync=replace(config.sync, verify_every_s=None),
         logger=replace(config.logger, kind="none"),
-        checkpoint_every_frames=_NEVER,
+        checkpoint_every_frames=10**15,  # none before the end
     )
 
 

@@ -36,6 +36,7 @@ CREW = "crew.json"  #: the name by which a resumed run finds the agents that a l
 ENDED = "ended.json"
 STARTED = "started"  #: a random number, by which rlsync knows the folder of a run that this user started
 PLOT = "plot.png"  #: the picture that ``rlsync plot`` draws
+TIMELINE = "timeline.png"  #: the one that ``rlsync timeline`` draws
 
 
 def metric_file(name: str) -> str:

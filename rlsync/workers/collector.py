@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rlsync.sync.starting import StartLogs
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.ring.format import WhenFull
-from rlsync.transport.ring.reader import RingCounters, RolloutRing, TakenRollout
+from rlsync.transport.ring.reader import RingCounters, RolloutRing
 from rlsync.workers.devices import device_named, device_of_each
 from rlsync.workers.envs.specs import EnvSpec
 from rlsync.workers.frames import RolloutShape
@@ -175,10 +175,6 @@ class UnrollCollector(RolloutCollector):
     def _source(self) -> Rollouts:
         """Where the learner takes rollouts from."""
         return self._ring
-
-    def tell_of_rollouts(self, tell: Callable[[TakenRollout, bool], object]) -> None:
-        super().tell_of_rollouts(tell)
-        self._ring.dropped = lambda rollout: tell(rollout, True)
 
     @property
     def procs(self) -> list[BaseProcess]:

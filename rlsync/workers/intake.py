@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 class Rollouts(Protocol):
     """The learner's end of where rollouts come from: a ring, or the nodes of a cluster."""
 
+    dropped: Callable[[TakenRollout], object] | None  #: is told of each that is dropped
+
     @property
     def closed(self) -> bool: ...
 
@@ -107,7 +109,7 @@ class Intake:
         self._running = False
         self._stopped: RlsyncError | None = None
         self.writers: tuple[int, ...] = ()
-        self.taken: Callable[[TakenRollout], object] | None = None  #: is told of each rollout
+        self._tell: Callable[[TakenRollout, bool], object] | None = None
 
     def batch(self) -> TensorDict:
         """Wait for the next batch, and give the one before back. It raises what the makers raise."""
@@ -117,8 +119,8 @@ class Intake:
             self.ring.run()
         for _ in range(self.rollouts):
             rollout = self._wait()
-            if self.taken is not None:
-                self.taken(rollout)
+            if self._tell is not None:
+                self._tell(rollout, False)
             self._pinned.pin(rollout.slot, [v for name, v in rollout.views.items() if name not in keys.FINAL])
             self._held.append(rollout)
         self.writers = tuple(rollout.writer for rollout in self._held)
@@ -128,6 +130,11 @@ class Intake:
         elif self.rollouts > 1:
             self.release()
         return batch
+
+    def tell_of_rollouts(self, tell: Callable[[TakenRollout, bool], object]) -> None:
+        """Call ``tell(rollout, dropped)`` for each rollout that is taken, or dropped, when it is."""
+        self._tell = tell
+        self._ring.dropped = lambda rollout: tell(rollout, True)
 
     def stop_waiting(self, error: RlsyncError) -> None:
         self._stopped = error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -31,6 +31,7 @@ class InRecordedOrder:
         self._next = next(recorded, None)
         self._early: defaultdict[int, deque[TakenRollout]] = defaultdict(deque)
         self.run, self.pause, self.give_back = ring.run, ring.pause, ring.give_back
+        self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that was dropped
 
     @property
     def closed(self) -> bool:
@@ -48,6 +49,8 @@ class InRecordedOrder:
         self._next = next(self._recorded, None)
         if not dropped:
             return taken
+        if self.dropped is not None:
+            self.dropped(taken)
         self.give_back(taken)
         return self.take(timeout_s)
 
@@ -63,7 +66,7 @@ class RepeatedUnrolls(UnrollCollector):
         self, network: Any, env: Any, *, life: Life, rollouts_per_batch: int = 1, **given: Any
     ) -> None:
         self._life, self._plan = life, life.plan(given["num_workers"])
-        self._timeout_s = given["start_timeout_s"]
+        self._timeout_s = given["silent_timeout_s"]
         # A worker waits for its version with a slot in its hands.
         slots = life.most_waiting() + given["num_workers"] + rollouts_per_batch
         if slots > MAX_SLOTS:
@@ -76,25 +79,24 @@ class RepeatedUnrolls(UnrollCollector):
         super().__init__(network, env, rollouts_per_batch=rollouts_per_batch, **given)
 
     def _made_board(self) -> PlannedBoard:
-        return PlannedBoard(self._plan, stays=True, timeout_s=self._timeout_s)
+        self._planned = PlannedBoard(self._plan, stays=True, timeout_s=self._timeout_s)
+        return self._planned
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
         # A worker that waits for its version is not silent.
         settings = replace(self.worker_settings, silent_timeout_s=float("inf"))
         job = WorkerJob(settings, self._ring.handle, self.board.handle, seed, tuple(logs))  # type: ignore[arg-type]
         lives = {w: list(dict.fromkeys(r.life for r in plan)) or [0] for w, plan in self._plan.items()}
-        board = self.board
-        assert isinstance(board, PlannedBoard)
 
         def start(worker: int, again: int) -> BaseProcess:
             life = lives[worker][again] if again < len(lives[worker]) else None
-            if again and (life is None or board.next_life(worker) != life):
+            if again and (life is None or self._planned.next_life(worker) != life):
                 what = f"worker {worker} ended before its recorded life did"
                 raise WorkerLost(what, "rerun", "look for its own error above, and start the rerun anew")
             return start_worker(job, worker, life or 0)
 
         workers = Supervisor(start, len(settings.devices), self._ring, settings.restarts, float("inf"))
-        board.look = workers.look
+        self._planned.look = workers.look
         return workers
 
     def _source(self) -> Rollouts:

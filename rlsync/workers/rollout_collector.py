@@ -110,7 +110,7 @@ class RolloutCollector(BaseCollector):
             tell: called with each rollout that it takes or drops, when it does, and whether it is dropped.
         """
         assert self._intake is not None, "made by the constructor"
-        self._intake.taken = lambda rollout: tell(rollout, False)
+        self._intake.tell_of_rollouts(tell)
 
     @abstractmethod
     def board_here(self) -> BoardHandle:

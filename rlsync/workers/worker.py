@@ -92,8 +92,6 @@ def run_worker(job: WorkerJob, worker: int, life: int) -> None:
         return
     try:
         _work(job, worker, life, writer)
-    except BoardClosed:  # the learner ends, or a rerun lets this life end where it was recorded to
-        return
     except Exception as error:
         what = error.what if isinstance(error, RlsyncError) else str(error)
         headline = f"{type(error).__name__}: {what.strip()}".splitlines()[0]
@@ -188,6 +186,8 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
             if not complete:
                 return
             writer.commit()
+    except BoardClosed:  # the learner ends, or a rerun lets this life end where it was recorded to
+        return
     finally:
         adopter.close()
         roller.close()

@@ -23,6 +23,7 @@ ARGUMENTS = {
     "rerun": {"run", "--until", "--into", "--json", "--trust"},
     "compare": {"one", "other", "--json"},
     "export": {"run", "file", "--which", "--json", "--trust"},
+    "timeline": {"run", "--from", "--to", "--out", "--trace"},
     "plot": {"run", "--out"},
     "ls": {"group", "--keys", "--config-dir", "--json"},
     "cp": {"GROUP/NAME", "FOLDER", "--as", "--force"},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -73,7 +74,7 @@ class RecordSchedule(TrainerHookBase):
         self._writer: ScheduleWriter | None = None
         self._stamps: dict[int, tuple[object, memoryview]] = {}  # by slot of a ring, where its version stands
         self._counts: dict[int, int] = {}  # rollouts of each worker of TorchRL's
-        self._newest: tuple[int, dict[str, int]] | None = None  # the newest version that was digested
+        self._newest = 0  # the newest version that was digested
 
     def register(self, trainer: Trainer, name: str = "record_schedule") -> None:
         """Begin to record.
@@ -118,8 +119,9 @@ class RecordSchedule(TrainerHookBase):
             stamps = memoryview(cast("Any", rollout.views[STAMP].numpy()))  # read without a call of torch
             known = self._stamps[rollout.slot] = rollout.views, stamps
         if self._writer is not None:
-            stamp = known[1][0, 0]
-            self._writer.rollout(rollout.writer, rollout.life, rollout.number, stamp, dropped=dropped)
+            self._writer.rollout(
+                rollout.writer, rollout.life, rollout.number, known[1][0, 0], dropped=dropped
+            )
 
     def _arrived(self, worker: int, frames: TensorDictBase) -> None:
         number = self._counts.get(worker, 0)
@@ -144,7 +146,7 @@ class RecordSchedule(TrainerHookBase):
         found = {name: digest([t]) for name, t in zip(names, tensors, strict=True) if t is not None}
         assert self._writer is not None, "it records"
         self._writer.digests(version, found)
-        self._newest = version, found
+        self._newest = version
         if self.digested is not None:
             self.digested(version, found)
 
@@ -152,7 +154,7 @@ class RecordSchedule(TrainerHookBase):
         if self._writer is None:
             return
         version, newest = self._sync.version, self._sync.newest_leaves()
-        if newest is not None and (self._newest is None or self._newest[0] != version):
+        if newest is not None and self._newest != version:
             self._digest(version, *newest)
         self._writer.note("end", version=version)
         self._writer.close()
@@ -161,26 +163,11 @@ class RecordSchedule(TrainerHookBase):
 
 def machine() -> dict[str, Any]:
     """What a run computes with, as far as it may decide the last bit of a number."""
-    installed = {}
-    for name in _PACKAGES:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            installed[name] = ""
-    return {
-        "packages": installed,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "matmul": torch.get_float32_matmul_precision(),
-        "mkl": os.environ.get("MKL_CBWR", ""),
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    found: dict[str, Any] = {"python": platform.python_version(), "threads": torch.get_num_threads()}
+    for package in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    with suppress(OSError):
+        models = re.findall("^model name.*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found["processor"] = ", ".join(sorted(set(models)))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import ray
@@ -48,6 +49,7 @@ class Arrivals:
         self._waited_s = 0.0
         self._origins: list[Origin] = []
         self.closed = False
+        self.dropped: Callable[[TakenRollout], object] | None = None  # nodes drop nothing that was recorded
         #: Rollouts of older versions are left out.
         self.oldest_version = 0
 

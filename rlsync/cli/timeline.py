@@ -1,0 +1,75 @@
+"""``rlsync timeline``: draw the schedule of a run, or write it in a format that trace viewers open."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlsync.cli.main import parser_of
+from rlsync.cli.plot import panels_for
+from rlsync.core.errors import ConfigError
+from rlsync.core.schedule import EVERYBODY, Life, lives_in
+from rlsync.recipes.run_files import SCHEDULE, TIMELINE
+
+_EXAMPLES = """examples:
+  rlsync timeline runs/2026-11-20/18-00-00-000000
+  rlsync timeline runs/2026-11-20/18-00-00-000000 --from 60 --to 90 --out part.svg
+  rlsync timeline runs/2026-11-20/18-00-00-000000 --trace out.json     for ui.perfetto.dev
+
+A run may still be running. Of a run that was resumed, its newest life is drawn. A bar lasts from one rollout
+of a worker that the learner took until the next, and has the colour of the version that acted.
+
+exit status: 0 drawn or written, 2 no schedule, nothing to draw, or no matplotlib
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Draw or write, and print where it is."""
+    about = "Draw who made which rollout with which version, and when each publish fell."
+    parser = parser_of("timeline", about, _EXAMPLES)
+    parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
+    parser.add_argument(
+        "--from", type=float, default=0.0, metavar="S", dest="begin", help="seconds, from here"
+    )
+    parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="end", help="until here")
+    out = parser.add_mutually_exclusive_group()
+    out.add_argument("--out", type=Path, metavar="FILE.png", help=f"or .svg; default: {TIMELINE} in the run")
+    trace = "write Chrome's trace format in place of a picture; Perfetto opens millions of events"
+    out.add_argument("--trace", type=Path, metavar="FILE.json", help=trace)
+    given = parser.parse_args(arguments)
+    life = lives_in(given.run / SCHEDULE)[-1].between(given.begin * 1e3, given.end * 1e3)
+    if not life.events:
+        raise ConfigError("nothing was recorded in that time", str(given.run / SCHEDULE), "give another time")
+    written = given.trace or given.out or given.run / TIMELINE
+    if given.trace is not None:
+        given.trace.write_text(json.dumps({"traceEvents": list(events(life))}))
+    else:
+        panels = panels_for("rlsync timeline")
+        panels.check_format(written)
+        panels.lanes(life).savefig(written)
+    print(f"{'drawn' if given.trace is None else 'written'}     {written}")
+    return 0
+
+
+def events(life: Life) -> Iterator[dict[str, Any]]:
+    """The events of a trace: a thread for the learner, and one for each worker."""
+    yield _event("M", 0, 0, "thread_name", {"name": "learner"})
+    for worker in sorted({rollout.worker for rollout in life.rollouts}):
+        name = "all workers" if worker == EVERYBODY else f"worker {worker}"
+        yield _event("M", worker + 1, 0, "thread_name", {"name": name})
+    for rollout, begin_ms in life.spans():
+        name = f"version {rollout.version}{', dropped' if rollout.dropped else ''}"
+        told = {"life": rollout.life, "number": rollout.number}
+        whole = _event("X", rollout.worker + 1, begin_ms, name, told)
+        yield whole | {"dur": (rollout.ms - begin_ms) * 1000}
+    for publish in life.publishes:
+        told = {"optimizer steps": publish.optim_steps}
+        yield _event("i", 0, publish.ms, f"publish {publish.version}", told) | {"s": "t"}
+    for note in life.notes:
+        yield _event("i", 0, note["ms"], note["event"], {}) | {"s": "p"}
+
+
+def _event(phase: str, thread: int, ms: float, name: str, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": phase, "pid": 1, "tid": thread, "ts": ms * 1000, "name": name, "args": args}

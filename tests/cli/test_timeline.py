@@ -1,0 +1,53 @@
+"""``rlsync timeline``: a lane for each worker, as a picture and as a trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlsync.cli.main import main
+from rlsync.core.schedule import Rollout, ScheduleWriter, lives_in
+from rlsync.recipes.run_files import SCHEDULE, TIMELINE
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    writer = ScheduleWriter(tmp_path / SCHEDULE, {})
+    writer.publish(1, 0)
+    for number in range(3):
+        writer.rollout(number % 2, number // 2, number, 1, dropped=number == 1)
+        writer.publish(number + 2, number + 1)
+    writer.note("checkpoint", version=4)
+    writer.close()
+    return tmp_path
+
+
+def test_a_trace_has_a_thread_for_each_worker_and_all_that_happened(run: Path) -> None:
+    assert main(["timeline", str(run), "--trace", str(run / "t.json")]) == 0
+    events = json.loads((run / "t.json").read_text())["traceEvents"]
+    names = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
+    assert names == {"learner": 0, "worker 0": 1, "worker 1": 2}
+    bars = [event for event in events if event["ph"] == "X"]
+    assert [(bar["tid"], bar["name"], bar["args"]["life"]) for bar in bars] == [
+        (1, "version 1", 0),
+        (2, "version 1, dropped", 0),
+        (1, "version 1", 1),
+    ]
+    instants = [event["name"] for event in events if event["ph"] == "i"]
+    assert instants == ["publish 1", "publish 2", "publish 3", "publish 4", "checkpoint"]
+
+
+def test_a_bar_lasts_from_one_rollout_of_its_worker_to_the_next(run: Path) -> None:
+    (life,) = lives_in(run / SCHEDULE)
+    life.events = [Rollout(w, 0, n, 1, ms) for w, n, ms in ((0, 0, 5), (1, 0, 20), (0, 1, 90))]
+    assert [(rollout.worker, begin) for rollout, begin in life.spans()] == [(0, 5), (1, 5), (0, 5)]
+    assert [event.ms for event in life.between(10, 50).events] == [20]
+
+
+def test_a_picture_is_drawn_and_a_time_in_which_nothing_happened_is_refused(run: Path, capsys) -> None:
+    assert main(["timeline", str(run)]) == 0
+    assert (run / TIMELINE).stat().st_size > 1000
+    assert main(["timeline", str(run), "--from", "500"]) == 2
+    assert "nothing was recorded in that time" in capsys.readouterr().err
