@@ -71,7 +71,10 @@ class Here:
                 return SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
         adopt: Any = settings.adopt
         board = BoardScheme(
-            adopt, start_timeout_s=settings.start_timeout_s, silent_timeout_s=settings.silent_timeout_s
+            adopt,
+            start_timeout_s=settings.start_timeout_s,
+            silent_timeout_s=settings.silent_timeout_s,
+            transport=settings.transport,
         )
         if (versions_file := run.file(VERSIONS)) is not None:
             board.board.ledger.reserve_in(versions_file)  # the first one is published when workers start

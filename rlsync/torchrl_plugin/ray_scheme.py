@@ -146,7 +146,9 @@ class RayBoardScheme(WorkerScheme):
             assert self._link is not None
             set_context(self, context)
             numbers = range(worker_idx * context.num_workers, (worker_idx + 1) * context.num_workers)
-            self._receiver = _receiving(self._link.handle, inner.board.writer, worker_idx, numbers)
+            board = inner.board.writer
+            assert isinstance(board, BoardWriter)
+            self._receiver = _receiving(self._link.handle, board, worker_idx, numbers)
             return
         self.begin_in_worker(model_id, worker_idx, model)
         if context is not None:

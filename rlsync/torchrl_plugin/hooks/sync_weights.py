@@ -31,6 +31,7 @@ from rlsync.torchrl_plugin.hooks.misuse import (
     refuse_background,
     refuse_shards_in_background,
     require,
+    require_collector,
 )
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.transport.contract import ReaderStatus
@@ -132,6 +133,8 @@ class SyncWeights(PublishHook):
 
     def _bind(self, trainer: Trainer, name: str) -> None:
         require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
+        if self.collector is not None:
+            require_collector(self.collector, self)
         collector = trainer.collector if self.collector is None else self.collector
         endpoint = endpoint_of(collector)
         if self.background:

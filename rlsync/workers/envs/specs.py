@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -244,7 +244,14 @@ class TorchRLEnvs:
     observation: str = "observation"
 
 
-EnvSpec = GymnasiumEnvs | AtariEnvs | TorchRLEnvs
+class OwnEnvs(Protocol):
+    """Environments of a kind of your own; picklable where workers are spawned."""
+
+    def envs(self, num_envs: int) -> Envs:
+        """So many of them, which step as one vector."""
+
+
+EnvSpec = GymnasiumEnvs | AtariEnvs | TorchRLEnvs | OwnEnvs
 
 
 def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
@@ -273,6 +280,8 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
             from rlsync.workers.envs.serial import SerialEnvs
 
             envs = SerialEnvs(spec.make, num_envs, spec.observation)
+        case _:
+            envs = spec.envs(num_envs)
     if seed is not None:
         envs.reset(seed)
     return envs
