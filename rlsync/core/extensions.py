@@ -1,4 +1,4 @@
-"""What installed packages add to rlsync: an entry point has a name and is imported when it is used."""
+"""What installed packages add to rlsync, by entry points: found by name, imported when it is used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.core.path import did_you_mean, nearest_name
 
-#: ``tcp = "my_package:TcpTransport"``: what makes a transport, without arguments.
-TRANSPORTS = "rlsync.transports"
-#: ``mine = "my_package:make"``: ``make(exp_name=..., log_dir=..., **logger.kwargs)`` makes a TorchRL Logger.
-LOGGERS = "rlsync.loggers"
 #: ``a2c = "my_package:RECIPE"``.
 RECIPES = "rlsync.recipes"
+#: ``mine = "my_package:make"``: ``make(exp_name=..., log_dir=..., **logger.kwargs)`` makes a TorchRL Logger.
+LOGGERS = "rlsync.loggers"
+#: ``tcp = "my_package:TcpTransport"``: what makes a transport, without arguments.
+TRANSPORTS = "rlsync.transports"
+
+#: rlsync's own transport, the default.
+BOARD = "board"
 
 
 def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint]:
@@ -28,11 +31,8 @@ def imported(point: EntryPoint, what: str, cure: str = "install the package that
     try:
         return point.load()
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise ConfigError(
-            f"a {what} cannot be imported: {first_line(error)}",
-            f"{what} {point.name!r}, at {point.value}",
-            cure,
-        ) from error
+        told, where = f"a {what} cannot be imported: {first_line(error)}", f"{what} {point.name!r}"
+        raise ConfigError(told, f"{where}, at {point.value}", cure) from error
 
 
 def unknown(what: str, name: str, where: str, known: Iterable[str]) -> ConfigError:
@@ -40,3 +40,17 @@ def unknown(what: str, name: str, where: str, known: Iterable[str]) -> ConfigErr
     names = list(known)
     hint = did_you_mean(nearest_name(name, names))
     return ConfigError(f"no {what} is named {name!r}", where, f"{hint}{what}s: {', '.join(names)}")
+
+
+def transports() -> dict[str, EntryPoint]:
+    """Every transport that can be chosen by its name, not imported."""
+    board = EntryPoint(BOARD, "rlsync.transport.board:BoardWriter", TRANSPORTS)
+    return {BOARD: board, **installed(TRANSPORTS, [BOARD])}
+
+
+def transport_named(name: str) -> Any:
+    """Make a transport; ConfigError if there is none of this name."""
+    found = transports()
+    if name not in found:
+        raise unknown("transport", name, f"transport={name!r}", found)
+    return imported(found[name], "transport")()

@@ -51,21 +51,16 @@ class Trained:
     unpublished_steps: int
     frames: int
 
-    @property
-    def weights(self) -> str:
-        """Which weights these are, in words."""
-        ahead = f" + {self.unpublished_steps} optimizer steps" if self.unpublished_steps else ""
-        return f"version {self.version}{ahead}"
-
     def __str__(self) -> str:
-        return f"{self.weights}  frames {self.frames:,}"
+        ahead = f" + {self.unpublished_steps} optimizer steps" if self.unpublished_steps else ""
+        return f"version {self.version}{ahead}  frames {self.frames:,}"
 
 
 def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
     """Give a player the weights of a checkpoint, or raise ConfigError if it does not fit. Only
     :data:`COMPONENTS` are read; the caller has made sure that they are whole.
     """
-    counters = _Counters()
+    counters = Component()
     wanted = {_POLICY: acting.weights, _SYNC: counters}
     try:
         Checkpoint(**wanted).load(checkpoint, map_location="cpu")
@@ -111,7 +106,7 @@ def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: 
         raise ConfigError(what, str(receipts), "remove or repair the file") from error
 
 
-class _Counters:
+class Component:
     """Receives one component of a checkpoint, unchanged."""
 
     def __init__(self) -> None:

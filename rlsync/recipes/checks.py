@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.extensions import BOARD
 from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.registry import SHIPPED, recipe_named
@@ -26,7 +27,6 @@ from rlsync.recipes.run_files import BEST_VIDEO
 from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config, RecipeConfig
 from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
 from rlsync.tensors.device import bfloat16_instructions
-from rlsync.transport.named import BOARD
 from rlsync.workers.devices import device_named, device_of_each
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
@@ -208,9 +208,8 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
 
 def transport_errors(config: Config) -> Iterator[RlsyncError]:
     """An error if a transport is named for workers that read a board in any case."""
-    settings, recipe = config.collector, config.recipe
-    theirs = recipe.in_stock_collectors and config.cluster.here and settings.kind != IN_PROCESS
-    if settings.transport != BOARD and not theirs:
+    settings, here = config.collector, config.cluster.here and config.recipe.in_stock_collectors
+    if settings.transport != BOARD and not (here and settings.kind != IN_PROCESS):
         what = "only TorchRL's collectors of processes on this machine take a transport by its name"
         yield ConfigError(what, f"collector.transport={settings.transport}", f"leave it out, or give {BOARD}")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.extensions import LOGGERS, TRANSPORTS
+from rlsync.core.extensions import BOARD, LOGGERS, TRANSPORTS
 from rlsync.recipes.bounds import (
     WIDTHS,
     above_zero,
@@ -27,7 +27,6 @@ from rlsync.recipes.bounds import (
 )
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
-from rlsync.transport.named import BOARD
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,7 +17,7 @@ from torchrl.trainers import Trainer
 from rlsync import DreamerPlayer, LogReceipts, SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError, first_line
 from rlsync.core.extensions import LOGGERS, imported, installed
-from rlsync.evaluation.checkpoint import CheckpointPlayer
+from rlsync.evaluation.checkpoint import CheckpointPlayer, Component
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.checks import more_frames
 from rlsync.recipes.hooks import (
@@ -206,19 +206,6 @@ def _wandb(config: Config, run_dir: str) -> Logger:
         ) from error
 
 
-class _Saved:
-    """Takes a component's state out of a checkpoint."""
-
-    def __init__(self) -> None:
-        self.state: Mapping[str, Any] = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.state = state
-
-
 def _wandb_id(resume: str | None) -> str | None:
     """The id of the Weights & Biases run that wrote the checkpoint to resume from, if one did."""
     if resume is None:
@@ -226,6 +213,6 @@ def _wandb_id(resume: str | None) -> str | None:
     found = taken(Path(resume), trusted=True, components=["logger"])  # the whole was checked before
     if found is None or "logger" not in Checkpoint.manifest(found.checkpoint)["components"]:
         return None
-    saved = _Saved()
+    saved = Component()
     Checkpoint(logger=saved).load(found.checkpoint, components=["logger"])
-    return saved.state.get("local", {}).get("id")
+    return saved.held.get("local", {}).get("id")

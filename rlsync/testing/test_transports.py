@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed, LayoutMismatch, PublishError
+from rlsync.core.extensions import transport_named, transports
 from rlsync.core.ledger import Ledger, Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.testing.acting import Acts, bits, filled, low_high, plain_layout
 from rlsync.transport.contract import Note, Subscriber, Transport
 from rlsync.transport.local import LocalReader
-from rlsync.transport.named import transport_named, transports
 
 
 class Link(Protocol):
@@ -73,7 +73,7 @@ Open = Callable[[Layout], AbstractContextManager[Any]]
 def connect(request: pytest.FixtureRequest) -> Open:
     @contextmanager
     def opened(layout: Layout) -> Iterator[Link]:
-        transport = transport_named(request.param, "rlsync.testing")
+        transport = transport_named(request.param)
         acts = Acts("alias")
         try:
             transport.lay_out(layout)

@@ -11,6 +11,7 @@ from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
 from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.extensions import BOARD, transport_named
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
@@ -32,7 +33,6 @@ from rlsync.torchrl_plugin.worker_scheme import (
 from rlsync.transport.board.format import MAX_SLOTS
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Handle, ReaderStatus, Transport
-from rlsync.transport.named import BOARD, transport_named
 
 BACKEND = "board"
 
@@ -60,11 +60,8 @@ class WeightBoard:
 
     def __init__(self, max_slots: int = MAX_SLOTS, transport: str = BOARD) -> None:
         #: What workers read.
-        self.writer: Transport = (
-            BoardWriter(max_slots)
-            if transport == BOARD
-            else transport_named(transport, f"transport={transport!r}")
-        )
+        board = transport == BOARD
+        self.writer: Transport = BoardWriter(max_slots) if board else transport_named(transport)
         #: The owner of this board's version numbers.
         self.ledger = Ledger()
         self._link: weakref.ref[Link] | None = None  # schemes hold the link, and with it the publisher

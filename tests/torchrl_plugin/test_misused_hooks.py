@@ -346,7 +346,7 @@ def test_a_hook_for_another_collector_is_told_of_if_the_trainers_own_gets_nothin
 
 
 def test_a_loss_in_place_of_a_collector_is_refused(trainer: Trainer) -> None:
-    with pytest.raises(ConfigError, match="or an inference server, got a ClipPPOLoss"):
+    with pytest.raises(ConfigError, match="SyncWeights needs a BaseCollector, got a ClipPPOLoss"):
         SyncWeights(MAP, collector=trainer.loss_module).register(trainer)
 
 

@@ -14,9 +14,7 @@ from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.plan import SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.torchrl_plugin.compat import collectors, trainers
-from rlsync.torchrl_plugin.compat.servers import server_of
 
 #: So many batches without a call, or calls without progress, raise a warning.
 _PATIENCE = 10
@@ -41,14 +39,6 @@ def require(kind: type, given: object, hook: object, cure: str = "give your trai
     if not isinstance(given, kind):
         name = type(hook).__name__
         raise ConfigError(f"{name} needs a {kind.__name__}, got a {type(given).__name__}", name, cure)
-
-
-def require_collector(given: object, hook: object) -> None:
-    """Refuse a hook that was given something else to publish to, such as a loss."""
-    if not isinstance(given, (BaseCollector, BoardCollector)) and server_of(given) is None:
-        name = type(hook).__name__
-        what = f"{name} publishes to a collector or an inference server, got a {type(given).__name__}"
-        raise ConfigError(what, f"{name}(collector=...)", "leave it out: the trainer has a collector")
 
 
 def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> None:

@@ -42,8 +42,8 @@ class PublishHook(TrainerHookBase):
             )
         file = None if receipts_file is None else FilePath(receipts_file)
         if file is not None and not file.parent.is_dir():
-            what = f"there is no folder {file.parent}"
-            raise ConfigError(what, f"receipts_file={str(file)!r}", "make the folder first, or name another")
+            where, cure = f"receipts_file={str(file)!r}", "make the folder first, or name another"
+            raise ConfigError(f"there is no folder {file.parent}", where, cure)
         self.when = when
         self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)

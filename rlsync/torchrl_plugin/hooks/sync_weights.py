@@ -20,10 +20,12 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.sample import Image, Judgement, Sample
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
+from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
 from rlsync.torchrl_plugin.compat.collectors import policy_of
 from rlsync.torchrl_plugin.compat.evaluators import pin
+from rlsync.torchrl_plugin.compat.servers import server_of
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.misuse import (
     is_fed,
@@ -31,7 +33,6 @@ from rlsync.torchrl_plugin.hooks.misuse import (
     refuse_background,
     refuse_shards_in_background,
     require,
-    require_collector,
 )
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.transport.contract import ReaderStatus
@@ -133,8 +134,9 @@ class SyncWeights(PublishHook):
 
     def _bind(self, trainer: Trainer, name: str) -> None:
         require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
-        if self.collector is not None:
-            require_collector(self.collector, self)
+        own = self.collector
+        if own is not None and server_of(own) is None and not isinstance(own, BoardCollector):
+            require(BaseCollector, own, self, "leave collector=... out: the trainer has a collector")
         collector = trainer.collector if self.collector is None else self.collector
         endpoint = endpoint_of(collector)
         if self.background:

@@ -245,10 +245,9 @@ class TorchRLEnvs:
 
 
 class OwnEnvs(Protocol):
-    """Environments of a kind of your own; picklable where workers are spawned."""
+    """Environments of a kind of your own, so many that step as one; picklable where workers are spawned."""
 
-    def envs(self, num_envs: int) -> Envs:
-        """So many of them, which step as one vector."""
+    def envs(self, num_envs: int) -> Envs: ...
 
 
 EnvSpec = GymnasiumEnvs | AtariEnvs | TorchRLEnvs | OwnEnvs
