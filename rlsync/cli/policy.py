@@ -26,8 +26,7 @@ def load_policy(
 
     Args:
         run: the run's folder.
-        which: ``"last"``: the weights of the checkpoint, ``"best"``: those of the best evaluation, or the
-            number of a version that is one of the two. A run keeps no others.
+        which: ``"last"``, its checkpoint, ``"best"``, its best evaluation, or the version of one of these.
         greedy: take the likeliest action in place of drawing one.
         device: where it acts.
         trust: load also what could run code from the folder of a run that you did not start.
@@ -38,11 +37,9 @@ def load_policy(
 
     Example:
         >>> policy = load_policy("runs/pendulum", "best")  # doctest: +SKIP
-        >>> action = policy(observation)  # doctest: +SKIP
-        >>> policy.version  # doctest: +SKIP
-        1200
+        >>> policy.version, policy(observation)  # doctest: +SKIP
     """
     from rlsync.cli.export import policy_of
 
     where = f"load_policy({str(run)!r}, {which!r})"
-    return policy_of(Path(run), which, where, greedy=greedy, device=device, trusted=trust)
+    return policy_of(Path(run), which, where, trust, greedy, device)

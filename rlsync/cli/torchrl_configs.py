@@ -60,6 +60,7 @@ class BoardSchemeConfig:
     prove: bool = True
     start_timeout_s: float | None = 300.0
     silent_timeout_s: float | None = CollectorConfig.silent_timeout_s
+    transport: str = CollectorConfig.transport
     _target_: str = "rlsync.BoardScheme"
 
 

@@ -47,14 +47,9 @@ class Trained:
     unpublished_steps: int  # optimizer steps by which a checkpoint's weights are ahead of it
     frames: int  # collected until then
 
-    @property
-    def weights(self) -> str:
-        """Which weights these are, in words."""
-        ahead = f" + {self.unpublished_steps} optimizer steps" if self.unpublished_steps else ""
-        return f"version {self.version}{ahead}"
-
     def __str__(self) -> str:
-        return f"{self.weights}  frames {self.frames:,}"
+        ahead = f" + {self.unpublished_steps} optimizer steps" if self.unpublished_steps else ""
+        return f"version {self.version}{ahead}  frames {self.frames:,}"
 
 
 def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:

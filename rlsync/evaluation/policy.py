@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Trained
 from rlsync.evaluation.process import digest_of_weights
 from rlsync.workers import frames as keys
-from rlsync.workers.devices import CPU
 from rlsync.workers.envs.actions import ActionSpec, BoxActions
 from rlsync.workers.player import State
 
@@ -21,16 +20,13 @@ from rlsync.workers.player import State
 class Policy(nn.Module):
     """Acts with one version of a run's weights. :func:`rlsync.load_policy` makes it.
 
-    It takes observations as the run's environment gives them. What normalises them is a part of it. Atari
-    games give stacks of pictures, and so must you. Actions are those that the environment is sent: the
-    index of a choice, or numbers, within their bounds.
+    It takes observations as the run's environment gives them, those of Atari games stacked, and normalises
+    them itself. Actions are those that the environment is sent: the index of a choice, or numbers within
+    their bounds.
 
-    A policy with a memory takes its ``state`` and returns it with the action. :attr:`has_state` says so.
-
-    Example:
-        >>> policy = rlsync.load_policy("runs/pong")  # doctest: +SKIP
-        >>> state = None  # at the first step of an episode
-        >>> action, state = policy(observation, state)  # doctest: +SKIP
+    A policy with a :attr:`memory` takes a state, and returns the next one with the action. In the state are
+    ``is_init`` (where an episode begins), ``reward`` if the network reads the last one, and what the player
+    carries. It says of the next step that no episode begins and nothing was earned: write there what did.
     """
 
     low: Tensor
@@ -47,20 +43,17 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.player, self.trained, self.actions, self.greedy = acting.player, trained, actions, greedy
+        self.env = acting.env  #: in which it was trained
         self.network = acting.weights
         self.others = nn.ModuleList(m for m in self.player.modules.values() if m is not self.network)
         self.requires_grad_(False)
-        #: The environments that it was trained in.
-        self.env = acting.env
         self._origin = dict(origin or {})
         self._generator = torch.Generator()
-        if isinstance(actions, BoxActions) and actions.low:
-            for name, bound in (("low", actions.low), ("high", actions.high)):
-                self.register_buffer(name, torch.tensor(bound), persistent=False)
-        #: What it carries from step to step, by name: ``[N, ...]`` of N environments.
+        low, high = (actions.low, actions.high) if isinstance(actions, BoxActions) else ((), ())
+        self.register_buffer("low", torch.tensor(low), persistent=False)
+        self.register_buffer("high", torch.tensor(high), persistent=False)
+        #: The state of one environment before its first step; empty if it needs none.
         self.memory = self.begin()
-        #: Whether the reward of the step before is an input.
-        self.takes_reward = any(record.name == keys.LAST_REWARD for record in self.player.records)
 
     @property
     def version(self) -> int:
@@ -68,18 +61,9 @@ class Policy(nn.Module):
         return self.trained.version
 
     @property
-    def has_state(self) -> bool:
-        """Whether it carries something from step to step."""
-        return bool(self.memory) or self.takes_reward
-
-    @property
     def device(self) -> torch.device:
         """Where it acts; move it with ``to``."""
-        return next((leaf.device for leaf in (*self.parameters(), *self.buffers())), CPU)
-
-    def digest(self) -> str:
-        """BLAKE2b of the names, dtypes, shapes and bytes of its weights, 40 hexadecimal digits."""
-        return digest_of_weights(self.weights())
+        return self.low.device
 
     def weights(self) -> dict[str, Tensor]:
         """The tensors of the network, in host memory, by their names in its state dict."""
@@ -88,71 +72,55 @@ class Policy(nn.Module):
             name: leaf.detach().cpu().clone().contiguous() for name, leaf in held if isinstance(leaf, Tensor)
         }
 
+    def digest(self) -> str:
+        """BLAKE2b of the names, dtypes, shapes and bytes of its weights, 40 hexadecimal digits."""
+        return digest_of_weights(self.weights())
+
     def begin(self, num_envs: int = 1) -> State:
-        """The state before the first step of N environments; empty without a memory."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):  # TorchRL's policies are seeded here
-            state = self.player.begin(num_envs, self._generator)
+        """The state before the first step of N environments."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            state = self.player.begin(num_envs, self._generator)  # which seeds torch for TorchRL's policies
+        if any(record.name == keys.LAST_REWARD for record in self.player.records):
+            state[keys.REWARD] = torch.zeros(num_envs)
+        if state:
+            state[keys.IS_INIT] = torch.ones(num_envs, dtype=torch.bool)
         return {name: value.to(self.device) for name, value in state.items()}
 
     @torch.no_grad()
-    def forward(
-        self,
-        observation: Any,
-        state: State | None = None,
-        reward: Any = None,
-        is_init: Any = None,
-    ) -> Tensor | tuple[Tensor, State]:
-        """Choose the next action, and with :attr:`has_state` also return the state after it.
-
-        What is drawn comes from torch's random numbers: ``torch.manual_seed`` repeats it.
+    def forward(self, observation: Any, state: State | None = None) -> Tensor | tuple[Tensor, State]:
+        """Choose the next action of N environments. What is drawn comes from torch's random numbers.
 
         Args:
-            observation: ``[N, *obs]`` of N environments, or ``[*obs]``: a tensor, or what becomes one.
-            state: what the step before returned; None at the first step of an episode.
-            reward: [N], what the action before has brought; only with ``takes_reward``.
-            is_init: [N] bool, in which environments an episode begins. None: with no state in all, else in
-                none.
+            observation: ``[N, *obs]``, or ``[*obs]`` of one environment: a tensor, or what becomes one.
+            state: ``[N, ...]`` by name; None where all episodes begin.
         """
         seen = torch.as_tensor(observation, dtype=self.player.observation_dtype, device=self.device)
         alone = seen.ndim == len(self.player.observation_shape)
         seen = seen.unsqueeze(0) if alone else seen
-        count = len(seen)
-        if is_init is None:
-            is_init = torch.full((count,), state is None)
-        if reward is None:
-            reward = torch.zeros(count)
-        begins = torch.as_tensor(is_init, device=self.device).reshape(count)
-        brought = torch.as_tensor(reward, dtype=torch.float32, device=self.device).reshape(count)
+        if state is None:
+            state = self.begin(len(seen)) if self.memory else {}
+        is_init = state.get(keys.IS_INIT, seen.new_ones(seen.shape[:1], dtype=torch.bool))
+        reward = state.get(keys.REWARD, seen.new_zeros(seen.shape[:1], dtype=torch.float32))
         if not self.greedy:
             seed = int(torch.empty((), dtype=torch.int64).random_())
             self._generator = torch.Generator(self.device).manual_seed(seed)
-        action, state = self.step(seen, begins, brought, self.begin(count) if state is None else state)
+        ours = {keys.IS_INIT: torch.zeros_like(is_init), keys.REWARD: torch.zeros_like(reward)}
+        carried = {name: value for name, value in state.items() if name not in ours}
+        acted = self.player.act(seen, is_init, reward, carried, self._generator)
+        action = acted.action.clamp(self.low, self.high) if len(self.low) else acted.action
         action = action.squeeze(0) if alone else action
-        return (action, state) if self.has_state else action
-
-    def step(
-        self, observation: Tensor, is_init: Tensor, reward: Tensor, state: State
-    ) -> tuple[Tensor, State]:
-        """The same with tensors of N environments on its device alone; this is what is exported."""
-        acted = self.player.act(observation, is_init, reward, state, self._generator)
-        bounded = isinstance(self.actions, BoxActions) and self.actions.low
-        action = acted.action.clamp(self.low, self.high) if bounded else acted.action
-        return action, {name: acted.state[name] for name in state}
+        after = acted.state | ours
+        return (action, {name: after[name] for name in self.memory}) if self.memory else action
 
     def metadata(self) -> dict[str, str]:
         """What a file of it says of itself: version, digest, spaces, state, and the run's config."""
-        shapes = {name: [str(value.dtype), *value.shape[1:]] for name, value in self.memory.items()}
-        actions = {"kind": type(self.actions).__name__, **asdict(self.actions)}
+        state = {name: [str(value.dtype), *value.shape[1:]] for name, value in self.memory.items()}
         return {
             **self._origin,
-            "version": str(self.version),
-            "unpublished_steps": str(self.trained.unpublished_steps),
-            "frames": str(self.trained.frames),
+            **{name: str(value) for name, value in asdict(self.trained).items()},
             "digest": self.digest(),
             "greedy": json.dumps(self.greedy),
             "observation": json.dumps([str(self.player.observation_dtype), *self.player.observation_shape]),
-            "actions": json.dumps(actions),
-            "state": json.dumps(shapes),
-            "takes_reward": json.dumps(self.takes_reward),
+            "actions": json.dumps({"kind": type(self.actions).__name__, **asdict(self.actions)}),
+            "state": json.dumps(state),
         }

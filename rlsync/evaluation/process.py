@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ class Best:
         write_whole(file, lambda beside: torch.save(held, beside))
 
 
-def digest_of_weights(weights: Mapping[str, Tensor], head: str = "") -> str:
+def digest_of_weights(weights: dict[str, Tensor], head: str = "") -> str:
     """BLAKE2b of names, dtypes, shapes and bytes, in order, after a ``head``: 40 hexadecimal digits."""
     digest = hashlib.blake2b(head.encode(), digest_size=20)
     for name, tensor in weights.items():

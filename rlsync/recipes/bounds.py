@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.extensions import installed
 from rlsync.core.path import did_you_mean, nearest_name
 
 P = ParamSpec("P")
@@ -25,18 +26,23 @@ class Bound:
     """The values a field accepts: a choice of names, a range of numbers, or widths of layers."""
 
     choices: tuple[str, ...] = ()
+    group: str = ""  # names of entry points that are choices, too
     low: float = float("-inf")
     high: float = float("inf")
     low_excluded: bool = False
     high_excluded: bool = False
     widths: bool = False
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (*self.choices, *(installed(self.group, self.choices) if self.group else ()))
+
     def accepts(self, value: Any) -> bool:
         """Whether ``value`` lies within; None, where the type allows it, always does, and NaN never."""
         if value is None:
             return True
         if self.choices:
-            return value in self.choices
+            return value in self._names
         if self.widths:
             return bool(value) and min(value) >= 1
         above = value > self.low if self.low_excluded else value >= self.low
@@ -44,7 +50,7 @@ class Bound:
 
     def __str__(self) -> str:
         if self.choices:
-            return f"one of {', '.join(self.choices)}"
+            return f"one of {', '.join(self._names)}"
         if self.widths:
             return "widths, like [64,64]"
         sign = ">" if self.low_excluded else ">="
@@ -76,9 +82,9 @@ def fraction(default: Any) -> Any:
     return field(default=default, metadata={"bound": Bound(low=0, high=1)})
 
 
-def one_of(default: str, *others: str) -> Any:
-    """A field that accepts these names; the first is its default."""
-    return field(default=default, metadata={"bound": Bound(choices=(default, *others))})
+def one_of(default: str, *others: str, group: str = "") -> Any:
+    """A field that accepts these names; the first is its default. Entry points of a ``group`` add theirs."""
+    return field(default=default, metadata={"bound": Bound(choices=(default, *others), group=group)})
 
 
 def kept(default: Any, why: str) -> Any:

@@ -12,17 +12,19 @@ import resource
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.extensions import BOARD
 from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
+from rlsync.recipes.registry import SHIPPED, recipe_named
 from rlsync.recipes.replay.settings import ReplayConfig
 from rlsync.recipes.run_files import BEST_VIDEO
-from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config
+from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config, RecipeConfig
 from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
 from rlsync.tensors.device import bfloat16_instructions
 from rlsync.workers.devices import device_named, device_of_each
@@ -48,6 +50,7 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     yield from device_errors(config)
     yield from cluster_errors(config)
     yield from in_process_errors(config)
+    yield from transport_errors(config)
     yield from video_errors(config)
     yield from file_errors(config)
     yield from update_errors(config)
@@ -146,7 +149,8 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
     yield from caught(lambda: check_address(cluster.address))
     if not config.recipe.acts_on_clusters():
         what = f"the recipe {config.recipe.name!r} cannot act on a cluster"
-        cure = "give cluster=none, or a recipe that acts on nodes: impala, laser, ppo, dqn, sac or td3"
+        others = _shipped(lambda settings: settings.acts_on_clusters())
+        cure = f"give cluster=none, or a recipe that acts on nodes: {others}"
         yield ConfigError(what, f"cluster.kind={cluster.kind}", cure)
     if cluster.placement == "others" and cluster.address is None:
         what = "a Ray that is started for this run has no other node than the learner's"
@@ -187,11 +191,24 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
             )
 
 
+def transport_errors(config: Config) -> Iterator[RlsyncError]:
+    """An error if a transport is named for workers that read a board in any case."""
+    settings, here = config.collector, config.cluster.here and config.recipe.in_stock_collectors
+    if settings.transport != BOARD and not (here and settings.kind != IN_PROCESS):
+        what = "only TorchRL's collectors of processes on this machine take a transport by its name"
+        yield ConfigError(what, f"collector.transport={settings.transport}", f"leave it out, or give {BOARD}")
+
+
 def has_compiler() -> bool:
     """Whether torch.compile finds a C++ compiler, and the headers of Python, here."""
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
     default = "clang++" if sys.platform == "darwin" else "g++"
     return shutil.which(os.environ.get("CXX", default)) is not None and headers.exists()
+
+
+def _shipped(having: Callable[[RecipeConfig], bool]) -> str:
+    """The recipes of rlsync's own whose settings, as they are by default, have something."""
+    return ", ".join(name for name in SHIPPED if having(recipe_named(name).settings()))
 
 
 def update_errors(config: Config) -> Iterator[RlsyncError]:
@@ -200,7 +217,7 @@ def update_errors(config: Config) -> Iterator[RlsyncError]:
     asked = {"recipe.compile": recipe.compile == "on", "recipe.update_dtype": recipe.update_dtype == BFLOAT16}
     for key, is_asked in asked.items():
         if is_asked and not recipe.pure_updates:
-            others = "only those of ppo, dqn, sac and td3 have it"
+            others = f"only those of {_shipped(lambda settings: settings.pure_updates)} have it"
             yield ConfigError(
                 f"the updates of {recipe.name!r} cannot do that: {others}", key, f"leave {key} out"
             )

@@ -70,7 +70,11 @@ class Here:
             plan, within_s = again.plan(self.workers), settings.silent_timeout_s or float("inf")
             board, patience_s = WeightBoard(_writer=PlannedBoard(plan, stays=False, timeout_s=within_s)), None
         scheme = BoardScheme(
-            adopt, start_timeout_s=settings.start_timeout_s, silent_timeout_s=patience_s, _board=board
+            adopt,
+            start_timeout_s=settings.start_timeout_s,
+            silent_timeout_s=patience_s,
+            transport=settings.transport,
+            _board=board,
         )
         if (versions_file := run.file(VERSIONS)) is not None:
             scheme.board.ledger.reserve_in(versions_file)  # the first one is published when workers start

@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlsync.core.errors import ConfigError, first_line
-from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.core import extensions
+from rlsync.core.errors import ConfigError
 
 if TYPE_CHECKING:  # imports torch: not needed to list names
     from tensordict.nn import TensorDictModuleBase
@@ -24,9 +24,6 @@ if TYPE_CHECKING:  # imports torch: not needed to list names
     from rlsync.recipes.run import Run
     from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
     from rlsync.workers.player import Player
-
-#: Entry point group in which an installed package names its recipes: ``a2c = "my_recipes.a2c:RECIPE"``.
-GROUP = "rlsync.recipes"
 
 #: rlsync's own recipes, written as an entry point is.
 SHIPPED: Mapping[str, str] = {
@@ -125,8 +122,7 @@ class Recipe:
 
 def installed() -> dict[str, EntryPoint]:
     """The recipes of installed packages by name, not imported. A shipped name cannot be taken over."""
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    return {name: point for name, point in sorted(found.items()) if name not in SHIPPED}
+    return extensions.installed(extensions.RECIPES, SHIPPED)
 
 
 def names() -> list[str]:
@@ -143,10 +139,9 @@ def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -
     if at is not None and name in SHIPPED:
         raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")
     value = at or SHIPPED.get(name)
-    point = installed().get(name) if value is None else EntryPoint(name, value, GROUP)
+    point = installed().get(name) if value is None else EntryPoint(name, value, extensions.RECIPES)
     if point is None:
-        hint = did_you_mean(nearest_name(name, names()))
-        raise ConfigError(f"no recipe is named {name!r}", where, f"{hint}recipes: {', '.join(names())}")
+        raise extensions.unknown("recipe", name, where, names())
     return loaded(point)
 
 
@@ -163,15 +158,12 @@ def recipe_of(config: Config) -> Recipe:
 def loaded(point: EntryPoint) -> Recipe:
     """Import the recipe that an entry point names; ConfigError if that is none, or has another name."""
     where = f"recipe {point.name!r}, at {point.value}"
-    try:
-        found = point.load()
-    except (ImportError, AttributeError, SyntaxError) as error:
-        raise ConfigError(
-            f"a recipe cannot be imported: {first_line(error)}",
-            where,
-            "name it as module:OBJECT; the module is looked for in installed packages and, with --config-dir "
-            "FOLDER, beside FOLDER",
-        ) from error
+    found = extensions.imported(
+        point,
+        "recipe",
+        "name it as module:OBJECT; the module is looked for in installed packages and, with --config-dir "
+        "FOLDER, beside FOLDER",
+    )
     if not isinstance(found, Recipe):
         raise ConfigError(f"not a Recipe: {found!r}", where, "make one: RECIPE = Recipe(name, settings, ...)")
     if found.name != point.name:

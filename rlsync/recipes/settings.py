@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.extensions import BOARD, LOGGERS, TRANSPORTS
 from rlsync.recipes import bounds
 from rlsync.recipes.env_settings import AtariConfig as AtariConfig
 from rlsync.recipes.env_settings import EnvConfig as EnvConfig
@@ -70,6 +71,8 @@ class CollectorConfig:
     #: and nothing is copied. copy: it copies them, for code that keeps the address of a parameter. Compiled
     #: policies always copy.
     adopt: str = bounds.one_of("alias", "copy")
+    #: How weights travel to worker processes: board, shared memory, or the transport of an installed package.
+    transport: str = bounds.one_of(BOARD, group=TRANSPORTS)
     #: Seconds that all workers may take to start, most of which they make their environments. The run then
     #: ends, and names the worker that is not ready, and where it hangs. Default: five minutes.
     start_timeout_s: float = bounds.above_zero(300.0)
@@ -126,8 +129,8 @@ class ClusterConfig:
 class LoggerConfig:
     """Where metrics go, and the smallest number of frames between two points of a curve."""
 
-    #: Where metrics go: csv, tensorboard, wandb or none.
-    kind: str = bounds.one_of("csv", *LOGGER_PACKAGES, "none")
+    #: Where metrics go: csv, tensorboard, wandb, none, or a logger of an installed package.
+    kind: str = bounds.one_of("csv", *LOGGER_PACKAGES, "none", group=LOGGERS)
     #: Smallest number of frames between two points of a curve. Default: 1, a point for every batch.
     every_frames: int = bounds.above_zero(1)
     #: More arguments for TorchRL's logger; by default there are none.

@@ -18,6 +18,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import DreamerPlayer, LogReceipts, RecordSchedule, SyncWeights, VerifySync
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.extensions import LOGGERS, imported, installed
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Component
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.checks import more_frames
@@ -174,8 +175,10 @@ def make_logger(config: Config) -> Logger | None:
     try:
         if kind == "wandb":
             return _wandb(config, run_dir)
-        make = TensorboardLogger if kind == "tensorboard" else CsvFiles
-        return make(exp_name=METRICS, log_dir=run_dir, **kwargs)
+        made: Any = {"tensorboard": TensorboardLogger, "csv": CsvFiles}.get(kind)
+        return (made or imported(installed(LOGGERS)[kind], "logger"))(
+            exp_name=METRICS, log_dir=run_dir, **kwargs
+        )
     except TypeError as error:
         what = f"the {kind} logger does not take these arguments: {first_line(error)}"
         cure = "see the arguments of TorchRL's logger class, and leave the others out"

@@ -40,7 +40,14 @@ class Training:
 
     def why_nothing_learns(self, source: str, sent: Iterable[Tensor]) -> errors.NothingLearns | None:
         """Why the optimizers that hold what a source sends cannot change it; ``None`` if they can."""
+        sent = list(sent)
         mine = self.of(sent)
+        if sent and not mine and self.parameters() and source.partition(".")[0] == "collector":
+            return errors.NothingLearns(
+                f"{source} is the collector's own, and no optimizer changes it",
+                f"source {source}",
+                "name the learner's module, for example loss_module.actor_network",
+            )
         where = f"source {source}, {len(mine)} parameters in the optimizers"
         if mine and not any(p.requires_grad for p, _ in mine):
             return errors.NothingLearns(

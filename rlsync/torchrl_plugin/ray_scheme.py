@@ -129,6 +129,7 @@ class RayBoardScheme(WorkerScheme):
         inner = schemes_of(context)[model_id]
         assert isinstance(inner, NodeBoardScheme), "_check_actors has looked"
         assert self._link is not None
+        assert isinstance(inner.board.writer, BoardWriter)
         set_context(self, context)
         numbers = range(worker_idx * context.num_workers, (worker_idx + 1) * context.num_workers)
         self._receiver = _receiving(self._link.handle, inner.board.writer, worker_idx, numbers)

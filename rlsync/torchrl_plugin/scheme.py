@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
 from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.extensions import BOARD, transport_named
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
@@ -30,9 +31,8 @@ from rlsync.torchrl_plugin.worker_scheme import (
     on_the_learner,
 )
 from rlsync.transport.board.format import MAX_SLOTS
-from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
-from rlsync.transport.contract import ReaderStatus
+from rlsync.transport.contract import Handle, ReaderStatus, Transport
 
 BACKEND = "board"
 
@@ -46,9 +46,11 @@ class WeightBoard:
     Args:
         max_slots: upper bound of slots in memory. When all are leased, a publish is coalesced. The default
             never coalesces.
+        transport: how weights travel: ``"board"``, shared memory, or the name by which an installed package
+            offers a transport, among the entry points ``rlsync.transports``.
 
     Raises:
-        ConfigError: ``max_slots`` is out of range.
+        ConfigError: ``max_slots`` is out of range, or there is no such transport.
 
     Example:
         >>> board = WeightBoard()
@@ -56,9 +58,12 @@ class WeightBoard:
         >>> board.close()
     """
 
-    def __init__(self, max_slots: int = MAX_SLOTS, *, _writer: BoardWriter | None = None) -> None:
-        #: The memory that workers read.
-        self.writer = _writer or BoardWriter(max_slots)
+    def __init__(
+        self, max_slots: int = MAX_SLOTS, transport: str = BOARD, *, _writer: BoardWriter | None = None
+    ) -> None:
+        board = transport == BOARD
+        #: What workers read.
+        self.writer: Transport = _writer or BoardWriter(max_slots) if board else transport_named(transport)
         #: The owner of this board's version numbers.
         self.ledger = Ledger()
         self._link: weakref.ref[Link] | None = None  # schemes hold the link, and with it the publisher
@@ -84,16 +89,16 @@ class WeightBoard:
         return link
 
     @property
-    def handle(self) -> BoardHandle:
+    def handle(self) -> Handle:
         """What a process needs to read the board."""
         return self.writer.handle
 
     @property
     def version(self) -> int:
         """The newest published version; 0 before the first."""
-        return max(self.ledger.version, self.writer.newest)
+        return max(self.ledger.version, self.writer.newest_stamp.version)
 
-    def newest_views(self) -> list[Tensor]:
+    def newest_views(self) -> Sequence[Tensor]:
         """The newest version's leaves, one for each entry of its layout that owns its bytes; read-only.
 
         Raises:
@@ -153,6 +158,7 @@ class BoardScheme(WorkerScheme):
         silent_timeout_s: how many seconds the learner waits for a live worker process that begins no rollout;
             longer than the longest rollout. Then it raises AdoptionTimeout; for a dead worker it raises
             WorkerLost at once. ``None`` waits for ever for those that live.
+        transport: see :class:`rlsync.WeightBoard`.
         per_worker_weights: an argument of TorchRL's schemes; must be false.
 
     Raises:
@@ -185,6 +191,7 @@ class BoardScheme(WorkerScheme):
         prove: bool = True,
         start_timeout_s: float | None = 300.0,
         silent_timeout_s: float | None = 300.0,
+        transport: str = BOARD,
         per_worker_weights: bool = False,
         _board: WeightBoard | None = None,
     ) -> None:
@@ -196,7 +203,7 @@ class BoardScheme(WorkerScheme):
         self.silent_timeout_s = silent_timeout_s
         self._first_worker = 0
         self._owns_board = _board is None
-        board = WeightBoard() if _board is None else _board
+        board = WeightBoard(transport=transport) if _board is None else _board
         self._board: WeightBoard | None = board
         self._link = board.link()
 

@@ -1,7 +1,7 @@
 """The contract of a transport: what a publisher calls on the learner's side, and an adopter on a worker's.
 
 Everything above this floor talks to transports through these two protocols. The suite in
-``tests/laws/test_transport_contract.py`` holds every transport to the laws:
+``rlsync/testing/test_transports.py`` holds every transport to the laws:
 
 1. **Whole.** A publish makes a new version visible as a whole, or raises (or is coalesced) and changes
    nothing.

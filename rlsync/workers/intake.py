@@ -134,7 +134,7 @@ class Intake:
     def tell_of_rollouts(self, tell: Callable[[TakenRollout, bool], object]) -> None:
         """Call ``tell(rollout, dropped)`` for each rollout that is taken, or dropped, when it is."""
         self._tell = tell
-        self._ring.dropped = lambda rollout: tell(rollout, True)
+        self.ring.dropped = lambda rollout: tell(rollout, True)
 
     def stop_waiting(self, error: RlsyncError) -> None:
         self._stopped = error

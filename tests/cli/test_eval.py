@@ -458,7 +458,7 @@ def test_a_version_that_the_run_does_not_keep_is_refused_with_those_that_it_keep
     with pytest.raises(ConfigError) as refused:
         load_policy(run, 99)
     assert refused.value.what == "the run keeps no weights of version 99"
-    assert refused.value.cure == f"it keeps last: {trained.weights}"
+    assert refused.value.cure == f"it keeps last: {trained}"
     with pytest.raises(ConfigError, match=r"there is no best version\n  where  .*best\.pt"):
         load_policy(run, "best")
     with pytest.raises(ConfigError, match="'worst' names no weights of a run"):

@@ -85,15 +85,17 @@ def test_a_policy_that_steps_an_environment_plays_the_episodes_that_eval_plays(c
     with torch.random.fork_rng():
         played = [e.total for ended in play(policy.player, envs, 4, seed=5) for e in ended]
         torch.manual_seed(5)
-        observation, state, totals, left = envs.reset(5), None, torch.zeros(2, dtype=torch.float64), [2, 2]
-        ends, reward, found = torch.ones(2, dtype=torch.bool), torch.zeros(2), []
+        observation, state, totals, left = envs.reset(5), policy.begin(2), torch.zeros(2).double(), [2, 2]
+        found = []
         while any(left):
-            out = policy(observation, state, reward, ends)
-            action, state = out if policy.has_state else (out, None)
+            out = policy(observation, state)
+            action, state = out if policy.memory else (out, {})
             envs.send(action)
             answer = envs.recv()
-            observation, reward, ends = answer.observation, answer.reward.clone(), answer.over.clone()
-            totals += reward
+            observation, ends = answer.observation, answer.over.clone()
+            totals += answer.reward
+            told = {"is_init": ends, "reward": answer.reward.clone()}
+            state |= {name: value for name, value in told.items() if name in state}
             for env in ends.nonzero().flatten().tolist():
                 found += [float(totals[env])] if left[env] else []
                 left[env] -= bool(left[env])
@@ -110,7 +112,7 @@ def test_one_observation_alone_is_a_row_of_a_batch(case: str) -> None:
 
     def act(observation: Any) -> tuple[Tensor, dict[str, Tensor]]:
         out = policy(observation)
-        return out if policy.has_state else (out, {})
+        return out if policy.memory else (out, {})
 
     together, states = act(rows)
     for row in range(len(rows)):
@@ -135,7 +137,7 @@ def test_what_is_drawn_comes_from_torchs_random_numbers(case: str) -> None:
 
     def drawn(seed: int) -> list[Tensor]:
         torch.manual_seed(seed)
-        return [out[0] if policy.has_state else out for out in (policy(rows), policy(rows))]
+        return [out[0] if policy.memory else out for out in (policy(rows), policy(rows))]
 
     first, again = drawn(1), drawn(1)
     assert all(map(torch.equal, first, again))
@@ -147,8 +149,8 @@ def test_a_policy_with_a_memory_says_so_and_others_return_an_action_alone() -> N
     assert memory == {
         "ppo": [],
         "laser": [],
-        "impala-lstm": ["recurrent_state", "last_action"],
-        "dreamer_v1": ["state", "belief", "state_version"],
+        "impala-lstm": ["recurrent_state", "last_action", "reward", "is_init"],
+        "dreamer_v1": ["state", "belief", "state_version", "is_init"],
     }
 
 
@@ -183,18 +185,12 @@ class Read:
         if self._suffix == ".safetensors":
             policy.network.load_state_dict(self._network)
             out = policy(observation)
-            return out[0] if policy.has_state else out
-        inputs: dict[str, Any] = {}
-        if policy.has_state:
-            inputs["is_init"] = torch.ones(count, dtype=torch.bool)
-        if policy.takes_reward:
-            inputs["reward"] = torch.zeros(count)
+            return out[0] if policy.memory else out
         state = policy.begin(count)
         if self._suffix == ".pt2":
-            out = self._module(observation, **inputs, **({"state": state} if state else {}))
-            return out[0] if policy.has_state else out
-        inputs |= {"observation": observation, **{f"state.{name}": value for name, value in state.items()}}
-        return torch.from_numpy(self._session.run(["action"], {k: v.numpy() for k, v in inputs.items()})[0])
+            return self._module(observation, state)[0] if state else self._module(observation)
+        inputs = {name: value.numpy() for name, value in {"observation": observation, **state}.items()}
+        return torch.from_numpy(self._session.run(["action"], inputs)[0])
 
 
 @pytest.mark.seconds
@@ -219,7 +215,7 @@ def test_a_file_acts_as_the_policy_and_says_what_it_is(case: str, suffix: str, t
     envs.close()
     torch.manual_seed(3)
     out = policy(observation)
-    want = out[0] if policy.has_state else out
+    want = out[0] if policy.memory else out
     read = Read(file, policy_of(case)[0])
     torch.manual_seed(3)
     assert torch.allclose(read(observation), want, atol=1e-5)
@@ -248,13 +244,13 @@ def test_a_file_that_would_act_in_another_way_is_not_written(
     policy, envs = of_ppo
     file = tmp_path / "policy.pt2"
     file.write_text("of before")
-    whole = exporting._FORMATS[".pt2"].write
+    whole = exporting.FORMATS[".pt2"][0]
 
-    def spoiled(policy: Policy, metadata: dict[str, str]) -> Any:
-        data, step = whole(policy, metadata)
-        return data, lambda *given: (1 - step(*given)[0], {})
+    def spoiled(policy: Policy) -> Any:
+        data, act = whole(policy)
+        return data, lambda observation: 1 - act(observation)
 
-    monkeypatch.setitem(exporting._FORMATS, ".pt2", exporting._Format(spoiled))
+    monkeypatch.setitem(exporting.FORMATS, ".pt2", (spoiled, ()))
     with pytest.raises(RlsyncError, match="acts in another way in 20 of 20 observations"):
         export(policy, envs, file)
     assert file.read_text() == "of before"

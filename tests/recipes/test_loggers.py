@@ -8,12 +8,15 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torchrl.record.loggers import CSVLogger, Logger, TensorboardLogger, WandbLogger
 
 from rlsync import ConfigError, Every, LogPolicyLag, LogReceipts, SyncWeights
 from rlsync.recipes import ppo
+from rlsync.recipes.bounds import bound_errors
+from rlsync.recipes.run_files import METRICS
 from rlsync.recipes.settings import Config, LoggerConfig
 from rlsync.recipes.trainer import make_logger
 from tests.cli.test_main import SMALL, finished
@@ -202,3 +205,25 @@ def test_an_argument_that_the_logger_does_not_take_is_refused(kind: str, tmp_pat
     config = Config(run_dir=str(tmp_path), logger=LoggerConfig(kind=kind, kwargs={"colour": "red"}))
     with pytest.raises(ConfigError, match=r"does not take these arguments: .*'colour'"):
         make_logger(config)
+
+
+# ------------------------------------------------------------------------- a logger of an installed package
+
+
+def test_a_logger_of_an_installed_package_is_chosen_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "own-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text("[rlsync.loggers]\nown = own_logger:make\nlost = nowhere:make\n")
+    (tmp_path / "own_logger.py").write_text("def make(**given):\n    return given\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="own", kwargs={"more": 1}))
+    assert [*bound_errors(config)] == []
+    made: Any = make_logger(config)
+    assert made == {"exp_name": METRICS, "log_dir": str(tmp_path), "more": 1}
+    with pytest.raises(ConfigError, match="a logger cannot be imported: No module named 'nowhere'"):
+        make_logger(Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="lost")))
+    (error,) = bound_errors(Config(logger=LoggerConfig(kind="owm")))
+    assert "one of csv, tensorboard, wandb, none, lost, own" in error.cure

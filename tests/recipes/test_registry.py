@@ -17,10 +17,11 @@ from omegaconf import OmegaConf
 from rlsync.cli.compose.own_hydra import writable
 from rlsync.cli.eval import config_of
 from rlsync.core.errors import ConfigError
+from rlsync.core.extensions import RECIPES
 from rlsync.recipes import registry, run_files
 from rlsync.recipes.registry import loaded, recipe_named
 from rlsync.recipes.settings import Config, EnvConfig
-from tests.tools.parts.programs import fresh_python, run_program
+from tests.tools.parts.programs import fresh_python, installed_from, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how_to" / "write_a_recipe.md"
@@ -33,7 +34,7 @@ def blocks(language: str) -> list[str]:
 
 
 def written(folder: Path, *, installed: bool) -> Path:
-    """The two files of the page; and for an installed recipe what an installer leaves beside a package."""
+    """The two files of the page; and for an installed recipe what makes them a package."""
     home = folder / "my_recipes"
     (home / "configs" / "recipe").mkdir(parents=True)
     module = [body for body in blocks("python") if ">>>" not in body and "trainer.train()" not in body]
@@ -42,12 +43,7 @@ def written(folder: Path, *, installed: bool) -> Path:
     if installed:
         yaml = "".join(line for line in yaml.splitlines(keepends=True) if "_recipe_" not in line)
         (home / "__init__.py").touch()
-        (entry,) = (body for body in blocks("text") if "entry-points" in body)
-        about = folder / "my_recipes-0.1.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-recipes\nVersion: 0.1\n")
-        points = entry.splitlines()[1].replace('"', "")
-        (about / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{points}\n")
+        (folder / "pyproject.toml").write_text(*blocks("toml"))
     (home / "configs" / "recipe" / "a2c.yaml").write_text(yaml)
     return home
 
@@ -83,17 +79,18 @@ def test_a_recipe_of_the_page_trains_resumes_evaluates_plots_and_is_listed(
     installed: bool, tmp_path: Path
 ) -> None:
     home = written(tmp_path, installed=installed)
-    path = tmp_path if installed else None
+    path = installed_from(tmp_path, tmp_path / "target") if installed else None
     own = () if installed else ("--config-dir", str(home / "configs"))
     here = tmp_path / "elsewhere"
     here.mkdir()
 
     again = ("recipe.total_frames=800", "resume=first", "run_dir=again")
-    first, resumed, listed, _ = rlsync(
+    first, resumed, listed, plan, _ = rlsync(
         here,
         ("train", *own, "recipe=a2c", "run_dir=first", "recipe.total_frames=400"),
         ("train", *own, "recipe=a2c", *again),
         ("ls", *own),
+        ("plan", *own, "recipe=a2c", "recipe.total_frames=400"),
         ("cp", "recipe/a2c") if installed else ("ls",),
         path=path,
     )
@@ -101,6 +98,7 @@ def test_a_recipe_of_the_page_trains_resumes_evaluates_plots_and_is_listed(
     assert OmegaConf.load(here / "first" / run_files.RESOLVED).recipe.gae_lambda == 0.95
     assert re.search(r"^stopped: .*frames 800 ", resumed, re.M)
     assert re.search(r"^recipe/a2c +Advantage actor-critic *$", listed, re.M)
+    assert re.search(r"^  end +400 frames, 2 updates", plan, re.M)
     assert (here / "my_configs" / "recipe" / "my_a2c.yaml").is_file() == installed
 
     # Another process, that has not seen --config-dir.
@@ -167,7 +165,7 @@ def test_listing_the_recipes_imports_none_of_them() -> None:
 )
 def test_what_is_no_recipe_is_refused_with_the_place_it_was_looked_for(at: str, what: str) -> None:
     with pytest.raises(ConfigError, match=what) as refused:
-        loaded(EntryPoint("mine", at, registry.GROUP))
+        loaded(EntryPoint("mine", at, RECIPES))
     assert at in refused.value.where
 
 
@@ -177,7 +175,7 @@ def test_the_name_of_a_shipped_recipe_cannot_be_taken_over(
     about = tmp_path / "thief-0.1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: thief\nVersion: 0.1\n")
-    (about / "entry_points.txt").write_text(f"[{registry.GROUP}]\nppo = thief:RECIPE\nown = thief:RECIPE\n")
+    (about / "entry_points.txt").write_text(f"[{RECIPES}]\nppo = thief:RECIPE\nown = thief:RECIPE\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(registry.installed()) == ["own"]
     assert recipe_named("ppo").trainer.__module__ == "rlsync.recipes.ppo"

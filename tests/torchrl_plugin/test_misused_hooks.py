@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -339,3 +340,21 @@ def test_a_hook_for_another_collector_is_told_of_if_the_trainers_own_gets_nothin
     assert all("publishes to another collector" in warning.what for warning in told)
     for collector in (trainer.collector, other):
         collector.shutdown()
+
+
+# ------------------------------------------------------------------ what is given besides a trainer
+
+
+def test_a_loss_in_place_of_a_collector_is_refused(trainer: Trainer) -> None:
+    with pytest.raises(ConfigError, match="SyncWeights needs a BaseCollector, got a ClipPPOLoss"):
+        SyncWeights(MAP, collector=trainer.loss_module).register(trainer)
+
+
+def test_the_collectors_own_copy_as_a_source_is_warned_of(trainer: Trainer) -> None:
+    with pytest.warns(NothingLearns, match="collector.policy is the collector's own, and no optimizer"):
+        SyncWeights({"policy": "collector.policy"}).register(trainer)
+
+
+def test_receipts_in_a_folder_that_is_not_there_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no folder .*nowhere"):
+        SyncWeights(MAP, receipts_file=tmp_path / "nowhere" / "receipts.jsonl")

@@ -17,6 +17,7 @@ from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase, GymEnv
 
 from rlsync.core.errors import ConfigError
+from rlsync.evaluation import play as playing
 from rlsync.recipes.impala import (
     AtariEnvs,
     EnvSpec,
@@ -27,6 +28,7 @@ from rlsync.recipes.impala.heads import head_for
 from rlsync.workers.envs.actions import BoxActions, DiscreteActions
 from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.envs.vectors import Envs
+from rlsync.workers.players.uniform import UniformPlayer
 from tests.tools.parts.envs import CountingEnv
 
 STEPS = 40
@@ -310,3 +312,17 @@ def test_torchrl_environments_say_what_actions_they_take() -> None:
 def test_environments_that_do_not_fit_are_refused(spec: EnvSpec, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         make_venv(spec, 2)
+
+
+class OwnKind:
+    """Environments of a kind that rlsync does not know."""
+
+    def envs(self, num_envs: int) -> Envs:
+        return make_venv(GymnasiumEnvs("CartPole-v1"), num_envs)
+
+
+def test_environments_of_ones_own_kind_are_made_and_played() -> None:
+    player = UniformPlayer(DiscreteActions(2), (4,))
+    envs = make_venv(OwnKind(), 2, seed=0)
+    assert len([e for ended in playing.play(player, envs, 2, seed=0) for e in ended]) == 2
+    envs.close()

@@ -34,11 +34,15 @@ class PublishHook(TrainerHookBase):
         if not isinstance(when, Trigger):
             what = f"'when' is a trigger, got {type(when).__name__}"
             raise ConfigError(what, f"when={when!r}", "for example when=Every(4, 'optim_steps')")
+        file = None if receipts_file is None else FilePath(receipts_file)
+        if file is not None and not file.parent.is_dir():
+            where, cure = f"receipts_file={str(file)!r}", "make the folder first, or name another"
+            raise ConfigError(f"there is no folder {file.parent}", where, cure)
         self.when = when
         self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)
         self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
-        self._receipts_file = None if receipts_file is None else FilePath(receipts_file)
+        self._receipts_file = file
         self._batches = 0
         self._optim_steps = 0
         self._seconds_before = 0.0

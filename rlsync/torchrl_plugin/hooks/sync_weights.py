@@ -22,11 +22,13 @@ from rlsync.sync.publisher import Seen
 from rlsync.sync.sample import Image, Judgement, Sample
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
+from rlsync.sync.workers_publisher import BoardCollector
 from rlsync.tensors.layout import Layout
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
 from rlsync.torchrl_plugin.compat.collectors import policy_of
 from rlsync.torchrl_plugin.compat.evaluators import pin
+from rlsync.torchrl_plugin.compat.servers import server_of
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
 from rlsync.torchrl_plugin.hooks.misuse import (
     is_fed,
@@ -133,6 +135,9 @@ class SyncWeights(PublishHook):
 
     def _bind(self, trainer: Trainer, name: str) -> None:
         require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
+        own = self.collector
+        if own is not None and server_of(own) is None and not isinstance(own, BoardCollector):
+            require(BaseCollector, own, self, "leave collector=... out: the trainer has a collector")
         collector = trainer.collector if self.collector is None else self.collector
         endpoint = endpoint_of(collector)
         if self.background:

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -229,7 +229,13 @@ class TorchRLEnvs:
     observation: str = "observation"
 
 
-EnvSpec = GymnasiumEnvs | AtariEnvs | TorchRLEnvs
+class OwnEnvs(Protocol):
+    """Environments of a kind of your own, so many that step as one; picklable where workers are spawned."""
+
+    def envs(self, num_envs: int) -> Envs: ...
+
+
+EnvSpec = GymnasiumEnvs | AtariEnvs | TorchRLEnvs | OwnEnvs
 
 
 def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
@@ -258,6 +264,8 @@ def make_venv(spec: EnvSpec, num_envs: int, seed: int | None = None) -> Envs:
             from rlsync.workers.envs.serial import SerialEnvs
 
             envs = SerialEnvs(spec.make, num_envs, spec.observation)
+        case _:
+            envs = spec.envs(num_envs)
     if seed is not None:
         envs.reset(seed)
     return envs

@@ -142,6 +142,13 @@ def fresh_python(*arguments: str, cwd: Path | None = None, check: bool = True) -
     )
 
 
+def installed_from(source: Path, target: Path) -> Path:
+    """Install a package as pip does, offline, into a folder for ``PYTHONPATH``; returns the folder."""
+    pip = ("-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-deps", "--no-index")
+    fresh_python(*pip, "--no-build-isolation", "--target", str(target), str(source))
+    return target
+
+
 def _text(connection: Connection):
     stream = os.fdopen(os.dup(connection.fileno()), "r", encoding="utf-8", errors="replace")
     connection.close()

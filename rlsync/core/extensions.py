@@ -1,0 +1,56 @@
+"""What installed packages add to rlsync, by entry points: found by name, imported when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.path import did_you_mean, nearest_name
+
+#: ``a2c = "my_package:RECIPE"``.
+RECIPES = "rlsync.recipes"
+#: ``mine = "my_package:make"``: ``make(exp_name=..., log_dir=..., **logger.kwargs)`` makes a TorchRL Logger.
+LOGGERS = "rlsync.loggers"
+#: ``tcp = "my_package:TcpTransport"``: what makes a transport, without arguments.
+TRANSPORTS = "rlsync.transports"
+
+#: rlsync's own transport, the default.
+BOARD = "board"
+
+
+def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint]:
+    """The entry points of a group by name, not imported. A ``shipped`` name cannot be taken over."""
+    found = {point.name: point for point in entry_points(group=group)}
+    return {name: point for name, point in sorted(found.items()) if name not in shipped}
+
+
+def imported(point: EntryPoint, what: str, cure: str = "install the package that has it") -> Any:
+    """What an entry point names; ConfigError, which calls it ``what``, if it cannot be imported."""
+    try:
+        return point.load()
+    except (ImportError, AttributeError, SyntaxError) as error:
+        told, where = f"a {what} cannot be imported: {first_line(error)}", f"{what} {point.name!r}"
+        raise ConfigError(told, f"{where}, at {point.value}", cure) from error
+
+
+def unknown(what: str, name: str, where: str, known: Iterable[str]) -> ConfigError:
+    """The error for a name that neither rlsync nor an installed package has."""
+    names = list(known)
+    hint = did_you_mean(nearest_name(name, names))
+    return ConfigError(f"no {what} is named {name!r}", where, f"{hint}{what}s: {', '.join(names)}")
+
+
+def transports() -> dict[str, EntryPoint]:
+    """Every transport that can be chosen by its name, not imported."""
+    board = EntryPoint(BOARD, "rlsync.transport.board:BoardWriter", TRANSPORTS)
+    return {BOARD: board, **installed(TRANSPORTS, [BOARD])}
+
+
+def transport_named(name: str) -> Any:
+    """Make a transport; ConfigError if there is none of this name."""
+    found = transports()
+    if name not in found:
+        raise unknown("transport", name, f"transport={name!r}", found)
+    return imported(found[name], "transport")()

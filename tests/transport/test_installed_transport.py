@@ -1,0 +1,68 @@
+"""The transport of the page as a package: it is installed, keeps the laws, and is chosen by its name."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from rlsync import BoardScheme, ConfigError
+from rlsync.recipes.checks import transport_errors
+from tests.tools.parts.configs import configs_of
+from tests.tools.parts.programs import installed_from, run_program
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "how_to" / "write_a_transport.md"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the package of the page is installed."""
+    source = tmp_path_factory.mktemp("rlsync-tcp")
+    blocks = BLOCK.findall(PAGE.read_text())
+    module = [body for kind, body in blocks if kind == "python" and ">>>" not in body]
+    (source / "rlsync_tcp.py").write_text("\n".join(module))
+    (source / "pyproject.toml").write_text(next(body for kind, body in blocks if kind == "toml"))
+    return installed_from(source, tmp_path_factory.mktemp("target"))
+
+
+def run(installed: Path, folder: Path, module: str, *words: str) -> str:
+    paths = os.pathsep.join((str(installed), str(ROOT)))
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = run_program(module, *words, cwd=folder, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_transport_of_a_package_keeps_the_laws_that_rlsync_ships(installed: Path, tmp_path: Path) -> None:
+    words = ("-q", "--pyargs", "rlsync.testing", "-k", "tcp", "-p", "no:cacheprovider")
+    told = run(installed, tmp_path, "pytest", *words)
+    assert re.search(r"^2\d passed, \d+ deselected", told, re.M), told
+
+
+@pytest.mark.slow
+def test_workers_of_a_recipe_act_with_what_a_transport_of_a_package_brings(
+    installed: Path, tmp_path: Path
+) -> None:
+    words = ("recipe=ppo", "recipe.total_frames=400", "collector.frames_per_batch=200")
+    told = run(installed, tmp_path, "rlsync", "train", *words, "collector.transport=tcp")
+    assert re.search(r"^stopped: total_frames collected  frames 4\d\d .*  version 4 ", told, re.M), told
+
+
+def test_a_transport_without_a_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no transport is named 'bord'\n  where  .*\n  cure   did you mean 'board'"
+    ):
+        BoardScheme(transport="bord")
+
+
+def test_a_recipe_whose_workers_read_a_board_in_any_case_takes_no_other_transport() -> None:
+    config = configs_of("recipe=impala", "collector.transport=board")[0]
+    assert not [*transport_errors(config)]
+    config.collector.transport = "tcp"
+    (error,) = transport_errors(config)
+    assert error.where == "collector.transport=tcp"
