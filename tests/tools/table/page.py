@@ -9,6 +9,8 @@ from tests.tools.table.row import Cells, Row
 
 PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
 ROWS: tuple[Row, ...] = (*collectors.ROWS, *away.ROWS, *trainers.ROWS)
+#: How a table writes that nothing was given.
+NO_NAME = "none"
 HEADS = {
     "collectors": ("collector", "scheme", *observing.COLUMNS),
     "trainers": ("trainer", *trainers.PLACES),
@@ -24,11 +26,12 @@ def _around(table: str) -> tuple[str, str, str]:
 
 
 def documented(row: Row) -> Cells:
-    """What the page says in a row."""
+    """What the page says in a row. Rows with equal cells share a line, which lists their last names."""
     head, width = HEADS[row.table], len(row.name)
     for line in _around(row.table)[1].splitlines():
         cells = tuple(cell.strip() for cell in line[1:-1].split("|"))
-        if cells[:width] == row.name:
+        names = cells[width - 1].split(", ")
+        if cells[: width - 1] == row.name[:-1] and (row.name[-1] or NO_NAME) in names:
             return dict(zip(head[width:], cells[width:], strict=True))
     return {}
 
@@ -36,11 +39,16 @@ def documented(row: Row) -> Cells:
 def write() -> None:
     """Observe every row, and replace the tables of the page."""
     for table, head in HEADS.items():
-        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        shared: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
         for row in ROWS:
             if row.table == table:
                 cells = row.observe()
-                full = (*row.name, *(cells.get(column, "") for column in head[len(row.name) :]))
-                lines.append("| " + " | ".join(full) + " |")
+                full = tuple(cells.get(column, "") for column in head[len(row.name) :])
+                shared.setdefault((row.name[:-1], full), []).append(row.name[-1] or NO_NAME)
+        lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        lines += [
+            "| " + " | ".join((*first, ", ".join(last), *full)) + " |"
+            for (first, full), last in shared.items()
+        ]
         before, _, after = _around(table)
         PAGE.write_text(before + "\n".join(lines) + "\n" + after)
