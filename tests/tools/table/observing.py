@@ -65,7 +65,8 @@ def _with_hooks(trainer: Trainer) -> Cells:
     cells = {"weights by": _registered(lambda: hook.register(trainer))}
     if cells["weights by"]:
         return cells
-    cells["weights by"] = re.split("[:,]", hook.plan.transport)[0]
+    carrier = re.split("[:,]", hook.plan.transport)[0]
+    cells["weights by"] = carrier.removeprefix(f"{type(trainer.collector).__name__}.")
     promised = "stamps may be wrong" not in hook.plan.summary()
     verify = VerifySync(hook, when=Every(1, "batches"))
     ages = (LogPolicyLag(hook), BoundStaleness(hook, 100))
