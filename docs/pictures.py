@@ -13,17 +13,30 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from rich.console import Console
 
 from rlsync.cli import explain, plot
+from rlsync.cli.panels import COLOURS
 from rlsync.cli.train import prepare_process, shut_down
 
 PICTURES = Path(__file__).parent / "pictures"
+#: Inches, and dots an inch: letters can be read where a phone makes the picture half as wide.
+WIDTH, DPI = 5.5, 140
 _WEB_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+
+
+def rows_of(results: str) -> list[dict[str, str]]:
+    """The rows of a file in ``results``."""
+    with (Path(__file__).parent / "results" / f"{results}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def explained() -> str:
@@ -61,17 +74,108 @@ def draw_silent_sync(picture: Path) -> None:
 def draw_pong(picture: Path) -> None:
     """A plot of the returns in ``results/pong.csv``."""
     curves: dict[str, list[tuple[float, float]]] = {}
-    with (Path(__file__).parent / "results" / "pong.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            curves.setdefault(row["run"], []).append((int(row["frames"]) / 1e6, float(row["return"])))
-    figure = Figure((8, 4), layout="constrained")
+    for row in rows_of("pong"):
+        curves.setdefault(row["run"], []).append((int(row["frames"]) / 1e6, float(row["return"])))
+    figure = Figure((WIDTH, 4), layout="constrained")
     axes = figure.subplots()
-    for run, points in curves.items():
-        axes.plot(*zip(*points, strict=True), label=run)
+    for (run, points), colour in zip(curves.items(), COLOURS, strict=False):
+        axes.plot(*zip(*points, strict=True), color=colour, label=run)
     axes.axhline(0, color="grey", linewidth=0.5)
     axes.set(xlabel="million agent steps", ylabel="return, mean of 20 episodes")
-    axes.legend(fontsize="small")
-    figure.savefig(picture)
+    figure.legend(fontsize="small", loc="outside lower center")
+    figure.savefig(picture, dpi=DPI)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """The runs of one panel that share a line: those of a library with a recipe and options."""
+
+    label: str
+    library: str
+    recipe: str
+    options: str = ""
+
+
+SB3 = "stable-baselines3"
+#: A panel for each environment, with the contenders in it.
+OFF_POLICY = {
+    "CartPole-v1": (
+        Contender("dqn", "rlsync", "dqn"),
+        Contender("dqn, prioritised", "rlsync", "dqn", "prioritized"),
+        Contender("dqn, ladder", "rlsync", "dqn", "ladder"),
+    ),
+    "Pendulum-v1": (
+        Contender("sac", "rlsync", "sac"),
+        Contender("SB3 SAC", SB3, "sac"),
+        Contender("td3", "rlsync", "td3"),
+        Contender("SB3 TD3", SB3, "td3"),
+    ),
+    "HalfCheetah-v5": (
+        Contender("sac", "rlsync", "sac"),
+        Contender("SB3 SAC", SB3, "sac"),
+        Contender("td3", "rlsync", "td3"),
+        Contender("SB3 TD3", SB3, "td3"),
+    ),
+}
+DREAMER = {
+    "CartPole-v1": (
+        Contender("dreamer_v3", "rlsync", "dreamer_v3", "3500 frames"),
+        Contender("dqn, prioritised", "rlsync", "dqn", "prioritized; 3500 frames"),
+        Contender("sheeprl", "sheeprl", "dreamer_v3", "lr=0.001 for all parts"),
+    ),
+    "Pendulum-v1": (
+        Contender("dreamer_v1", "rlsync", "dreamer_v1"),
+        Contender("dreamer_v3, one seed", "rlsync", "dreamer_v3"),
+    ),
+    "CartPole-v1 from pixels": (
+        Contender("dreamer_v3, two seeds", "rlsync", "dreamer_v3", "env=rendered_cartpole"),
+    ),
+}
+Panels = dict[str, tuple[Contender, ...]]
+
+
+def draw_returns(picture: Path, results: str, panels: Panels) -> None:
+    """Greedy returns over frames: a thin line for a seed, a thick one for the mean of runs of one length."""
+    rows = rows_of(results)
+    figure = Figure((WIDTH, 3 * len(panels)), layout="constrained")
+    for axes, (env, contenders) in zip(figure.subplots(len(panels)), panels.items(), strict=True):
+        for contender, colour in zip(contenders, COLOURS, strict=False):
+            wanted = [env, contender.library, contender.recipe, contender.options]
+            seeds: dict[str, list[tuple[float, float]]] = {}
+            for row in rows:
+                if [row[key] for key in ("env", "library", "recipe", "options")] == wanted:
+                    point = (int(row["frames"]), float(row["return_mean"]))
+                    seeds.setdefault(row["seed"], []).append(point)
+            lines = [np.array(sorted(points)).T for points in seeds.values()]
+            ends = [x[-1] for x, _ in lines]
+            alike = min(ends) > 0.8 * max(ends)  # runs that end at a goal have no mean at later frames
+            for x, y in lines:
+                axes.plot(x, y, color=colour, linewidth=0.7 if alike else 1.0, alpha=0.4 if alike else 0.7)
+            if alike:
+                common = np.linspace(max(x[0] for x, _ in lines), min(ends), 50)
+                mean = np.mean([np.interp(common, x, y) for x, y in lines], axis=0)
+                axes.plot(common, mean, color=colour, linewidth=2.5)
+            axes.plot([], [], color=colour, linewidth=2.5, label=contender.label)
+        axes.set(title=env, xlabel="frames", ylabel="greedy return")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.legend(fontsize="small")
+    figure.savefig(picture, dpi=DPI)
+
+
+def draw_steps(picture: Path, results: str, group: str, goal: str) -> None:
+    """Steps until a goal: a dot for each seed, and a bar at their median."""
+    steps: dict[str, list[int]] = {}
+    for row in rows_of(results):
+        steps.setdefault(row[group], []).append(int(row["steps"]))
+    figure = Figure((WIDTH, 1 + 0.5 * len(steps)), layout="constrained")
+    axes = figure.subplots()
+    for line, (counts, colour) in enumerate(zip(steps.values(), COLOURS, strict=False)):
+        axes.plot(counts, [line] * len(counts), "o", color=colour, alpha=0.6)
+        axes.plot(np.median(counts), line, "|", color=colour, markersize=24, markeredgewidth=3)
+    axes.set_yticks(range(len(steps)), list(steps))
+    axes.set(xlabel=f"environment steps until {goal}", ylim=(len(steps) - 0.5, -0.5), xlim=(0, None))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    figure.savefig(picture, dpi=DPI)
 
 
 DRAWN: dict[str, Callable[[Path], None]] = {
@@ -79,6 +183,12 @@ DRAWN: dict[str, Callable[[Path], None]] = {
     "plot.png": draw_plot,
     "pong.png": draw_pong,
     "silent_sync.png": draw_silent_sync,
+    "off_policy.png": partial(draw_returns, results="off_policy", panels=OFF_POLICY),
+    "dreamer.png": partial(draw_returns, results="dreamer", panels=DREAMER),
+    "laser.png": partial(draw_steps, results="laser", group="algorithm", goal="a return of 450"),
+    "half_precision.png": partial(
+        draw_steps, results="half_precision", group="acts_in", goal="a return of 475"
+    ),
 }
 
 

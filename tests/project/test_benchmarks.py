@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -96,6 +97,17 @@ def test_workers_that_adopt_by_alias_keep_no_copy_of_their_own(tmp_path: Path) -
     by_alias, by_copy = (row["copies"] for row in json.loads(out.read_text())["rows"])
     assert by_alias < 3.5  # three slots
     assert by_copy > 5.5  # and a copy for each of three workers
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_frames_of_a_board_are_counted_and_none_is_torn_or_misnamed(tmp_path: Path) -> None:
+    out = tmp_path / "schemes.csv"
+    ended = _run(BENCHMARKS / "schemes.py", "--schemes", "board", "--frames", 512, "--out", out)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = csv.DictReader(out.read_text().splitlines())
+    assert int(row["frames"]) >= 512
+    assert (row["torn"], row["misnamed"]) == ("0", "0")
 
 
 @pytest.mark.thorough

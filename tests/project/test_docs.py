@@ -41,7 +41,7 @@ PAGES += [page for page in sorted(DOCS.rglob("*.md")) if not page.is_relative_to
 
 FENCED = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 CHECKED = {"python", "sh", "console"}
-NOT_RUN = {"text", "yaml", "toml", "{toctree}", "{eval-rst}", "{config-keys}"}
+NOT_RUN = {"text", "yaml", "toml", "{toctree}", "{eval-rst}", "{config-keys}", "{include}"}
 
 
 def name_of(page: Path) -> str:

@@ -42,16 +42,16 @@ OF_CHECKS = {f"verify_sync/{n}" for n in ("answered", "whole", "outputs_held", "
 
 def documented(recipe: str) -> set[str]:
     """The metrics that the page says a recipe logs."""
-    found: set[str] = set()
+    logged: set[str] = set()
+    concerned = False
     for line in PAGE.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 3 or not cells[0].startswith("`"):
-            continue
-        named = re.findall(r"`(\w+)`", cells[1])
-        everybody = cells[1].startswith("all")
-        if (recipe in named) is not everybody:
-            found |= set(re.findall(r"`([^`]+)`", cells[0]))
-    return found
+        if line.startswith("## "):
+            concerned = line == "## All recipes" or f"`{recipe}`" in line
+        elif line.startswith("- ") and concerned:
+            names, _, but = line.partition(":")[0].partition(" (not ")
+            if f"`{recipe}`" not in but:
+                logged |= set(re.findall(r"`([^`]+)`", names))
+    return logged
 
 
 @pytest.mark.parametrize("recipe", CONFIGS)

@@ -54,18 +54,16 @@ class Row:
     """A fault, as the page has it.
 
     Args:
-        saw: what the user saw.
-        thread: where it was reported.
-        path: the test that rebuilds it, as ``file::name``.
+        saw: what the user saw, with a link to where it was reported.
         by: who names it here.
         says: the first line of the message.
+        path: the test that rebuilds it, as ``file::name``.
     """
 
     saw: str
-    thread: str
-    path: str
     by: str
     says: str
+    path: str
 
     def is_named(self, said: Said) -> None:
         """Fail unless the one on the page says the line on the page."""
@@ -76,12 +74,21 @@ class Row:
         assert any(re.fullmatch(line, heard) for heard in said.lines), said
 
 
+#: A file of tests on a line of its own, or a fault: what the user saw, who says what, and the test.
+_LINE = re.compile(
+    r"^`(?P<file>tests/\S+)`$|^- (?P<saw>.+) \*(?P<by>[\w ]+)\*: `(?P<says>[^`]+)` \(`(?P<test>\w+)`\)$", re.M
+)
+
+
 def rows() -> list[Row]:
-    """The table of faults that are rebuilt here."""
-    table = PAGE.read_text().split("<!-- faults -->")[1]
-    lines = [line for line in table.splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[1:]]
-    return [Row(saw, thread, test.strip("`"), by, says.strip("`")) for saw, thread, test, by, says in cells]
+    """The faults that are rebuilt here."""
+    found, file = [], ""
+    for line in _LINE.finditer(PAGE.read_text().split("<!-- faults -->")[1]):
+        if line["file"]:
+            file = line["file"]
+        else:
+            found.append(Row(line["saw"], line["by"], line["says"], f"{file}::{line['test']}"))
+    return found
 
 
 # ---------------------------------------------------------------------------------- the learner

@@ -18,7 +18,8 @@ from tests.tools.parts import CanaryPolicy, make_dqn_trainer, make_small_canary
 from tests.tools.table.row import Cells, Row
 
 #: The columns.
-COLUMNS = ("weights by", "frames", "LogPolicyLag", "BoundStaleness", "VerifySync")
+AGES = "LogPolicyLag, BoundStaleness"
+COLUMNS = ("weights by", "frames", AGES, "VerifySync")
 BATCHES = 4
 
 Made = AbstractContextManager[BaseCollector]
@@ -64,12 +65,13 @@ def _with_hooks(trainer: Trainer) -> Cells:
     cells = {"weights by": _registered(lambda: hook.register(trainer))}
     if cells["weights by"]:
         return cells
-    cells["weights by"] = re.split("[:,]", hook.plan.transport)[0]
+    carrier = re.split("[:,]", hook.plan.transport)[0]
+    cells["weights by"] = carrier.removeprefix(f"{type(trainer.collector).__name__}.")
     promised = "stamps may be wrong" not in hook.plan.summary()
     verify = VerifySync(hook, when=Every(1, "batches"))
-    cells["LogPolicyLag"] = _registered(lambda: LogPolicyLag(hook).register(trainer)) or "yes"
-    bound = BoundStaleness(hook, 100)
-    cells["BoundStaleness"] = _registered(lambda: bound.register(trainer)) or "yes"
+    ages = (LogPolicyLag(hook), BoundStaleness(hook, 100))
+    said = [_registered(partial(of_ages.register, trainer)) or "yes" for of_ages in ages]
+    cells[AGES] = "; ".join(dict.fromkeys(said))
     cells["VerifySync"] = _registered(lambda: verify.register(trainer)) or "yes"
     trainer.train()
     cells["frames"] = stamps(batches) if promised else "stamps may be wrong"
