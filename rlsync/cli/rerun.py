@@ -19,11 +19,11 @@ from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.bounds import refuse
 from rlsync.recipes.rerun import Rerun, config_of_rerun, life_to_repeat
-from rlsync.recipes.run_files import RESOLVED
+from rlsync.recipes.run_files import RESOLVED, SCHEDULE
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
 from rlsync.torchrl_plugin.hooks.record_schedule import machine
 
-_DESCRIPTION = """Make a run again, bit by bit, from its config, its seed and its schedule.bin. The same
+_DESCRIPTION = f"""Make a run again, bit by bit, from its config, its seed and its {SCHEDULE}. The same
 workers act with the same versions, in lives of the same length, and the learner takes their rollouts in the
 same order. Each version whose digest the run has recorded is compared, leaf by leaf."""
 

@@ -16,7 +16,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Comparison, Life, compared, lives_in
 from rlsync.core.whole_file import digest_of
 from rlsync.recipes.checkpoints import checkpoint_at
-from rlsync.recipes.run_files import DIGESTS, SCHEDULE
+from rlsync.recipes.run_files import DIGESTS, RESOLVED, SCHEDULE
 from rlsync.recipes.settings import Config, EvaluationConfig
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
@@ -68,7 +68,7 @@ def life_to_repeat(run: Path, config: Config) -> Life:
         raise ConfigError(f"this run cannot be made again: {what}", str(run), cure)
     if life.facts.get("config") != schedule_facts(config)["config"]:
         what = "the schedule was recorded with another config than the one beside it"
-        raise ConfigError(what, str(file), "put the config.yaml back that the run has written")
+        raise ConfigError(what, str(file), f"put the {RESOLVED} back that the run has written")
     return life
 
 

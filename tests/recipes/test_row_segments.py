@@ -532,7 +532,9 @@ def test_a_resumed_run_has_the_rows_places_and_priorities_of_the_run_before(
 def test_a_run_cannot_go_on_from_a_checkpoint_without_a_segment_and_says_which(
     tmp_path: Path, shut: list[Trainer]
 ) -> None:
-    trained(built(small("sac", run_dir=tmp_path)))
+    config = small("sac", run_dir=tmp_path)
+    config.checkpoint_every_frames = 60
+    trained(built(config))
     again = built(small("sac", total_frames=384))
     shut.append(again)
     lost = next((tmp_path / CHECKPOINT).rglob("0-64.*.pt"))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torchrl.collectors import MultiAsyncCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 
+from rlsync.core.errors import BoardClosed
 from rlsync.core.schedule import EVERYBODY, ScheduleWriter
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Layout
@@ -153,9 +154,11 @@ class RecordSchedule(TrainerHookBase):
     def _end(self) -> None:
         if self._writer is None:
             return
-        version, newest = self._sync.version, self._sync.newest_leaves()
-        if newest is not None and self._newest != version:
-            self._digest(version, *newest)
+        version = self._sync.version
+        with suppress(BoardClosed):  # by a stop that workers did not answer
+            newest = self._sync.newest_leaves()
+            if newest is not None and self._newest != version:
+                self._digest(version, *newest)
         self._writer.note("end", version=version)
         self._writer.close()
         self._writer = None
