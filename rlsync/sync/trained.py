@@ -41,8 +41,8 @@ class Training:
     def why_nothing_learns(self, source: str, sent: Iterable[Tensor]) -> errors.NothingLearns | None:
         """Why the optimizers that hold what a source sends cannot change it; ``None`` if they can."""
         sent = list(sent)
-        mine = self.of(sent)
-        if sent and not mine and self.parameters() and source.partition(".")[0] == "collector":
+        mine, learnt = self.of(sent), any(tensor.requires_grad for tensor in sent)
+        if learnt and not mine and self.parameters() and source.partition(".")[0] == "collector":
             return errors.NothingLearns(
                 f"{source} is the collector's own, and no optimizer changes it",
                 f"source {source}",

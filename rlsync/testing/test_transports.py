@@ -172,7 +172,7 @@ def _too_many(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [*tensors, torch.zeros(1000)]
 
 
-def _last_of_a_wrong_shape(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def last_of_a_wrong_shape(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [*tensors[:-1], torch.zeros(7)]
 
 
@@ -180,7 +180,7 @@ def _last_to_be_broadcast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [*tensors[:-1], torch.full((1,), 66.0)]
 
 
-@pytest.mark.parametrize("spoil", [_too_few, _too_many, _last_of_a_wrong_shape, _last_to_be_broadcast])
+@pytest.mark.parametrize("spoil", [_too_few, _too_many, last_of_a_wrong_shape, _last_to_be_broadcast])
 def test_a_publish_that_does_not_fit_raises_and_changes_nothing(
     connect: Open, spoil: Callable[[list[torch.Tensor]], list[torch.Tensor]]
 ) -> None:

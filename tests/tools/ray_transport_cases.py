@@ -164,7 +164,7 @@ def test_the_contract_of_transports_holds(law: Callable[[laws.Open], None]) -> N
 @pytest.mark.usefixtures("nodes")
 def test_a_publish_that_does_not_fit_raises_and_changes_nothing() -> None:
     laws.test_a_publish_that_does_not_fit_raises_and_changes_nothing(
-        opened("copy"), laws._last_of_a_wrong_shape
+        opened("copy"), laws.last_of_a_wrong_shape
     )
 
 
