@@ -37,6 +37,7 @@ def names_of(settings: object, prefix: str) -> set[str]:
 
 
 @pytest.mark.parametrize("option", first_of_each(OPTIONS, lambda option: option.partition("=")[0]))
+@pytest.mark.one_case
 def test_every_key_of_a_shipped_option_is_listed_with_its_comment(option: str) -> None:
     group = option.partition("=")[0]
     listed = {key.name: key for key in reference([option]) if not key.is_section}

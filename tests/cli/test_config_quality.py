@@ -136,6 +136,7 @@ def kind_of(command: str) -> object:
 
 
 @pytest.mark.parametrize("command", first_of_each(commands(), kind_of))
+@pytest.mark.one_case
 def test_the_commands_in_the_comments_are_right(command: str) -> None:
     if "pong" in command or "atari" in command:
         pytest.importorskip("ale_py")
@@ -160,6 +161,7 @@ def typos_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.one_case
 def test_a_typo_in_any_key_of_any_group_is_nearest_to_that_key(recipe: str) -> None:
     known = known_keys(f"recipe={recipe}")
     leaves = [key for key in known if not any(other.startswith(key + ".") for other in known)]

@@ -61,6 +61,7 @@ def test_ls_of_one_group_lists_it_alone_and_a_typo_is_refused(capsys: pytest.Cap
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("config", first_of_each(ALL, lambda config: config.partition("/")[0]))
+@pytest.mark.one_case
 def test_each_command_that_cp_prints_composes_the_copy(
     config: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -214,6 +214,7 @@ def small_dqn(folder: Path) -> Config:
 @pytest.mark.parametrize(
     ("recipe", "given"), [(ppo.RECIPE, small_ppo), (dqn.RECIPE, small_dqn)], ids=["ppo", "dqn"]
 )
+@pytest.mark.one_case
 def test_a_free_run_of_a_stock_collector_is_made_again(tmp_path: Path, recipe, given) -> None:
     stops = faults({2: (0, signal.SIGSTOP), 6: (0, signal.SIGCONT)})
     life = trained(recipe, given(tmp_path / "run"), stops)

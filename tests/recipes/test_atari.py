@@ -231,6 +231,7 @@ def test_pong_is_played_as_the_results_were_measured_and_any_game_as_v5() -> Non
         ("laser", "env=cartpole"),
     ],
 )
+@pytest.mark.one_case
 def test_the_target_of_cartpole_is_that_of_no_other_environment(recipe: str, env: str) -> None:
     of_cartpole = 475.0 if recipe in ("ppo", "dqn") else 450.0
     assert composed(f"recipe={recipe}", env, "env.id=CartPole-v1").recipe.target_return == of_cartpole

@@ -83,6 +83,7 @@ def test_every_network_of_the_learner_has_the_statistics_of_all_collected_frames
 
 @pytest.mark.parametrize(("name", "kind"), [("dqn", "sync"), ("sac", "async"), ("td3", "sync")])
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_what_acts_has_the_statistics_of_the_version_that_it_is_stamped_with(name: str, kind: str) -> None:
     trainer = built(small(name, kind=kind, normalize=BOTH, pace=PaceConfig(ratio=0.1, prefill=64)))
     hook, source = hook_of(trainer), SOURCE[name](trainer.loss_module)
@@ -134,6 +135,7 @@ def test_rewards_that_are_all_0_are_not_divided() -> None:
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_resumed_run_counts_on_and_an_evaluation_of_its_checkpoint_sees_the_same(
     name: str, tmp_path: Path
 ) -> None:

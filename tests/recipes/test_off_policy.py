@@ -299,6 +299,7 @@ def test_an_environment_with_other_actions_is_refused_with_examples(name: str, e
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_resumed_run_goes_on_at_the_same_pace_with_what_it_had(name: str, tmp_path: Path) -> None:
     first = built(small(name, run_dir=tmp_path))
     trained(first)
@@ -315,6 +316,7 @@ def test_a_resumed_run_goes_on_at_the_same_pace_with_what_it_had(name: str, tmp_
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_resumed_run_does_not_play_the_episodes_of_the_run_before_again(name: str, tmp_path: Path) -> None:
     trained(built(small(name, run_dir=tmp_path)))
     again = built(small(name, total_frames=384))

@@ -63,6 +63,7 @@ def is_held(trace: Trace, ratio: float, prefill: int) -> bool:
     ("slow", "kind", "frames", "updates"), [("samplers", "sync", 4096, 1536), ("learner", "async", 2048, 512)]
 )
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_the_ratio_of_a_run_is_held_over_any_window_whichever_side_is_slow(
     slow: str, kind: str, frames: int, updates: int
 ) -> None:

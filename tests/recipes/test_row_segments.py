@@ -135,6 +135,7 @@ def _span(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.one_case
 def test_a_loaded_buffer_is_what_it_was_and_goes_on_alike(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     capacity = draw.choice([7, 50, 64])

@@ -166,6 +166,7 @@ def learner_of(collector: BaseCollector, policy: nn.Module) -> Learner:
 
 @modes
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.one_case
 def test_each_frame_of_a_long_rollout_names_the_version_that_acted(
     kind: type[BaseCollector], adopt: str
 ) -> None:

@@ -91,6 +91,7 @@ def check_frames(frames: TensorDictBase) -> None:
 
 @kinds
 @pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.one_case
 def test_all_modules_of_a_player_act_with_one_version(kind: type[BaseCollector], version: int) -> None:
     dreamer = make_canary(version)
     player = ShowingPlayer(dreamer.copied())
@@ -106,6 +107,7 @@ def test_all_modules_of_a_player_act_with_one_version(kind: type[BaseCollector],
 
 
 @pytest.mark.parametrize("on_adoption", ["keep", "reset", "recompute"])
+@pytest.mark.one_case
 def test_workers_do_to_the_state_what_was_declared(on_adoption: str) -> None:
     dreamer = make_canary(3)
     player = ShowingPlayer(dreamer.copied(), on_adoption=on_adoption)

@@ -164,6 +164,7 @@ def make_trainer(batches: int = 12) -> Trainer:
 
 @pytest.mark.parametrize("kind", ["SyncWeights", "UpdateWeights"])
 @pytest.mark.parametrize("stage", [None, "setup", "post_steps", "post_optim", "post_epoch"])
+@pytest.mark.one_case
 def test_a_bound_hook_that_its_trainer_does_not_call_is_told_of_once(kind: str, stage: str | None) -> None:
     trainer = make_trainer()
     hook = bound(kind, trainer)

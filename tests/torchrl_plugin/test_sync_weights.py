@@ -357,6 +357,7 @@ def test_waiting_for_workers_that_do_not_collect_ends_at_the_deadline_with_their
 
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 @pytest.mark.parametrize("unified", [True, False], ids=["Checkpoint", "legacy"])
+@pytest.mark.one_case
 def test_the_first_frame_after_a_resume_acts_with_the_checkpointed_weights(
     fork_workers, tmp_path, unified, adopt
 ):
