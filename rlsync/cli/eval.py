@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from omegaconf import OmegaConf
 from torchrl.checkpoint import Checkpoint
 
@@ -29,7 +29,6 @@ from rlsync.recipes.run_files import BEST, CHECKPOINT, DIGESTS, RECEIPTS, RESOLV
 from rlsync.recipes.settings import Config
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.specs import make_venv
-from rlsync.workers.envs.vectors import Envs
 
 _DESCRIPTION = """Play episodes with the policy of a checkpoint, in the environment it was trained in.
 
@@ -67,7 +66,9 @@ def main(arguments: list[str]) -> int:
     stage, why_none = (None, "not asked for") if given.no_video else _stage(acting, file, given)
     with making(config.env):
         envs = make_venv(acting.env, at_once(given.episodes))
-    score = _score(acting, envs, given, device)
+    with closing(envs):
+        steps = play(acting.player, envs, given.episodes, given.seed, device)
+        score = Score.of([episode for ended in steps for episode in ended])
     if not given.json:
         print(f"{trained}  episodes {score.episodes}  {score}", flush=True)
     shown = None
@@ -192,11 +193,3 @@ def _stage(acting: CheckpointPlayer, file: Path, given: argparse.Namespace) -> t
         if given.video is not None:
             raise
         return None, f"{error.what}; {error.cure}"
-
-
-def _score(acting: CheckpointPlayer, envs: Envs, given: argparse.Namespace, device: torch.device) -> Score:
-    try:
-        steps = play(acting.player, envs, given.episodes, given.seed, device)
-        return Score.of([episode for ended in steps for episode in ended])
-    finally:
-        envs.close()

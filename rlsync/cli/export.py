@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -55,10 +56,8 @@ def main(arguments: list[str]) -> int:
     policy = policy_of(given.run, which, f"--which {which}", given.trust)
     with making(config.env):
         envs = make_venv(policy.env, at_once(OBSERVATIONS))
-    try:
+    with closing(envs):
         apart = export(policy, envs, given.file)
-    finally:
-        envs.close()
     if given.json:
         told = {"file": str(given.file), "largest_difference": apart, "metadata": policy.metadata()}
         print(json.dumps(told, indent=2))

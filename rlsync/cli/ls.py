@@ -41,7 +41,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="list the configs of this folder, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     given = parser.parse_args(arguments)
-    found = _chosen(given.group, given.config_dir)
+    if given.config_dir is not None and not given.config_dir.is_dir():
+        raise ConfigError(f"no folder {str(given.config_dir)!r}", "--config-dir", "check the path")
+    groups = shipped.groups(given.config_dir)
+    found = [config for word in given.group or groups for config in _matching(word, groups)]
     if given.keys:
         _print_keys(given.group, given.config_dir, as_json=given.json)
     elif given.json:
@@ -72,13 +75,6 @@ def _print_keys(words: list[str], own: Path | None, *, as_json: bool) -> None:
         for paragraph in as_paragraphs(key.comment):
             console.print(Padding(Text(paragraph), (0, 0, 0, 4)))
         console.print()
-
-
-def _chosen(words: list[str], own: Path | None) -> list[shipped.Shipped]:
-    if own is not None and not own.is_dir():
-        raise ConfigError(f"no folder {str(own)!r}", "--config-dir", "check the path")
-    groups = shipped.groups(own)
-    return [config for word in words or groups for config in _matching(word, groups)]
 
 
 def _matching(word: str, groups: dict[str, list[shipped.Shipped]]) -> list[shipped.Shipped]:

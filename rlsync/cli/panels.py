@@ -84,7 +84,8 @@ def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
     panels = list(dict.fromkeys(reading.panel for reading in readings))
     if not panels:
         raise ConfigError("there is nothing to draw", "; ".join(notes), "name a run that has published")
-    styles = _styles(list(runs))
+    looks = zip(runs, itertools.cycle(COLOURS), itertools.cycle(DASHES))
+    styles = {name: Style(colour, dashes, alone=len(runs) == 1) for name, colour, dashes in looks}
     rows = _rows(len(panels))
     figure = Figure(figsize=(10, 1.2 + 2.6 * len(rows)), dpi=120, layout="constrained")
     axes: dict[int, Axes] = figure.subplot_mosaic(rows)  # type: ignore[arg-type]
@@ -119,11 +120,6 @@ def _rows(panels: int) -> list[list[int]]:
     """The rows of panel numbers: two a row; the first panel, and a last one without a partner, fill a row."""
     pairs = [[left, min(left + 1, panels - 1)] for left in range(1, panels, 2)]
     return [[0, 0], *pairs]
-
-
-def _styles(names: list[str]) -> dict[str, Style]:
-    looks = zip(names, itertools.cycle(COLOURS), itertools.cycle(DASHES))
-    return {name: Style(colour, dashes, alone=len(names) == 1) for name, colour, dashes in looks}
 
 
 def _finish(axes: Axes, panel: Panel) -> None:

@@ -17,6 +17,7 @@ from torchrl.trainers import Trainer
 from rlsync.cli.compose.composing import OF_ONE_RUN
 from rlsync.cli.trust import check_checkpoint
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.evaluation.checkpoint import Component
 from rlsync.recipes.bounds import Restored
 from rlsync.recipes.checkpoints import Taken, places, taken
 from rlsync.recipes.registry import Recipe
@@ -96,33 +97,21 @@ def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
 def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]) -> None:
     """Refuse, before a worker starts, a checkpoint that does not fit, or that is at its end."""
     held = Checkpoint.manifest(checkpoint)["components"]
-    progress = _Progress()
+    progress = Component()
     wanted = {_POLICY: recipe.player(config, spaces, False).weights, _PROGRESS: progress}
     parts = {name: part for name, part in wanted.items() if name in held}
     try:
         Checkpoint(**parts).load(checkpoint, map_location="cpu")
+        frames = int(progress.state["collected_frames"]) if _PROGRESS in parts else 0
     except (CheckpointError, RuntimeError, KeyError, ValueError) as error:
         raise _misfit(error, checkpoint, changed) from error
-    frames, total = progress.frames, config.recipe.total_frames
+    total = config.recipe.total_frames
     if frames >= total:
         raise ConfigError(
             f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}",
             f"resume={config.resume}",
             f"give more, for example recipe.total_frames={2 * frames}",
         )
-
-
-class _Progress:
-    """Receives the counters of a checkpoint."""
-
-    def __init__(self) -> None:
-        self.frames = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"collected_frames": self.frames}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.frames = int(state_dict["collected_frames"])
 
 
 def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> ConfigError:

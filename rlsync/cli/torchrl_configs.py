@@ -16,6 +16,7 @@ TorchRL builds trainers from YAML with Hydra (``torchrl.trainers.algorithms.conf
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
@@ -64,29 +65,11 @@ class BoardSchemeConfig:
     _target_: str = "rlsync.BoardScheme"
 
 
-def make_sync_weights(
-    map: list[RouteConfig],
-    when: WhenConfig,
-    history: int,
-    receipts_file: str | None,
-    versions_file: str | None,
-    finite: bool,
-    background: bool,
-    max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
-) -> SyncWeights:
+def make_sync_weights(map: list[RouteConfig], when: WhenConfig, **options: Any) -> SyncWeights:
     """The hook that a :class:`SyncWeightsConfig` describes; it meets its trainer when TorchRL registers it. A
     ConfigError if the map is empty, an entry is incomplete, or there is no trigger.
     """
-    return SyncWeights(
-        sync_map(SyncConfig(map=map)),
-        trigger(when),
-        history=history,
-        receipts_file=receipts_file,
-        versions_file=versions_file,
-        finite=finite,
-        background=background,
-        max_unchanged_publishes=max_unchanged_publishes,
-    )
+    return SyncWeights(sync_map(SyncConfig(map=map)), trigger(when), **options)
 
 
 def register() -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,12 @@ from rlsync.recipes.spaces import Maker
 from rlsync.workers.cluster.collector import ClusterCollector, TransitionCollector
 from rlsync.workers.cluster.crew import Crew
 from rlsync.workers.cluster.nodes import Placement
-from rlsync.workers.cluster.session import ClusterStatus, Session
+from rlsync.workers.cluster.session import Session
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.player import Playable
 from rlsync.workers.players.q import EpsilonLadder
 from rlsync.workers.players.torchrl_policy import PREFILL, ActingPolicy, Prefill
-from rlsync.workers.supervision import Restarts
 
 _TELL_EVERY_S = 2.0
 
@@ -93,7 +92,7 @@ class Cluster:
         """Tell of the nodes in the run's folder, if it has one."""
         file = self._run.file(CLUSTER)
         if file is not None:
-            TellNodes(trainer.collector.status, file).register(trainer)
+            tell_of_nodes(trainer, file)
 
     @contextmanager
     def _connected(self) -> Iterator[dict[str, Any]]:
@@ -104,7 +103,6 @@ class Cluster:
             resources=cluster.resources,
             min_nodes=cluster.min_nodes,
             credits=cluster.credits,
-            restarts=Restarts(),
             node_timeout_s=cluster.node_timeout_s,
             start_timeout_s=cluster.start_timeout_s,
         )
@@ -124,28 +122,26 @@ class Cluster:
             raise
 
 
-class TellNodes:
-    """Writes what is known of the nodes of a cluster into a file, every few seconds."""
+def tell_of_nodes(trainer: Trainer, file: Path) -> None:
+    """Write what is known of the nodes of a cluster into a file: now, and every few seconds after a batch."""
+    collector, next_s = trainer.collector, 0.0
 
-    def __init__(self, status: Callable[[], ClusterStatus], file: Path) -> None:
-        self._status = status
-        self._file = file
-        self._next_s = 0.0
+    def tell(batch: TensorDictBase | None = None) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            collector.status().write(file)
+            next_s = time.monotonic() + _TELL_EVERY_S
 
-    def __call__(self, batch: TensorDictBase | None = None) -> None:
-        if time.monotonic() >= self._next_s:
-            self._status().write(self._file)
-            self._next_s = time.monotonic() + _TELL_EVERY_S
-
-    def register(self, trainer: Trainer) -> None:
-        """Tell after a batch, if the last time is long ago."""
-        self()
-        trainer.register_op("post_steps_log", self)
+    tell()
+    trainer.register_op("post_steps_log", tell)
 
 
 def crew_of(run: Run[Any]) -> Crew | None:
     """The crew named in this run's folder, or in that of the run it resumes; None if it keeps no agents."""
-    cluster, name, file = run.config.cluster, _name_in(run.config.resume), run.file(CREW)
+    cluster, resume, file = run.config.cluster, run.config.resume, run.file(CREW)
+    before = [] if resume is None else [Path(resume) / CREW, Path(resume).parent / CREW]
+    written = next((crew for crew in before if crew.is_file()), None)
+    name = None if written is None else str(json.loads(written.read_text())[_NAME])
     if not cluster.keep_agents:
         return None if name is None else Crew(name)
     name = name or uuid.uuid4().hex[:12]
@@ -153,10 +149,3 @@ def crew_of(run: Run[Any]) -> Crew | None:
         text = json.dumps({_NAME: name})
         write_whole(file, lambda beside: beside.write_text(text))
     return Crew(name, cluster.learner_timeout_s)
-
-
-def _name_in(resume: str | None) -> str | None:
-    """The name that the run before has written down; ``resume`` is its folder or its checkpoint."""
-    folders = [] if resume is None else [Path(resume), Path(resume).parent]
-    file = next((folder / CREW for folder in folders if (folder / CREW).is_file()), None)
-    return None if file is None else str(json.loads(file.read_text())[_NAME])

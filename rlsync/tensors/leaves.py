@@ -96,9 +96,6 @@ def is_tensordict_params(value: object) -> TypeIs[TensorDictParams]:
     return module is not None and isinstance(value, module.TensorDictParams)
 
 
-if TYPE_CHECKING:
-    from tensordict import TensorDictBase
-
 EXTRA_STATE = "_extra_state"
 
 
@@ -135,10 +132,7 @@ class Leaves:
         self._present: list[tuple[Mapping[str, Any], str]] = []
         self.leaves: list[Leaf] = list(self._walk())
         self.names: list[str] = [leaf.name for leaf in self.leaves]
-        self._check_unique()
         self._readers = [leaf.read for leaf in self.leaves]
-
-    def _check_unique(self) -> None:
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise LayoutMismatch(
@@ -161,7 +155,9 @@ class Leaves:
         elif isinstance(root, nn.Module):
             yield from self._walk_module(self._seen_through(root), "")
         elif isinstance(root, Mapping):
-            yield from self._walk_mapping(root)
+            for name, tensor in flatten_state(root, "", self.where):
+                kind: Kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+                yield Leaf(name, kind, partial(_itself, tensor))
         else:
             raise LayoutMismatch(
                 f"{type(root).__name__} holds no weights",
@@ -213,11 +209,6 @@ class Leaves:
                 kind = "extra_state"
             yield Leaf(name, kind, partial(td.get, key))
 
-    def _walk_mapping(self, mapping: Mapping[Any, Any]) -> Iterator[Leaf]:
-        for name, tensor in flatten_state(mapping, "", self.where):
-            kind: Kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-            yield Leaf(name, kind, _constant(tensor))
-
     def unchanged(self) -> bool:
         """Whether the module tree has the same modules and names as before. Takes about 50 ns an entry."""
         return (
@@ -259,8 +250,8 @@ def _as_dict(store: Mapping[str, Any]) -> dict[str, Any]:
     return store if isinstance(store, dict) else dict(store.items())
 
 
-def _constant(tensor: Tensor) -> Callable[[], Tensor]:
-    return lambda: tensor
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _extra_reader(module: nn.Module, prefix: str, name: str, where: str) -> Callable[[], Tensor]:
@@ -289,7 +280,7 @@ def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str,
         case Tensor():
             yield prefix, state
         case bool() | int() | float():
-            yield prefix, torch.tensor(state, dtype=_number_dtype(state))
+            yield prefix, torch.tensor(state, dtype=torch.float64 if isinstance(state, float) else None)
         case _ if isinstance(state, Mapping) or is_tensordict(state):
             for key, value in state.items():
                 yield from flatten_state(value, f"{prefix}.{key}" if prefix else str(key), where)
@@ -321,9 +312,3 @@ def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> A
             named = isinstance(template, tuple) and type(template) is not tuple
             return type(template)(*values) if named else type(template)(values)
     return template
-
-
-def _number_dtype(number: bool | int | float) -> torch.dtype:
-    if isinstance(number, bool):
-        return torch.bool
-    return torch.int64 if isinstance(number, int) else torch.float64

@@ -190,12 +190,8 @@ def materialise(module: nn.Module) -> None:
             for key, tensor in list(store.items()):
                 if tensor is not None and tensor.is_meta:
                     if id(tensor) not in made:
-                        made[id(tensor)] = _empty_like(tensor)
+                        empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                        if isinstance(tensor, nn.Parameter):
+                            empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+                        made[id(tensor)] = empty
                     setattr(owner, key, made[id(tensor)])
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
-    return empty

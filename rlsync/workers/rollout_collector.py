@@ -45,6 +45,7 @@ class RolloutCollector(BaseCollector):
     """
 
     init_random_frames = 0
+    _intake: Intake  #: made by the constructor of a subclass
 
     def __init__(
         self,
@@ -80,7 +81,6 @@ class RolloutCollector(BaseCollector):
         self._frames = self._batches = 0
         self._closed = False
         self._pid = os.getpid()
-        self._intake: Intake | None = None
         end_with_program(self)
 
     @property
@@ -101,7 +101,7 @@ class RolloutCollector(BaseCollector):
     @property
     def last_workers(self) -> tuple[int, ...]:
         """The numbers of the workers that made the last batch."""
-        return () if self._intake is None else self._intake.writers
+        return self._intake.writers
 
     def tell_of_rollouts(self, tell: Callable[[TakenRollout, bool], object]) -> None:
         """Say which rollouts the learner takes, in which order; for :class:`rlsync.RecordSchedule`.
@@ -109,7 +109,6 @@ class RolloutCollector(BaseCollector):
         Args:
             tell: called with each rollout that it takes or drops, when it does, and whether it is dropped.
         """
-        assert self._intake is not None, "made by the constructor"
         self._intake.tell_of_rollouts(tell)
 
     @abstractmethod
@@ -185,8 +184,7 @@ class RolloutCollector(BaseCollector):
 
     def release(self) -> None:
         """Give the slot of the last batch back before the next one is asked for."""
-        if self._intake is not None:
-            self._intake.release()
+        self._intake.release()
 
     def stop_waiting(self, error: RlsyncError) -> None:
         """Raise an error where the learner waits for rollouts, now or next; any thread may call it.
@@ -194,12 +192,10 @@ class RolloutCollector(BaseCollector):
         Args:
             error: the error to raise there.
         """
-        if self._intake is not None:
-            self._intake.stop_waiting(error)
+        self._intake.stop_waiting(error)
 
     def pause(self) -> AbstractContextManager[None]:
         """Inside the block workers begin no new rollout; those that they have begun they complete."""
-        assert self._intake is not None, "made by the constructor"
         return self._intake.paused()
 
     def state_dict(self) -> OrderedDict[str, Any]:
@@ -226,7 +222,7 @@ class RolloutCollector(BaseCollector):
         """
         if not self._closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
             self._closed = True
-            if self._intake is not None:  # the constructor came as far as the workers
+            if "_intake" in vars(self):  # the constructor came as far as the workers
                 self._intake.close()
                 self._end(LEAVE_TIMEOUT_S if timeout is None else timeout)
             self.transport.close()
@@ -236,7 +232,7 @@ class RolloutCollector(BaseCollector):
         """End the workers, and close what carried their rollouts."""
 
     def __del__(self) -> None:
-        if "_intake" in self.__dict__:
+        if "_pid" in vars(self):
             self.shutdown()
 
     def _next_batch(self) -> TensorDict:
@@ -244,7 +240,6 @@ class RolloutCollector(BaseCollector):
             raise BoardClosed("this collector was shut down", "iterating over it", "make a new one")
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
-        assert self._intake is not None, "made by the constructor"
         batch = self._intake.batch()
         self._frames += self.frames_per_batch
         self._batches += 1

@@ -281,9 +281,6 @@ class StatisticsHook(TrainerHookBase, InSummary):
         if time.monotonic() - self._written_s >= _WRITE_EVERY_S:
             self.write()
         self._idle_since_s = time.monotonic()
-        return self._look_at_load()
-
-    def _look_at_load(self) -> dict[str, Any]:
         counted, began = self._waits(), self._after_first
         if began is None:  # counting begins after the first batch, so that start-up is left out
             self._after_first = counted

@@ -253,11 +253,7 @@ def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None
     @in_place_of(collector, "iterator")
     def iterator(self: RayCollector) -> Iterator[TensorDictBase | None]:
         lazily(self)
-        batches = type(self).iterator(self)
-        while True:
-            before_batch()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
+        before_batch()
+        for batch in type(self).iterator(self):
             yield batch
+            before_batch()

@@ -102,17 +102,14 @@ def _call_policies_without_the_stamp() -> None:
 
     @functools.wraps(stock)
     def without_the_stamp(policy: Any, observation_spec: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(observation_spec, Composite) and not _takes_the_stamp(policy):
+        takes_it = isinstance(policy, nn.Module) and STAMP in inspect.signature(policy.forward).parameters
+        if isinstance(observation_spec, Composite) and not takes_it:
             shape, device = observation_spec.shape, observation_spec.device
             named = {key: spec for key, spec in observation_spec.items() if key != STAMP}
             observation_spec = Composite(named, shape=shape, device=device)
         return stock(policy, observation_spec, *args, **kwargs)
 
     _single._make_compatible_policy = without_the_stamp
-
-
-def _takes_the_stamp(policy: object) -> bool:
-    return isinstance(policy, nn.Module) and STAMP in inspect.signature(policy.forward).parameters
 
 
 def _track_versions_of_batched_envs() -> None:

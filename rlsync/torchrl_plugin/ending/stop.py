@@ -127,7 +127,9 @@ class Stop:
         Args:
             error: it is covered if a stop was asked for before, and it says that workers are lost.
         """
-        return self.asked and _lost_workers(error)
+        died = isinstance(error, RuntimeError) and collectors.says_a_worker_died(error)
+        lost = (WorkerLost, AdoptionTimeout, BoardClosed, ConnectionError, EOFError)
+        return self.asked and (died or isinstance(error, lost))
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait until the block around the training has ended, from another thread.
@@ -182,12 +184,6 @@ class Stop:
             f"a thread cannot be ended: end the program (kill -9 {os.getpid()}), then resume the run",
         )
         _log.error("%s\n%s", error, self.hangs)
-
-
-def _lost_workers(error: BaseException) -> bool:
-    if isinstance(error, RuntimeError) and collectors.says_a_worker_died(error):
-        return True
-    return isinstance(error, (WorkerLost, AdoptionTimeout, BoardClosed, ConnectionError, EOFError))
 
 
 def _end(collector: BaseCollector) -> None:

@@ -15,7 +15,7 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import NothingLearns, SourceNotFound
 from rlsync.core.path import parse, walk
 from rlsync.core.plan import SyncPlan
-from rlsync.sync.trained import Training, frozen, unsent
+from rlsync.sync.trained import frozen, unsent
 from rlsync.tensors.compare import excluded
 from rlsync.tensors.device import Covered
 from rlsync.tensors.leaves import Leaf, Leaves
@@ -168,13 +168,13 @@ def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     paths = (parse(source.description) for source in sync.sources if source.has_path)
     networks = dict(filter(None, (training.network_of(trainer, path) for path in paths)))
     sent = [leaf.read() for source in sync.sources for leaf in source.sent()]
+    stuck = (
+        training.why_nothing_learns(source.description, [tensor for _, tensor in source.parameters()])
+        for source in sync.sources
+    )
     return Coverage(
         untrained=tuple(source.description for source in untrained),
         frozen=tuple(name for source, names in found.items() if source not in untrained for name in names),
-        stuck=tuple(filter(None, (_why_stuck(source, training) for source in sync.sources))),
+        stuck=tuple(filter(None, stuck)),
         unsent=unsent(networks, sent, held),
     )
-
-
-def _why_stuck(source: FoundSource, training: Training) -> NothingLearns | None:
-    return training.why_nothing_learns(source.description, [tensor for _, tensor in source.parameters()])

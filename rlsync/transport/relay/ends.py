@@ -142,17 +142,13 @@ class Sender:
         self._lost: ImageId | None = None
         self._count = 0
         self._image: Tensor | None = None
-        self._message: Message | None = None
+        self.message: Message | None = None
         self._posted_at_s = 0.0
 
     @property
     def stamp(self) -> Stamp:
         """The newest version that was posted."""
-        return NOTHING if self._message is None else self._message.stamp
-
-    @property
-    def message(self) -> Message | None:
-        return self._message
+        return NOTHING if self.message is None else self.message.stamp
 
     @property
     def full(self) -> bool:
@@ -182,27 +178,27 @@ class Sender:
 
     def repeat(self, now_s: float) -> None:
         """Post the newest message again when that is due; put its image again if a node could not get it."""
-        if self._message is None or self._image is None or now_s - self._posted_at_s < self.repeat_s:
+        if self.message is None or self._image is None or now_s - self._posted_at_s < self.repeat_s:
             return
-        if self._lost == self._message.image_id:
-            self._send(self._message.stamp, self._image, now_s)
+        if self._lost == self.message.image_id:
+            self._send(self.message.stamp, self._image, now_s)
         else:
             self.post_again(now_s)
 
     def post_again(self, now_s: float) -> None:
         """Post the newest message again now, if there is one."""
-        if self._message is not None:
+        if self.message is not None:
             self._posted_at_s = now_s
-            self._post(self._message)
+            self._post(self.message)
 
     def _send(self, stamp: Stamp, image: Tensor, now_s: float) -> None:
         while len(self._kept) >= KEPT_IMAGES:
             self._free(self._kept.pop(self._needed_least()))
         self._count += 1
-        self._message = Message(stamp, digest_in(image), image.numel(), self._put(image), self._count)
-        self._kept[self._message.image_id] = self._message.address
+        self.message = Message(stamp, digest_in(image), image.numel(), self._put(image), self._count)
+        self._kept[self.message.image_id] = self.message.address
         self._posted_at_s = now_s
-        self._post(self._message)
+        self._post(self.message)
 
     def _needed_least(self) -> ImageId:
         """Never the newest, which nodes are told of now. Of pulls, the oldest is let end."""
@@ -213,4 +209,4 @@ class Sender:
     def close(self) -> None:
         while self._kept:
             self._free(self._kept.pop(next(iter(self._kept))))
-        self._message = self._image = None
+        self.message = self._image = None

@@ -47,19 +47,15 @@ class Arrivals:
         self._turn: list[str] = []  # nodes whose rollouts were taken, the last one at the end
         self._taken = self._dropped = 0
         self._waited_s = 0.0
-        self._origins: list[Origin] = []
+        #: Where the rollouts come from that were taken since :meth:`begin_batch`, in order.
+        self.origins: list[Origin] = []
         self.closed = False
         self.dropped: Callable[[TakenRollout], object] | None = None  # nodes drop nothing that was recorded
         #: Rollouts of older versions are left out.
         self.oldest_version = 0
 
-    @property
-    def origins(self) -> tuple[Origin, ...]:
-        """Where the rollouts come from that were taken since :meth:`begin_batch`, in order."""
-        return tuple(self._origins)
-
     def begin_batch(self) -> None:
-        self._origins = []
+        self.origins = []
 
     def run(self) -> None:
         self._give(running=True)
@@ -151,6 +147,6 @@ class Arrivals:
             return None
         self._taken += 1
         self._held.add(slot)
-        self._origins.append(Origin(node_id, node.pid or 0, arrived.writer, arrived.number))
+        self.origins.append(Origin(node_id, node.pid or 0, arrived.writer, arrived.number))
         worker = node.seat * self._workers_per_node + arrived.writer
         return TakenRollout(slot, worker, arrived.number, dict(arrived.views), self._buffers[slot])

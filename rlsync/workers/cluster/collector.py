@@ -175,7 +175,7 @@ class ClusterCollector(RolloutCollector):
 
     @property
     def last_origins(self) -> tuple[Origin, ...]:
-        return self._arrivals.origins
+        return tuple(self._arrivals.origins)
 
     def status(self) -> ClusterStatus:
         """The nodes and their workers, as they said last."""

@@ -199,18 +199,14 @@ def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
     views = dict(zip(names, layout.views(into), strict=True))
     for name in keys.FINAL:
         views[name] = views[name][:count]
-    return Arrived(writer, number, _from_words(counted), views)
+    counters = RingCounters(*counted[:6], *(ns / 1e9 for ns in counted[6:8]))
+    return Arrived(writer, number, counters, views)
 
 
 def _in_words(counters: RingCounters) -> list[int]:
     c = counters
     waits = [int(c.worker_wait_s * 1e9), int(c.learner_wait_s * 1e9)]
     return [c.free, c.writing, c.full, c.reading, c.written, c.taken, *waits]
-
-
-def _from_words(words: Sequence[int]) -> RingCounters:
-    free, writing, full, reading, written, taken, worker_ns, learner_ns, *_ = words
-    return RingCounters(free, writing, full, reading, written, taken, worker_ns / 1e9, learner_ns / 1e9)
 
 
 def _used_bytes(layout: Layout, finals: int) -> int:

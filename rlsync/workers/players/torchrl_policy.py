@@ -62,7 +62,8 @@ class PolicyPlayer(FixedPlayer):
         # Not len(observation): torch.export would take the number of environments for a constant.
         seen = TensorDict({keys.OBSERVATION: observation}, observation.shape[:1])
         for key, value in self._begins.items():
-            seen[key] = torch.where(_shaped(is_init, state[key]), value.to(observation.device), state[key])
+            begins = is_init.reshape(-1, *[1] * value.ndim)
+            seen[key] = torch.where(begins, value.to(observation.device), state[key])
         if self._begins:
             seen[keys.IS_INIT] = is_init.unsqueeze(-1)
         with set_exploration_type(self._exploration):
@@ -71,11 +72,6 @@ class PolicyPlayer(FixedPlayer):
         if isinstance(self.actions, BoxActions):
             return Acted(action, {}, state)
         return Acted(action.to(torch.int64).argmax(-1), {}, state)
-
-
-def _shaped(chosen: Tensor, like: Tensor) -> Tensor:
-    """[N] as ``[N, 1, ...]``, to choose from a tensor of N entries."""
-    return chosen.reshape(-1, *[1] * (like.ndim - 1))
 
 
 class Prefill(nn.Module):

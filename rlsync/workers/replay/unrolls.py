@@ -132,7 +132,7 @@ class UnrollReplay:
             ConfigError: keys, shapes or dtypes are not those of what is held, or unrolls are replayed ones.
         """
         rows, finals, count = _to_rows(batch, self.records)
-        form = _form_of(rows)
+        form = {str(key): (tuple(tensor.shape[1:]), tensor.dtype) for key, tensor in sorted(rows.items())}
         with self._lock:
             if not self._form:
                 self._begin(form)
@@ -289,11 +289,6 @@ def _to_rows(batch: TensorDictBase, records: Sequence[Record]) -> tuple[TensorDi
     observations = batch.get(keys.FINAL_OBSERVATION).detach().cpu()[order]
     finals = TensorDict({keys.FINAL_OBSERVATION: observations, _TIME: time[order]}, [len(order)])
     return rows, finals, unroll.bincount(minlength=len(rows))
-
-
-def _form_of(rows: TensorDict) -> _Form:
-    """The shapes and dtypes that all rows of one replay must have."""
-    return {str(key): (tuple(tensor.shape[1:]), tensor.dtype) for key, tensor in sorted(rows.items())}
 
 
 def _must_fit(form: _Form, held: _Form) -> None:
