@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import logging
 import os
@@ -145,6 +146,30 @@ def test_unrolls_tell_what_the_environment_shows_when_stepped_by_hand(ends: str,
     for column in range(3):
         replayed_by_hand(batches, lambda: Ladder(4, ends), column)
     assert ("final_observation" in batches[0]) is (ends == "truncated")
+
+
+class OfTheLearner:
+    """Ends any other process that collects it, as a library does whose threads were not forked."""
+
+    def __init__(self) -> None:
+        self.pid, self.cycle = os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.pid:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@pytest.mark.processes
+def test_a_forked_worker_leaves_alone_what_the_learner_has_not_collected_yet() -> None:
+    gc.disable()
+    try:
+        OfTheLearner()
+        with collecting(cartpole_net(), CARTPOLE, num_workers=1) as collector:
+            batches_of(collector, 2)
+            assert collector.restarted == 0
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 @pytest.mark.processes
