@@ -17,6 +17,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
 
+from rlsync.core.errors import WorkerLost
 from rlsync.transport.board.format import process_stat
 
 #: What multiprocessing says of a process whose fork server is gone, whether the process lives or not.
@@ -61,10 +62,19 @@ def _began(pid: int) -> str | None:
 def start_process(
     method: str, target: Callable[..., object], args: tuple[Any, ...], name: str
 ) -> BaseProcess:
-    """Start a process that ends with this one. If its fork server dies, it is not told to be dead."""
+    """Start a process that ends with this one. If its fork server dies, it is not told to be dead; WorkerLost
+    if the server dies while it starts the process.
+    """
     kind: Any = _Process if method == "forkserver" else get_context(method).Process  # type: ignore[attr-defined]
     process: BaseProcess = kind(target=target, args=args, name=name, daemon=True)
-    process.start()
+    try:
+        process.start()
+    except (EOFError, ConnectionError) as error:
+        what, cure = (
+            "the fork server was ended while it started a process",
+            "look what ended it (out of memory?)",
+        )
+        raise WorkerLost(what, name, cure) from error
     return process
 
 

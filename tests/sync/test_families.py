@@ -113,3 +113,33 @@ def test_what_a_worker_has_started_ends_with_it_and_the_learner_lives(
         assert int(started.stdout.readline()) == code
         assert wait_until(lambda: not is_alive(child), 20)
         assert started.poll() is None
+
+
+SERVER_IS_KILLED = """
+import os, signal, threading, time
+from multiprocessing import forkserver
+from rlsync.core.errors import WorkerLost
+from rlsync.sync.families import start_process
+
+if __name__ == "__main__":
+    forkserver.ensure_running()
+    server = forkserver._forkserver._forkserver_pid
+    os.kill(server, signal.SIGSTOP)
+    threading.Timer(0.5, os.kill, (server, signal.SIGKILL)).start()
+    try:
+        start_process("forkserver", time.sleep, (600,), "rlsync worker 3")
+    except WorkerLost as lost:
+        print(lost)
+"""
+
+
+def test_a_fork_server_that_is_killed_while_it_starts_a_worker_is_told_of(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(SERVER_IS_KILLED)
+    command, there = [sys.executable, str(file)], os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_WITHIN_S, env=there)
+    assert ran.stdout.splitlines() == [
+        "the fork server was ended while it started a process",
+        "  where  rlsync worker 3",
+        "  cure   look what ended it (out of memory?)",
+    ], ran.stderr
