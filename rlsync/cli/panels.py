@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator
 
 from rlsync.cli.run_folder import Curve, NotRecorded, RunFolder
 from rlsync.core.errors import ConfigError
-from rlsync.core.schedule import EVERYBODY, Life
+from rlsync.core.schedule import Life, named
 from rlsync.recipes.timeline import Timeline
 
 #: The palette of Okabe and Ito, for colour-blind readers, without its yellow, which is too pale for a line.
@@ -279,8 +279,7 @@ def lanes(life: Life) -> Figure:
     axes.plot([p.ms / 1000 for p in life.publishes], [0] * len(life.publishes), "|", color="black", ms=12)
     for note in life.notes:
         axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
-    named = ["all workers" if worker == EVERYBODY else f"worker {worker}" for worker in workers]
-    axes.set_yticks(range(len(workers) + 1), ["publishes", *named])
+    axes.set_yticks(range(len(workers) + 1), ["publishes", *map(named, workers)])
     axes.set_xlabel(
         "seconds; hatched: a worker's later life, crossed: dropped, dotted: a checkpoint or the end"
     )

@@ -10,7 +10,7 @@ from typing import Any
 from rlsync.cli.main import parser_of
 from rlsync.cli.plot import panels_for
 from rlsync.core.errors import ConfigError
-from rlsync.core.schedule import EVERYBODY, Life, lives_in
+from rlsync.core.schedule import Life, lives_in, named
 from rlsync.recipes.run_files import SCHEDULE, TIMELINE
 
 _EXAMPLES = """examples:
@@ -57,8 +57,7 @@ def events(life: Life) -> Iterator[dict[str, Any]]:
     """The events of a trace: a thread for the learner, and one for each worker."""
     yield _event("M", 0, 0, "thread_name", {"name": "learner"})
     for worker in sorted({rollout.worker for rollout in life.rollouts}):
-        name = "all workers" if worker == EVERYBODY else f"worker {worker}"
-        yield _event("M", worker + 1, 0, "thread_name", {"name": name})
+        yield _event("M", worker + 1, 0, "thread_name", {"name": named(worker)})
     for rollout, begin_ms in life.spans():
         name = f"version {rollout.version}{', dropped' if rollout.dropped else ''}"
         told = {"life": rollout.life, "number": rollout.number}

@@ -192,6 +192,11 @@ class ScheduleWriter:
         return min(_MOST, (time.monotonic_ns() - self._began_ns) // 1_000_000)
 
 
+def named(worker: int) -> str:
+    """What a worker of a schedule is called where people read of it."""
+    return "all workers" if worker == EVERYBODY else f"worker {worker}"
+
+
 def lives_in(file: Path) -> list[Life]:
     """The lives of the run that wrote this schedule, in a row.
 
@@ -313,5 +318,4 @@ def _by_worker(rollouts: Iterable[Rollout]) -> Iterator[str]:
     for rollout in rollouts:
         numbers.setdefault(rollout.worker, []).append(rollout.number)
     for worker, its in sorted(numbers.items()):
-        who = "all workers" if worker == EVERYBODY else f"worker {worker}"
-        yield f"{who}: {min(its)} to {max(its)}"
+        yield f"{named(worker)}: {min(its)} to {max(its)}"
