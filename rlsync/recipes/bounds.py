@@ -42,7 +42,7 @@ class Bound:
         if value is None:
             return True
         if self.choices:
-            return value in self._names
+            return value in self.choices or value in self._names  # what is installed is looked for last
         if self.widths:
             return bool(value) and min(value) >= 1
         above = value > self.low if self.low_excluded else value >= self.low
