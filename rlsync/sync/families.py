@@ -70,11 +70,10 @@ def start_process(
     try:
         process.start()
     except (EOFError, ConnectionError) as error:
-        what, cure = (
-            "the fork server was ended while it started a process",
-            "look what ended it (out of memory?)",
-        )
-        raise WorkerLost(what, name, cure) from error
+        if method != "forkserver":
+            raise
+        what = "the fork server was ended while it started a process"
+        raise WorkerLost(what, name, "look what ended it (out of memory?)") from error
     return process
 
 
