@@ -22,6 +22,7 @@ from rlsync.recipes.trainer import make_logger
 from tests.cli.test_main import SMALL, finished
 from tests.recipes.test_recipes import small_ppo, trained
 from tests.tools.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer, wait_until
+from tests.tools.parts.programs import as_installed
 
 #: metric -> its values, oldest first.
 Written = dict[str, list[float]]
@@ -213,10 +214,7 @@ def test_an_argument_that_the_logger_does_not_take_is_refused(kind: str, tmp_pat
 def test_a_logger_of_an_installed_package_is_chosen_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    about = tmp_path / "own-0.1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 0.1\n")
-    (about / "entry_points.txt").write_text("[rlsync.loggers]\nown = own_logger:make\nlost = nowhere:make\n")
+    as_installed(tmp_path, "own", "[rlsync.loggers]\nown = own_logger:make\nlost = nowhere:make\n")
     (tmp_path / "own_logger.py").write_text("def make(**given):\n    return given\n")
     monkeypatch.syspath_prepend(tmp_path)
     config = Config(run_dir=str(tmp_path), logger=LoggerConfig(kind="own", kwargs={"more": 1}))

@@ -21,7 +21,7 @@ from rlsync.core.extensions import RECIPES
 from rlsync.recipes import registry, run_files
 from rlsync.recipes.registry import loaded, recipe_named
 from rlsync.recipes.settings import Config, EnvConfig
-from tests.tools.parts.programs import fresh_python, installed_from, run_program
+from tests.tools.parts.programs import as_installed, fresh_python, installed_from, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how_to" / "write_a_recipe.md"
@@ -172,10 +172,7 @@ def test_what_is_no_recipe_is_refused_with_the_place_it_was_looked_for(at: str, 
 def test_the_name_of_a_shipped_recipe_cannot_be_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    about = tmp_path / "thief-0.1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: thief\nVersion: 0.1\n")
-    (about / "entry_points.txt").write_text(f"[{RECIPES}]\nppo = thief:RECIPE\nown = thief:RECIPE\n")
+    as_installed(tmp_path, "thief", f"[{RECIPES}]\nppo = thief:RECIPE\nown = thief:RECIPE\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(registry.installed()) == ["own"]
     assert recipe_named("ppo").trainer.__module__ == "rlsync.recipes.ppo"

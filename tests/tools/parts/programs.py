@@ -149,6 +149,14 @@ def installed_from(source: Path, target: Path) -> Path:
     return target
 
 
+def as_installed(folder: Path, name: str, entry_points: str) -> None:
+    """Put the metadata of an installed package with entry points into a folder of ``sys.path``."""
+    about = folder / f"{name}-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text(entry_points)
+
+
 def _text(connection: Connection):
     stream = os.fdopen(os.dup(connection.fileno()), "r", encoding="utf-8", errors="replace")
     connection.close()
