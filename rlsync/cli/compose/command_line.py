@@ -169,4 +169,5 @@ def choices() -> dict[str, list[str]]:
     own_hydra.register()
     with own_hydra.initialised():
         own = [str(o.input_line) for o in _with_search_path([], None)]
-        return own_hydra.groups(own_hydra.CONFIG_NAME, own)
+        groups = own_hydra.group_names()
+        return {group: own_hydra.options(group, own_hydra.CONFIG_NAME, own) for group in groups}

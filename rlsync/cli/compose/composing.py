@@ -54,26 +54,32 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
     """
     overrides = [parsed(word) for word in words]
     hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
-    groups = own_hydra.groups(line.config_name, hydras)
+    groups = own_hydra.group_names()
     options = [o for o in overrides if key_of(o) in groups]
-    errors = [error for o in options for error in refusals.of_option(o, groups[key_of(o)])]
+    errors = [
+        error
+        for o in options
+        for error in refusals.of_option(o, own_hydra.options(key_of(o), line.config_name, hydras))
+    ]
     if errors:  # what the keys are is not known
         return None, errors
     decide = [*options, *(o for o in overrides if key_of(o) == "resume")]
     used = [*hydras, *(str(o.input_line) for o in decide)]
     try:
-        base, choices = _composed(line, used)
-        added = _added(line, overrides, base, choices, groups.get(TUNED, []))
-        used += added
+        config, choices = _composed(line, used)
+        added = _added(line, overrides, config, choices, hydras)
         if added:
-            base, choices = _composed(line, used)
-        known = list(refusals.keys_of(base))
+            used += added
+            config, choices = _composed(line, used)
+        known = list(refusals.keys_of(config))
+        keys = []
         for override in overrides:
             if override not in decide and not override.is_hydra_override():
                 wrong = list(refusals.of_key(override, known, groups))
                 errors += wrong
-                used += [] if wrong else [str(override.input_line)]
-        config, choices = _composed(line, used)
+                keys += [] if wrong else [str(override.input_line)]
+        if keys:
+            config, choices = _composed(line, [*used, *keys])
         return Composition(_typed(config), choices, tuple(added)), errors
     except ConfigError as error:
         return None, [*errors, error]
@@ -102,7 +108,7 @@ def _typed(config: DictConfig) -> Config:
 
 
 def _added(
-    line: CommandLine, overrides: list[Override], base: DictConfig, choices: Choices, tuned: list[str]
+    line: CommandLine, overrides: list[Override], base: DictConfig, choices: Choices, hydras: list[str]
 ) -> list[str]:
     """The overrides that bring in the run that is resumed, or else the settings that fit the environment."""
     resume = OmegaConf.select(base, "resume")
@@ -115,6 +121,7 @@ def _added(
         return _on_top_of(before, base, choices, overrides)
     if TUNED not in choices or any(key_of(o) == TUNED for o in overrides):
         return []  # the user's primary config is another one, or the user has chosen
+    tuned = own_hydra.options(TUNED, line.config_name, hydras)
     ids = [str(o.value()) for o in overrides if key_of(o) == "env.id"]
     fits = _fitting(choices, base.env, [base.env.id, *ids][-1], tuned, line.config_dir)
     if fits == (choices[TUNED] if choices[TUNED] in tuned else None):

@@ -173,14 +173,15 @@ def initialised(config_path: str | None = None) -> Iterator[None]:
         yield
 
 
-def groups(config_name: str, own: Sequence[str]) -> dict[str, list[str]]:
-    """Every config group with its options, those on the search path that ``own`` overrides set included."""
+def group_names() -> list[str]:
+    """Every config group."""
+    return sorted(folder.name for folder in config_dir().iterdir() if folder.is_dir())
+
+
+def options(group: str, config_name: str, own: Sequence[str]) -> list[str]:
+    """What a config group offers, in the folders on the search path that ``own`` overrides set, too."""
     loader = GlobalHydra.instance().config_loader()
-    return {
-        folder.name: loader.get_group_options(folder.name, ObjectType.CONFIG, config_name, list(own))
-        for folder in sorted(config_dir().iterdir())
-        if folder.is_dir()
-    }
+    return loader.get_group_options(group, ObjectType.CONFIG, config_name, list(own))
 
 
 def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
