@@ -407,6 +407,7 @@ def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, d
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_the_command_finds_the_silent_trainer_and_prints_nothing_else() -> None:
     words = ["doctor", "--json", *PATIENT, "--trainer", f"{HERE}:make_dropped"]
     done = run_program("rlsync", *words, cwd=REPO, env=os.environ | {"PYTHONPATH": str(REPO)})

@@ -136,6 +136,7 @@ def test_two_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version(ad
 
 @pytest.mark.usefixtures("fork_workers")
 @modes
+@pytest.mark.one_case
 def test_synchronous_workers_never_act_with_a_torn_or_a_misnamed_version(adopt: str) -> None:
     policy = make_canary()
     with on_a_board(policy, MultiSyncCollector, adopt=adopt, frames_per_batch=10) as collector:
@@ -166,6 +167,7 @@ def test_policies_made_by_a_factory_never_act_with_a_torn_or_a_misnamed_version(
 
 @pytest.mark.processes
 @modes
+@pytest.mark.one_case
 def test_frames_that_started_workers_write_to_a_replay_buffer_are_never_torn_or_misnamed(
     adopt: str,
 ) -> None:

@@ -48,6 +48,7 @@ def _run(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return fresh_python(str(script), *map(str, arguments), check=False)
 
 
+@pytest.mark.thorough
 def test_a_short_soak_counts_kills_stops_and_layouts_and_finds_nothing_bad(tmp_path: Path) -> None:
     out = tmp_path / "soak.json"
     ended = _run(BENCHMARKS / "soak.py", "--workers", 3, "--seconds", 2, "--seed", 9, "--out", out)

@@ -96,6 +96,7 @@ _AT_BATCH = 3
         (signal.SIGSTOP, rlsync.AdoptionTimeout, "has not begun a rollout for 3 s"),
     ],
 )
+@pytest.mark.each_value
 def test_a_snippet_of_the_readme_ends_in_three_lines_if_a_worker_is_killed_or_stopped(
     snippet: int,
     sent: signal.Signals,

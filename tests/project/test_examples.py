@@ -38,6 +38,7 @@ def test_policy_and_statistics_are_of_one_version_in_every_batch() -> None:
 
 
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.thorough
 def test_what_is_learned_from_a_replay_buffer_is_no_older_than_the_bound(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -226,7 +226,7 @@ def compare_states(loss: Any, env_id: str, widths: dict[str, int], first: int) -
 @every_recipe
 @pytest.mark.parametrize("kind", ["in_process", "sync", "async"])
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) -> None:
     config = small(name, kind=kind)
     trainer = built(config)

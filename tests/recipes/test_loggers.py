@@ -158,6 +158,7 @@ def test_nothing_that_was_logged_stays_in_memory_or_goes_into_a_checkpoint(kind:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_goes_to_wandb_and_its_resumed_run_is_the_same_there(tmp_path: Path) -> None:
     offline = ("logger=wandb", "logger.kwargs.mode=offline", "logger.kwargs.project=mine")
     finished(tmp_path, "train", *offline, *SMALL, "run_dir=first")

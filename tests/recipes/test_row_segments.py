@@ -496,7 +496,7 @@ def shut() -> Iterator[list[Trainer]]:
 @every_recipe
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "prioritized"])
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_a_resumed_run_has_the_rows_places_and_priorities_of_the_run_before(
     name: str, prioritized: bool, tmp_path: Path, shut: list[Trainer]
 ) -> None:

@@ -53,6 +53,7 @@ def told(folder: Path) -> dict[str, object]:
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("recipe", ["ppo", "dqn", "impala"])
+@pytest.mark.one_case
 def test_a_recipe_learns_on_the_learners_device_and_its_checkpoint_plays_on_the_cpu(
     recipe: str, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ ON_SECOND = ("learner.device=second", "collector.device=[second,cpu]", "evaluati
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_a_run_resumes_on_another_device_and_back(tmp_path: Path) -> None:
     said(tmp_path, "train", *SMALL, *ON_SECOND, "run_dir=a")
     on_cpu = ("learner.device=cpu", "collector.device=cpu", "evaluation.device=cpu")

@@ -153,12 +153,14 @@ def run_by_python(sessions: list[int], *arguments: str, typed: str = "") -> tupl
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_script_with_spawned_workers_ends_at_a_mistake(tmp_path: Path, sessions: list[int]) -> None:
     status, said = run_by_python(sessions, str(script(tmp_path, "spawn", OF_A_SCRIPT)))
     assert (status, said.splitlines()[-1]) == (1, "ValueError: a mistake in the script")
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_an_interactive_interpreter_keeps_its_workers_until_it_is_left(
     tmp_path: Path, sessions: list[int]
 ) -> None:

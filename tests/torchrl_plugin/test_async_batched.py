@@ -46,6 +46,7 @@ def on(collector: AsyncBatchedCollector, policy: nn.Module) -> Trainer:
 
 
 @hows
+@pytest.mark.one_case
 def test_no_frame_is_torn_or_misnamed_while_the_learner_publishes_without_a_pause(how: str) -> None:
     census, policy = Census(), make_canary_policy()
     with running(make_async_batched(how, BoardScheme())) as collector:

@@ -48,6 +48,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 with_the_program = [pytest.mark.slow]
 
 
+@pytest.mark.thorough
 class TestBesideSpawn:
     pytestmark = with_the_program
 

@@ -236,6 +236,7 @@ watched_or_not = pytest.mark.parametrize("watched", [True, False], ids=["watched
 
 
 @pytest.mark.parametrize("how", COLLECTORS)
+@pytest.mark.one_case
 def test_a_healthy_server_and_its_environments_end_with_the_batch(how: str, tmp_path: Path) -> None:
     collector, trainer = served_trainer(how, tmp_path, tmp_path / "no", watched=False)
     with running(collector), Stop(trainer, NEVER_S) as stop:

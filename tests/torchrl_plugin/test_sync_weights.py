@@ -402,6 +402,7 @@ def test_the_first_frame_after_a_resume_acts_with_the_checkpointed_weights(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("compiled", [False, {"backend": "eager"}], ids=["eager", "compiled"])
+@pytest.mark.one_case
 def test_compiled_policies_copy_by_themselves_and_act_with_what_was_published(compiled):
     policy = make_plain_policy()
     collector = MultiSyncCollector(

@@ -470,6 +470,7 @@ def _paused(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("rest", [_suspended, _paused])
+@pytest.mark.one_case
 def test_workers_that_rested_for_long_are_not_taken_for_silent(rest: Callable[[Trainer], None]) -> None:
     with _free_running(timeout_s=SILENT_S) as trainer:
 
@@ -485,6 +486,7 @@ def test_workers_that_rested_for_long_are_not_taken_for_silent(rest: Callable[[T
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.one_case
 def test_a_recipe_ends_with_the_names_of_workers_that_were_stopped(kind: str) -> None:
     config = Config(collector=CollectorConfig(kind, frames_per_batch=128, silent_timeout_s=SILENT_S))
     config.recipe.total_frames = FOR_EVER
@@ -513,6 +515,7 @@ def test_a_watched_training_is_the_same_as_any_and_its_workers_leave_by_themselv
 
 
 @both_kinds
+@pytest.mark.one_case
 def test_a_learner_that_is_busy_for_longer_than_the_timeout_is_not_told_that_workers_are_silent(
     kind: type,
 ) -> None:

@@ -222,6 +222,7 @@ def test_five_collectors_whose_workers_are_killed_leave_nothing_behind(
         _collector_with_a_killed_worker(kind)
 
 
+@pytest.mark.thorough
 def test_a_script_that_leaves_its_collector_to_the_end_of_the_interpreter_says_nothing() -> None:
     code = (
         "import multiprocessing\n"

@@ -497,6 +497,7 @@ def test_workers_cannot_adopt_in_a_third_way() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["rlsync.workers.worker", "rlsync.evaluation.process"])
+@pytest.mark.one_case
 def test_a_worker_process_loads_neither_torchrl_nor_tensordict(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torchrl', 'tensordict') if name in sys.modules])"
     told = fresh_python("-c", code, cwd=REPO)

@@ -628,6 +628,7 @@ def test_when_all_workers_are_killed_the_run_ends_at_once() -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.one_case
 def test_workers_that_all_say_nothing_end_the_run(workers: int) -> None:
     settings = {"num_workers": workers, "silent_timeout_s": SILENT_S}
     with collecting(cartpole_net(), CARTPOLE, **settings) as collector:
