@@ -26,7 +26,7 @@ from rlsync import RecordSchedule
 from rlsync.core.schedule import ScheduleWriter
 from rlsync.recipes.impala.recipe import RECIPE, make_network
 from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.rerun import Rerun, config_of_rerun, life_to_repeat
+from rlsync.recipes.rerun import Rerun, config_of_rerun, lives_to_repeat
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
 from rlsync.recipes.sync_settings import SyncConfig
 from rlsync.tensors.digest import digest
@@ -104,7 +104,7 @@ def runs(folder: Path, pairs: int, frames: int) -> dict[str, float]:
         recorded = config(folder / f"with-{pair}", frames, 100)
         again = folder / f"again-{pair}"
         again.mkdir()
-        life = life_to_repeat(folder / f"with-{pair}", recorded)
+        life, _ = lives_to_repeat(folder / f"with-{pair}", lambda _, config=recorded: config)[1]
         rerun = Rerun(RECIPE.build(config_of_rerun(recorded, life, again), again=life), life, again)
         took["again"].append(timed(rerun._trainer, lambda _, rerun=rerun: check(rerun)))
     middle = {name: [statistics.median(each) for each in zip(*of, strict=True)] for name, of in took.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -17,9 +18,11 @@ from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
 from rlsync.cli.resume import load
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
+from rlsync.core.schedule import Comparison, Life
 from rlsync.recipes.bounds import refuse
-from rlsync.recipes.rerun import Rerun, config_of_rerun, life_to_repeat
+from rlsync.recipes.rerun import Rerun, config_of_rerun, lives_to_repeat, number_versions
 from rlsync.recipes.run_files import RESOLVED, SCHEDULE
+from rlsync.recipes.settings import Config
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
 from rlsync.torchrl_plugin.hooks.record_schedule import machine
 
@@ -43,40 +46,64 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
     until = "stop when this version is published, with a checkpoint of that moment"
     parser.add_argument("--until", type=int, metavar="VERSION", help=until)
+    first = "begin with this life of a run that was resumed in its folder, 1 being the first"
+    parser.add_argument("--from", type=int, metavar="LIFE", dest="first", help=first)
     into = "the folder that the rerun writes to; new (default: rerun-1, -2, ... in the run's folder)"
     parser.add_argument("--into", type=Path, metavar="FOLDER", help=into)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
     given = parser.parse_args(arguments)
-    recorded = config_of(given.run, given.trust)
-    life = life_to_repeat(given.run, recorded)
-    if given.until is not None and given.until not in {publish.version for publish in life.publishes}:
-        newest = life.publishes[-1].version
-        raise ConfigError(
-            f"the run has not published version {given.until}", "--until", f"its newest version is {newest}"
-        )
+    chosen = _chosen(lives_to_repeat(given.run, lambda at: config_of(at, given.trust)), given)
     prepare_process()
     for name, now in machine().items():
-        if (then := life.facts.get(name)) != now:
+        for then in {life.facts.get(name) for life, _ in chosen} - {now}:
             print(f"the last bits of numbers may differ: {name} was {then}, and is {now}", file=sys.stderr)
     folder = _new_folder(given.run, given.into)
-    config = config_of_rerun(recorded, life, folder)
-    job, errors = examined(config, trusted=given.trust)
-    refuse(errors)
-    assert job is not None, "there are no errors"
+    jobs = []
+    for life, recorded in chosen:
+        job, errors = examined(config_of_rerun(recorded, life, folder), trusted=given.trust)
+        refuse(errors)
+        assert job is not None, "there are no errors"
+        jobs.append((life, job))
     folder.mkdir(parents=True)
     trust.claim(folder, given.trust)
-    OmegaConf.save(OmegaConf.structured(config), folder / RESOLVED)
     if not given.json:
         print(f"rerun {folder}", flush=True)
+    found: Comparison | None = None
     with output_read(folder):
-        trainer = job.recipe.build(config, job.spaces, life)
-        CollectorState.of(trainer)
-        if job.checkpoint is not None:
-            load(trainer, job.checkpoint, job.changes)
-        found = Rerun(trainer, life, folder, given.until).run()
+        for life, job in jobs:
+            OmegaConf.save(OmegaConf.structured(job.config), folder / RESOLVED)
+            number_versions(life, folder)
+            trainer = job.recipe.build(job.config, job.spaces, life)
+            CollectorState.of(trainer)
+            if job.checkpoint is not None:
+                load(trainer, job.checkpoint, job.changes)
+            found = Rerun(trainer, life, folder, given.until).run().after(found)
+            if found.unequal:
+                break
+    assert found is not None, "there is a life"
     print(json.dumps({"run": str(given.run), "rerun": str(folder), **asdict(found)}) if given.json else found)
     return EXIT_FAILED if found.unequal or not found.equal else 0
+
+
+def _chosen(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> list[tuple[Life, Config]]:
+    """The lives to make again; ConfigError if the one that is asked for, or the version, is not there."""
+    numbers = list(lives)
+    if given.first is not None and given.first not in numbers:
+        raise ConfigError(
+            f"the run has no life {given.first} that can be made again",
+            "--from",
+            f"give one of {', '.join(map(str, numbers))}; a checkpoint inside a life will not do: it "
+            "lacks the environments, the workers' random numbers, and the rollouts not learned from yet",
+        )
+    chosen = [lives[number] for number in numbers if given.first is None or number >= given.first]
+    if given.until is None:
+        return chosen
+    for number, (life, _) in enumerate(chosen, 1):
+        if given.until in {publish.version for publish in life.publishes}:
+            return chosen[:number]
+    what, newest = f"the run has not published version {given.until}", chosen[-1][0].publishes[-1].version
+    raise ConfigError(what, "--until", f"its newest version is {newest}")
 
 
 def _new_folder(run: Path, into: Path | None) -> Path:

@@ -34,6 +34,7 @@ from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.hooks import EpisodeReturns, InSummary, StalenessHistogram
 from rlsync.recipes.pure import PureStepper
+from rlsync.recipes.rerun import keep_life
 from rlsync.recipes.run_files import BOARD, RESOLVED
 from rlsync.tensors.device import keep_freed_memory
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
@@ -129,7 +130,9 @@ def train_job(job: Job) -> int:
             if job.checkpoint is not None:
                 load(trainer, job.checkpoint, job.changes)
                 print(told_of_resume(trainer, job), flush=True)
-            if goes_on:  # the checkpoint and the config beside it belong together
+            if goes_on and job.checkpoint is not None:  # it and the config beside it belong together
+                if (kept := keep_life(run_dir, job.checkpoint)) is not None:
+                    trust.claim(kept, trusted=True)  # this run's own, or looked at when it was loaded
                 trainer.save_trainer(force_save=True)
                 OmegaConf.save(config, run_dir / RESOLVED)
             stop = Stop(trainer, job.config.stop_within_s)

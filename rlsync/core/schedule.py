@@ -26,7 +26,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +272,12 @@ class Comparison:
     unequal: int = 0  #: the first version whose digests differ; 0 if there is none
     leaves: tuple[str, ...] = ()  #: the leaves that differ in it
     window: str = ""  #: what happened between the last equal and the first unequal version, in words
+
+    def after(self, before: Comparison | None) -> Comparison:
+        """This one and that of the lives before, all of whose digests are equal, as one."""
+        if before is None:
+            return self
+        return replace(self, equal=before.equal + self.equal, last_equal=self.last_equal or before.last_equal)
 
     def __str__(self) -> str:
         if not self.equal and not self.unequal:

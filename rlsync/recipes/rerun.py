@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Comparison, Life, compared, lives_in
 from rlsync.core.whole_file import digest_of
 from rlsync.recipes.checkpoints import checkpoint_at
-from rlsync.recipes.run_files import DIGESTS, RESOLVED, SCHEDULE
+from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, LIVES, RESOLVED, SCHEDULE, VERSIONS
 from rlsync.recipes.settings import Config, EvaluationConfig
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
@@ -54,22 +56,50 @@ def _print_of(resumed: Path) -> str | None:
     return None if digests is None or not digests.is_file() else digest_of(digests)
 
 
-def life_to_repeat(run: Path, config: Config) -> Life:
-    """What the run in a folder has recorded, if all that it needs to be made again is there.
+def keep_life(run: Path, checkpoint: Path) -> Path | None:
+    """Keep what the last life of a run has left, before the one that has just begun replaces it; None if the
+    run has no schedule. The files are linked where that is possible, and not copied.
+    """
+    if not (run / SCHEDULE).is_file():
+        return None
+    kept = run / LIVES / str(len(lives_in(run / SCHEDULE)) - 1)
+    kept.mkdir(parents=True)
+    shutil.copy2(run / RESOLVED, kept)
+
+    def link(file: str, beside: str) -> None:
+        try:
+            os.link(file, beside)
+        except OSError:  # the file system has no links
+            shutil.copy2(file, beside)
+
+    shutil.copytree(checkpoint, kept / CHECKPOINT, copy_function=link)
+    return kept
+
+
+def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int, tuple[Life, Config]]:
+    """What the lives of the run in a folder have recorded, by number from 1, and the config of each, if all
+    that they need to be made again is there. ``config_in`` reads the one in a folder.
 
     ConfigError: it has no schedule, one of another config, or it cannot be made again, and why.
     """
-    file = run / SCHEDULE
-    life = lives_in(file)[0]
-    if not life.rollouts:
+    file, found = run / SCHEDULE, dict[int, tuple[Life, Config]]()
+    for number, life in enumerate(lives_in(file), 1):
+        if not life.rollouts:  # it was killed before it had written a block
+            continue
+        own = run / LIVES / str(number)
+        config = config_in(own if (own / RESOLVED).is_file() else run)
+        if number > 1:
+            config = replace(config, resume=str(run / LIVES / str(number - 1)))
+        for what, cure in _why_not(config, life):
+            raise ConfigError(f"this run cannot be made again: {what}", f"life {number} of {run}", cure)
+        if life.facts.get("config") != schedule_facts(config)["config"]:
+            what = "the schedule was recorded with another config than the one beside it"
+            raise ConfigError(what, str(file), f"put the {RESOLVED} back that the run has written")
+        found[number] = life, config
+    if not found:
         cure = "let it run until it has written a block, or to its end"
         raise ConfigError("the schedule has no rollouts yet", str(file), cure)
-    for what, cure in _why_not(config, life):
-        raise ConfigError(f"this run cannot be made again: {what}", str(run), cure)
-    if life.facts.get("config") != schedule_facts(config)["config"]:
-        what = "the schedule was recorded with another config than the one beside it"
-        raise ConfigError(what, str(file), f"put the {RESOLVED} back that the run has written")
-    return life
+    return found
 
 
 def _why_not(config: Config, life: Life) -> list[tuple[str, str]]:
@@ -80,7 +110,7 @@ def _why_not(config: Config, life: Life) -> list[tuple[str, str]]:
         (
             gone,
             f"the checkpoint in {config.resume} is not the one that it began from",
-            "put that one back; copy checkpoints that you resume from, if their run goes on",
+            "put that one back, or begin at a later life with --from",
         ),
         (not config.cluster.here, "its workers were on a cluster", "make a run with cluster=none again"),
         (
@@ -113,11 +143,18 @@ def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
     )
 
 
+def number_versions(life: Life, folder: Path) -> None:
+    """Let the versions of a rerun in this folder begin with the number with which the life's began."""
+    reserved = {"run_id": "", "up_to": life.publishes[0].version - 1}
+    (folder / VERSIONS).write_text(json.dumps(reserved))
+
+
 class Rerun:
     """A recorded life of a run, made again by a trainer of that run's config, in a folder of its own.
 
     ``trainer`` is built with ``again=life`` from :func:`config_of_rerun`. The rerun ends where the record
-    ends, where a digest differs, or when the version ``until`` is published, with a checkpoint.
+    ends, where a digest differs, or when the version ``until`` is published, with a checkpoint. Before it is
+    built, :func:`number_versions`.
     """
 
     def __init__(self, trainer: Trainer, life: Life, folder: Path, until: int | None = None) -> None:

@@ -15,6 +15,8 @@ RECEIPTS = "receipts.jsonl"  #: one line of JSON for each publish
 #: The run's id, and the version numbers that no later life of the run gives out again.
 VERSIONS = "versions.json"
 SCHEDULE = "schedule.bin"  #: what decides the run, besides its config: see rlsync.core.schedule
+#: What each life of the run has left that another one went on from: its config and its checkpoint, by number.
+LIVES = "lives"
 STALENESS = "staleness_versions.csv"  #: how many consumed steps were how many versions old
 STATISTICS = "statistics.json"  #: what the run does, in numbers; see RunStatistics
 EVALUATIONS = "evaluations.csv"  #: returns of the evaluated versions

@@ -94,6 +94,8 @@ def test_a_run_without_a_schedule_a_version_it_never_had_and_a_folder_in_use_are
     run = recorded(tmp_path / "run", impala())
     assert main(["rerun", str(run), "--trust", "--until", "9"]) == 2
     assert "its newest version is 3" in capsys.readouterr().err
+    assert main(["rerun", str(run), "--trust", "--from", "2"]) == 2
+    assert "no life 2 that can be made again" in capsys.readouterr().err
     assert main(["rerun", str(run), "--trust", "--into", str(tmp_path)]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
     (run / SCHEDULE).unlink()

@@ -20,7 +20,7 @@ ARGUMENTS = {
         *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
         *("--device", "--video", "--no-video", "--json", "--trust"),
     },
-    "rerun": {"run", "--until", "--into", "--json", "--trust"},
+    "rerun": {"run", "--until", "--from", "--into", "--json", "--trust"},
     "compare": {"one", "other", "--json"},
     "export": {"run", "file", "--which", "--json", "--trust"},
     "timeline": {"run", "--from", "--to", "--out", "--trace"},

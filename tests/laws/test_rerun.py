@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from torchrl.trainers import Trainer
 
 import rlsync.recipes.place
@@ -25,8 +27,8 @@ from rlsync.recipes.impala.recipe import RECIPE as IMPALA
 from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.replay.settings import PaceConfig
-from rlsync.recipes.rerun import Rerun, config_of_rerun, life_to_repeat
-from rlsync.recipes.run_files import SCHEDULE
+from rlsync.recipes.rerun import Rerun, config_of_rerun, keep_life, lives_to_repeat, number_versions
+from rlsync.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.sync.adopter import Adopter
@@ -71,7 +73,7 @@ def trained(
     begun: Callable[[Trainer], object] = bool,
 ) -> Life:
     """Train; call ``begun`` before, and each hook after each batch. Returns what was recorded."""
-    Path(str(given.run_dir)).mkdir(parents=True)
+    Path(str(given.run_dir)).mkdir(parents=True, exist_ok=True)
     trainer = recipe.build(given)
     begun(trainer)
     batches = iter(range(1, 10**6))
@@ -92,15 +94,20 @@ def trained(
 def again(
     recipe: Recipe, given: Config, until: int | None = None, begun: Callable[[Trainer], object] = bool
 ) -> Comparison:
-    """Make the run of this config again."""
-    run = Path(str(given.run_dir))
+    """Make the run of this config again, all its lives."""
+    run, found = Path(str(given.run_dir)), None
     folder = run / "again"
     folder.mkdir()
-    life = life_to_repeat(run, given)
-    config = config_of_rerun(given, life, folder)
-    trainer = recipe.build(config, again=life)
-    begun(trainer)
-    return Rerun(trainer, life, folder, until).run()
+    for life, recorded in lives_to_repeat(run, lambda _: given).values():
+        config = config_of_rerun(recorded, life, folder)
+        number_versions(life, folder)
+        trainer = recipe.build(config, again=life)
+        if config.resume is not None:
+            load(trainer, Path(config.resume) / CHECKPOINT, None)
+        begun(trainer)
+        found = Rerun(trainer, life, folder, until).run().after(found)
+    assert found is not None
+    return found
 
 
 def faults(at: dict[int, tuple[int, int]]) -> Callable[[Trainer, int], None]:
@@ -231,14 +238,49 @@ def test_a_run_that_was_resumed_is_made_again_from_its_checkpoint_or_refused_wit
     given = config(tmp_path / "second", total_frames=25 * FRAMES_PER_BATCH)
     trained(IMPALA, first)
     given.resume = str(tmp_path / "first")
-    checkpoint = tmp_path / "first" / "checkpoint"
+    checkpoint = tmp_path / "first" / CHECKPOINT
     life = trained(IMPALA, given, begun=lambda trainer: load(trainer, checkpoint, None))
     assert life.facts["resumed"]
     assert len(life.rollouts) == 15 * 2
-    assert again(IMPALA, given, begun=lambda trainer: load(trainer, checkpoint, None)).unequal == 0
+    assert again(IMPALA, given).unequal == 0
     (checkpoint / "digests.json").write_text("{}")
     with pytest.raises(ConfigError, match="is not the one that it began from"):
-        life_to_repeat(tmp_path / "second", given)
+        lives_to_repeat(tmp_path / "second", lambda _: given)
+
+
+def test_a_run_that_was_killed_and_resumed_in_its_folder_is_made_again_life_after_life(
+    tmp_path: Path,
+) -> None:
+    """What a killed run leaves is what lies in its folder at that moment."""
+    given = config(tmp_path / "1")
+    for life, killed_after in ((1, 22), (2, 18), (3, None)):
+        run = Path(str(given.run_dir))
+
+        def kill(
+            trainer: Trainer, batch: int, run: Path = run, life: int = life, at: Any = killed_after
+        ) -> None:
+            if batch == at:
+                shutil.copytree(run, tmp_path / str(life + 1))
+
+        def go_on(trainer: Trainer, run: Path = run) -> None:
+            OmegaConf.save(OmegaConf.structured(given), run / RESOLVED)
+            if given.resume is not None:
+                load(trainer, run / CHECKPOINT, None)
+                keep_life(run, run / CHECKPOINT)
+                trainer.save_trainer(force_save=True)
+
+        trained(IMPALA, given, kill, begun=go_on)
+        if killed_after is not None:
+            given.run_dir = given.resume = str(tmp_path / str(life + 1))
+    lives = lives_in(run / SCHEDULE)
+    assert [len(life.publishes) for life in lives] == [24, 21, 11], "checkpoints are after 16 and 32 batches"
+    found = again(IMPALA, given)
+    assert found.unequal == 0, found
+    assert found.equal == sum(len(life.digests) for life in lives)
+    assert [life.digests for life in lives] == [life.digests for life in lives_in(run / "again" / SCHEDULE)]
+    shutil.rmtree(run / LIVES / "1" / CHECKPOINT)
+    with pytest.raises(ConfigError, match="lives/1 is not the one that it began from"):
+        lives_to_repeat(run, lambda _: given)
 
 
 @pytest.mark.thorough
