@@ -21,7 +21,7 @@ from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import VERSIONS
 from rlsync.recipes.settings import IN_PROCESS
 from rlsync.recipes.spaces import Maker, make_env, making, naming_env
-from rlsync.torchrl_plugin.compat.collectors import SeededCollector, let_arrive
+from rlsync.torchrl_plugin.compat.collectors import SeededCollector, WaitingAsyncCollector, let_arrive
 from rlsync.transport.board.planned import PlannedBoard
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.devices import CPU
@@ -31,7 +31,7 @@ from rlsync.workers.players.torchrl_policy import EXPONENT
 from rlsync.workers.repeated import RepeatedUnrolls
 from rlsync.workers.rollout_collector import RolloutCollector
 
-_COLLECTORS = {"sync": MultiSyncCollector, "async": MultiAsyncCollector}
+_COLLECTORS = {"sync": MultiSyncCollector, "async": WaitingAsyncCollector}
 
 
 class Here:

@@ -135,6 +135,18 @@ def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorD
         return arrived
 
 
+class WaitingAsyncCollector(MultiAsyncCollector):
+    """Its workers wait for a learner that is busy for long.
+
+    In TorchRL's queue there is room for one rollout. A worker that finds it full for a second throws its own
+    away, without a word, and makes another.
+    """
+
+    @property
+    def _queue_len(self) -> int:
+        return self.num_workers  # each has one rollout out, until the learner takes it
+
+
 def let_arrive(collector: MultiAsyncCollector, order: Iterable[int]) -> None:
     """Let the learner take the rollouts of these workers, in this order; then a BoardClosed says so.
 
