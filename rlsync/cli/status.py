@@ -38,10 +38,12 @@ from rlsync.workers.cluster.session import ClusterStatus
 
 _EXAMPLES = """examples:
   rlsync status runs/2026-11-20/18-00-00-000000
+  rlsync status --watch runs/2026-11-20/18-00-00-000000   until the run has ended
   rlsync status --json runs/2026-11-20/18-00-00-000000
   rlsync status --schema
 
-exit status: 0 all workers live, 1 one is dead or the run has ended or has not begun, 2 not a run folder
+exit status: 0 all workers live, 1 one is dead or the run has ended or has not begun, 2 not a run folder;
+with --watch 0 the run ended well, 1 it failed or was killed, 130 after Ctrl-C
 """
 
 #: What a run is doing; the first word of what is printed says the same.
@@ -106,9 +108,11 @@ def main(arguments: list[str]) -> int:
         _EXAMPLES,
     )
     parser.add_argument("run", type=Path, nargs="?", help="the run's folder, as rlsync train prints it")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--watch", action="store_true", help="show it again and again, until the run has ended")
+    form.add_argument("--json", action="store_true", help="print JSON instead of lines")
     schema = "print the JSON schema of the statistics that a run writes"
-    parser.add_argument("--schema", action="store_true", help=schema)
+    form.add_argument("--schema", action="store_true", help=schema)
     given = parser.parse_args(arguments)
     if given.schema:
         print(json.dumps(statistics_schema(), indent=2))
@@ -116,6 +120,10 @@ def main(arguments: list[str]) -> int:
     if given.run is None:
         parser.error("the following arguments are required: run")
     try:
+        if given.watch:
+            from rlsync.cli.watch import watch
+
+            return watch(given.run)
         found = status_of(given.run)
     except RlsyncError:
         raise
@@ -140,17 +148,18 @@ def _state_of(run: Path) -> RunStatus:
     found = _watched(handle) if handle is not None and ended(run) is None else None
     if found is not None:
         return found
-    end = ended(run)  # only now: a run that ends closes its board before it writes this
+    learner = handle.address.pid if handle is not None else None if cluster is None else cluster.pid
+    lives = learner is not None and process_state(learner) not in (None, "dead")
+    # Only now: a run that ends closes its board, then writes this, and then its process is gone.
+    end = ended(run)
     if end is not None:
         return RunStatus(HAS_ENDED, str(end), end.version, ended=end)
+    if learner is not None and not lives:
+        return RunStatus(KILLED, _killed(run))
     if handle is not None:
-        if _lives(handle.address.pid):
-            return RunStatus(RUNNING, "the board is closed: the run is ending")
-        return RunStatus(KILLED, _killed(run))
+        return RunStatus(RUNNING, "the board is closed: the run is ending")
     if cluster is not None:
-        if _lives(cluster.pid):
-            return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
-        return RunStatus(KILLED, _killed(run))
+        return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
     if not (run / RESOLVED).is_file():
         raise ConfigError(
             f"no run in {run}: it has neither {RESOLVED} nor {BOARD}",
@@ -172,10 +181,6 @@ def handle_in(run: Path) -> BoardHandle | None:
     if not re.fullmatch(r"/proc/\d+/fd/\d+", address.path):  # no other file is opened for a foreign folder
         raise ConfigError(f"{address.path} is not where a board lies", str(run / BOARD), "remove the file")
     return BoardHandle(address, found["board_id"])
-
-
-def _lives(pid: int) -> bool:
-    return process_state(pid) not in (None, "dead")
 
 
 def _watched(handle: BoardHandle) -> RunStatus | None:

@@ -23,7 +23,7 @@ from rich.text import Text
 from tensordict import TensorDictBase
 from torchrl.trainers import Trainer
 
-from rlsync import LogReceipts, Stop, SyncWeights
+from rlsync import Stop, SyncWeights
 from rlsync.cli import trust
 from rlsync.cli.compose import command_line, own_hydra
 from rlsync.cli.compose.command_line import CommandLine
@@ -31,8 +31,10 @@ from rlsync.cli.ending import Ending, Interrupts
 from rlsync.cli.job import Job, job_of, jobs_of, words_for_hydra
 from rlsync.cli.main import exit_status, output_read
 from rlsync.cli.resume import load
+from rlsync.cli.watch import EVERY_S, PLAIN_EVERY_S
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.recipes.hooks import EpisodeReturns, InSummary, StalenessHistogram
+from rlsync.core.whole_file import write_whole
+from rlsync.recipes.hooks import EpisodeReturns, InSummary, StatisticsHook
 from rlsync.recipes.pure import PureStepper
 from rlsync.recipes.rerun import keep_life
 from rlsync.recipes.run_files import BOARD, RESOLVED
@@ -42,8 +44,6 @@ from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
 from rlsync.transport.board.reader import BoardHandle
-
-PLAIN_EVERY_S = 2.0
 
 
 def main(arguments: list[str]) -> int:
@@ -198,59 +198,44 @@ def leave_address(trainer: Trainer, run_dir: Path) -> None:
     endpoint = endpoint_of(trainer.collector)
     handle = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
     if isinstance(handle, BoardHandle):
-        (run_dir / BOARD).write_text(json.dumps(asdict(handle)))
+        write_whole(run_dir / BOARD, lambda beside: beside.write_text(json.dumps(asdict(handle))))
 
 
 class LiveLine:
-    """Prints frames, return, version, policy lag (before the next publish), mean staleness, publish time,
-    speed and the time left for all frames: after every batch on a terminal, every few seconds elsewhere.
-    """
+    """Prints how far the run is, twice a second on a terminal, every few seconds elsewhere."""
 
     def __init__(self, trainer: Trainer, console: Console) -> None:
         hooks = trainers.registered_modules(trainer)
         syncs = [hook for hook in hooks if isinstance(hook, SyncWeights) and hook.feeds is trainer.collector]
         returns = [hook for hook in hooks if isinstance(hook, EpisodeReturns)]
-        if len(syncs) != 1 or len(returns) != 1:
+        statistics = [hook for hook in hooks if isinstance(hook, StatisticsHook)]
+        counts = len(syncs), len(returns), len(statistics)
+        if counts != (1, 1, 1):
             raise ConfigError(
-                f"the trainer has {len(syncs)} SyncWeights and {len(returns)} EpisodeReturns hooks",
+                "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(*counts),
                 "the recipe's build()",
                 "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, run)",
             )
-        self.trainer, self.sync, self.returns = trainer, syncs[0], returns[0]
-        self._metrics = [hook for hook in hooks if isinstance(hook, LogReceipts)]
-        self._staleness = [hook for hook in hooks if isinstance(hook, StalenessHistogram)]
+        self.trainer, self.sync, self.returns, self.statistics = trainer, syncs[0], returns[0], statistics[0]
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        self._started = self._next_plain = time.monotonic()
-        self._first_frame = trainer.collected_frames
+        self._every_s = PLAIN_EVERY_S if self._live is None else EVERY_S
+        self._started = self._next = time.monotonic()
         trainer.register_op("post_steps_log", self._on_batch)
 
     def shown(self) -> contextlib.AbstractContextManager[object]:
         """Inside, a terminal is drawn to."""
         return self._live or contextlib.nullcontext()
 
-    def text(self) -> str:
-        frames, total = self.trainer.collected_frames, self.trainer.total_frames
-        per_second = (frames - self._first_frame) / max(time.monotonic() - self._started, 1e-9)
-        parts = [
-            f"frames {frames:,} / {total:,}",
-            "return none yet" if math.isnan(self.returns.mean) else f"return {self.returns.mean:.1f}",
-            f"version {self.sync.version}",
-            *(f"lag {hook.lag_versions}" for hook in self._metrics),
-            *(f"staleness {hook.mean:.1f}" for hook in self._staleness if not math.isnan(hook.mean)),
-            *(f"publish {receipt.duration_s * 1e3:.2f} ms" for receipt in [*self.sync.receipts][-1:]),
-            f"{per_second:,.0f} frames/s",
-        ]
-        if per_second > 0:
-            parts.append(f"left {duration((total - frames) / per_second)}")
-        return "  ".join(parts)
-
     def _on_batch(self, batch: TensorDictBase | None = None) -> None:
-        now = time.monotonic()
-        if self._live is not None:
-            self._live.update(Text(self.text(), no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif now >= self._next_plain:
-            self._next_plain = now + PLAIN_EVERY_S
-            print(self.text(), flush=True)
+        now, over = time.monotonic(), self.trainer.collected_frames >= self.trainer.total_frames
+        if now < self._next and not (over and self._live):
+            return
+        self._next = now + self._every_s
+        text = self.statistics.now().progress()
+        if self._live is None:
+            print(text, flush=True)
+        else:
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def reason(self, interrupts: Interrupts) -> str:
         """Why the training is over."""
@@ -265,12 +250,3 @@ class LiveLine:
             f"mean return of the last {len(self.returns.newest)} episodes {mean}  "
             f"version {self.sync.version}  {time.monotonic() - self._started:.1f} s"
         )
-
-
-def duration(seconds: float) -> str:
-    """A duration in the two largest units that it has, such as "4 min 10 s"."""
-    whole = max(0, round(seconds))
-    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part} {below}"
-    return f"{whole} s"

@@ -94,10 +94,33 @@ class RunStatistics:
         "held; null if none was yet, or nothing is compared",
         default=None,  # of runs before it was compared
     )
+    total_frames: int | None = _said("environment steps after which the run ends", default=None)
+    return_mean: float | None = _said(
+        "mean return of the newest finished episodes; null before the first one", default=None
+    )
+    frames_by_worker: dict[str, int] | None = _said(  # noqa: RUF009
+        "environment steps that came from each worker, by its number, in this life", default=None
+    )
 
     def write(self, run: Path) -> None:
         text = json.dumps(asdict(self), indent=2) + "\n"
         write_whole(run / STATISTICS, lambda beside: beside.write_text(text))
+
+    def progress(self) -> str:
+        """How far the run is, in one line; what is not known yet is left out."""
+        goal = self.total_frames
+        parts = [
+            f"frames {self.frames:,}" + ("" if goal is None else f" / {goal:,}"),
+            f"return {_shown(self.return_mean, '.1f', 'none yet')}",
+            f"version {self.version}",
+            f"lag {self.lag_versions}",
+            "" if self.staleness_versions is None else f"staleness {self.staleness_versions:.1f}",
+            "" if self.publish_ms_p50 is None else f"publish {self.publish_ms_p50:.2f} ms",
+            f"{self.frames_per_s:,.0f} frames/s",
+        ]
+        if goal is not None and self.frames_per_s > 0:
+            parts.append(f"left {duration((goal - self.frames) / self.frames_per_s)}")
+        return "  ".join(filter(None, parts))
 
     def __str__(self) -> str:
         ratio = _shown(self.updates_per_frame, ".3g")
@@ -131,6 +154,7 @@ def statistics_schema() -> dict[str, Any]:
         "float": "number",
         "int | None": ["integer", "null"],
         "float | None": ["number", "null"],
+        "dict[str, int] | None": ["object", "null"],
     }
     properties = {
         each.name: {"type": types[str(each.type)], **each.metadata} for each in fields(RunStatistics)
@@ -146,5 +170,14 @@ def statistics_schema() -> dict[str, Any]:
     }
 
 
-def _shown(value: float | None, form: str = ".2f") -> str:
-    return "-" if value is None else format(value, form)
+def duration(seconds: float) -> str:
+    """A duration in the two largest units that it has, such as "4 min 10 s"."""
+    whole = max(0, round(seconds))
+    for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {below}"
+    return f"{whole} s"
+
+
+def _shown(value: float | None, form: str = ".2f", unknown: str = "-") -> str:
+    return unknown if value is None else format(value, form)

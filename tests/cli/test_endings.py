@@ -343,15 +343,20 @@ def test_a_reader_that_has_read_enough_is_no_error(unbuffered: str) -> None:
 def test_a_run_that_was_killed_is_told_from_one_that_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(tmp_path, *TRAIN, "run_dir=it")
+    run = watching = Run(tmp_path, *TRAIN, "run_dir=it")
     try:
         run.wait_for("^frames", 60)
+        watching = Run(tmp_path, "status", "--watch", "it")
+        watching.wait_for("^learner", 60)
         family = descendant_pids(run.process.pid)
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait(10)
         assert wait_until(lambda: not any(map(is_alive, family)), 20)
+        assert watching.exit_status(60) == 1
+        assert "\nkilled, or the machine stopped" in watching.output
     finally:
         run.kill()
+        watching.kill()
     code, told, said = status(tmp_path / "it", capsys)
     assert (code, told["state"], told["ended"]) == (1, "killed", None)
     assert said.startswith("killed, or the machine stopped; the run last wrote something 20")

@@ -25,10 +25,17 @@ from rlsync import __version__
 from rlsync.cli.compose.shipped import config_dir
 from rlsync.cli.main import main
 from rlsync.cli.resume import load
-from rlsync.cli.train import LiveLine, duration, shut_down
+from rlsync.cli.train import LiveLine, shut_down
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import ppo
-from rlsync.recipes.run_files import CHECKPOINT, STATISTICS, RunStatistics, statistics_in, statistics_schema
+from rlsync.recipes.run_files import (
+    CHECKPOINT,
+    STATISTICS,
+    RunStatistics,
+    duration,
+    statistics_in,
+    statistics_schema,
+)
 from rlsync.recipes.settings import CollectorConfig, Config, LoggerConfig, PPOConfig
 from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
 from tests.tools.parts.programs import ENDS_WITHIN_S, Program
@@ -146,6 +153,8 @@ def checked_statistics(run_folder: Path) -> RunStatistics:
     assert durations[0] <= found.publish_ms_p95 <= durations[-1]
     assert found.updates_per_frame == found.updates / found.frames
     assert found.frames_per_s == pytest.approx(found.frames / found.seconds)
+    assert found.frames_by_worker is not None
+    assert sum(found.frames_by_worker.values()) == found.frames
     assert 0 < found.learner_wait_s < found.seconds
     assert found.to_frames_ms_p50 is not None, "no publish was seen to arrive"
     assert found.to_frames_ms_p50 > 0
@@ -357,19 +366,6 @@ def test_on_a_terminal_one_line_is_redrawn_and_elsewhere_lines_are_printed(
     assert drawn.count("\n") == 1, "the line stays in its place"
     assert shown(terminal=False) == ""
     assert re.match(r"frames 256 / 512  return (none yet|[\d.]+)  version", capsys.readouterr().out)
-
-
-class _NothingYet:
-    """Stands for the hooks and the trainer of a run in its prefill."""
-
-    collected_frames, total_frames, mean, version, receipts = 100, 1000, float("nan"), 1, ()
-
-
-def test_what_is_not_known_during_the_prefill_is_not_a_number_in_the_progress() -> None:
-    line = LiveLine.__new__(LiveLine)
-    line.trainer = line.sync = line.returns = _NothingYet()
-    line._metrics, line._staleness, line._started, line._first_frame = [], [_NothingYet()], 0.0, 100
-    assert line.text() == "frames 100 / 1,000  return none yet  version 1  0 frames/s"
 
 
 def test_a_logger_that_is_not_installed_is_refused_before_a_worker_starts(

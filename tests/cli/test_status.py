@@ -6,16 +6,19 @@ import json
 import os
 import re
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from rlsync.cli.main import main
-from rlsync.recipes.run_files import BOARD, RESOLVED, STATISTICS
+from rlsync.cli.status import RUNNING, Ended, RunStatus
+from rlsync.cli.watch import View
+from rlsync.recipes.run_files import BOARD, RESOLVED, STATISTICS, RunStatistics
 from rlsync.transport.board import BoardReader
 from rlsync.transport.board.format import EVALUATOR
+from rlsync.transport.contract import ReaderStatus
 from tests.cli.test_main import ENDLESS, Run, folder
 from tests.tools.board_workers import Acts, plain_layout
 from tests.tools.counted_board import CountedBoard
@@ -33,7 +36,7 @@ def workers_of(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dic
 def test_status_tells_which_workers_live_and_what_they_act_with(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(folder, "train", "logger=none", *ENDLESS)
+    run = watching = Run(folder, "train", "logger=none", *ENDLESS)
     try:
         run.wait_for(r"frames .* version", 60)
         run_folder = folder / run.run_folder()
@@ -47,17 +50,31 @@ def test_status_tells_which_workers_live_and_what_they_act_with(
         assert {w["pid"] for w in workers} <= descendant_pids(run.process.pid)
         assert all(w["alive"] and w["adopted_version"] > 1 for w in workers)
 
+        watching = Run(folder, "status", "--watch", str(run_folder))
+        watching.wait_for(r"^ +1 +\d+ +running", 60)
+        left = Run(folder, "status", "--watch", str(run_folder))
+        try:
+            left.wait_for("^learner", 60)
+            left.interrupt()
+            assert left.exit_status(60) == 130
+        finally:
+            left.kill()
+        assert "Traceback" not in left.output
+
         with stopped(workers[0]["pid"]):
             assert workers_of(run_folder, capsys)[0]["state"] == "stopped"
 
         os.kill(workers[1]["pid"], signal.SIGKILL)
         assert run.exit_status(60) == 1
+        assert watching.exit_status(60) == 1, "the run has failed"
+        assert re.search(r"^ended .*: failed", watching.output, re.MULTILINE)
         said = next(line for line in run.output.splitlines() if "killed by SIGKILL" in line)
         assert f"worker 1 (pid {workers[1]['pid']}, killed by SIGKILL, acted with version" in said
         assert "Traceback" not in run.output
         assert wait_until(lambda: not descendant_pids(run.process.pid), 60)
     finally:
         run.kill()
+        watching.kill()
     assert main(["status", "--json", str(run_folder)]) == 1
     assert json.loads(capsys.readouterr().out)["statistics"]["version"] > 1
     assert main(["status", str(run_folder)]) == 1
@@ -98,3 +115,53 @@ def test_statistics_that_cannot_be_read_are_told(tmp_path: Path, capsys: pytest.
     (tmp_path / STATISTICS).write_text('{"frames": 1')
     assert main(["status", str(tmp_path)]) == 2
     assert "cannot read the statistics" in capsys.readouterr().err
+
+
+def statistics_after(seconds: float, frames: int, by_worker: dict[str, int]) -> RunStatistics:
+    unknown = dict.fromkeys(
+        ("publish_ms_p50", "publish_ms_p95", "to_frames_ms_p50", "to_frames_ms_p95", "staleness_versions")
+    )
+    return RunStatistics(
+        frames=frames,
+        updates=frames // 2,
+        updates_per_frame=0.5,
+        seconds=seconds,
+        frames_per_s=frames / seconds,
+        updates_per_s=0.0,
+        version=3,
+        published_bytes=0,
+        lag_versions=1,
+        learner_wait_s=0.0,
+        workers_wait_s=None,
+        total_frames=1000,
+        frames_by_worker=by_worker,
+        **unknown,
+    )
+
+
+def test_what_is_not_known_during_the_prefill_is_not_a_number_in_the_progress() -> None:
+    early = replace(statistics_after(2, 100, {}), updates=0, frames_per_s=0.0)
+    assert early.progress() == "frames 100 / 1,000  return none yet  version 3  lag 1  0 frames/s"
+
+
+def test_a_view_has_the_rate_of_each_worker_since_the_oldest_statistics(tmp_path: Path) -> None:
+    workers = tuple(ReaderStatus(n, 40 + n, True, "running", 3 - n, n, 0.5) for n in (0, 1))
+    view = View(tmp_path)
+    for told in (statistics_after(1, 100, {"0": 100}), statistics_after(3, 400, {"0": 200, "1": 200})):
+        told.write(tmp_path)
+        learner, _, *rows = view.of(RunStatus(RUNNING, "", 3, workers, statistics=told)).splitlines()
+    assert learner.startswith("learner  frames 400 / 1,000  return none yet  version 3  lag 1  150 frames/s")
+    assert "updates/frame 0.5" in learner
+    assert [row.split()[:6] for row in rows] == [
+        ["0", "40", "running", "3", "0", "50"],
+        ["1", "41", "running", "2", "1", "100"],
+    ]
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, 0), (130, 1)])
+def test_a_watch_of_a_run_that_has_ended_tells_how(
+    status: int, said: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ended("total_frames collected", "2026-11-20 18:00:00", status, 512, 3).write(tmp_path)
+    assert main(["status", "--watch", str(tmp_path)]) == said
+    assert "total_frames collected  frames 512  version 3" in capsys.readouterr().out

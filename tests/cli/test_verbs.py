@@ -15,7 +15,7 @@ ARGUMENTS = {
     "check": {"--json"},  # and what train takes
     "plan": {"--json", "--plot"},  # and what train takes
     "doctor": {"--trainer", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
-    "status": {"run", "--json", "--schema"},
+    "status": {"run", "--watch", "--json", "--schema"},
     "eval": {
         *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
         *("--device", "--video", "--no-video", "--json", "--trust"),

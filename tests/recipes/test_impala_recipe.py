@@ -88,7 +88,9 @@ def test_it_trains_publishes_every_batch_and_writes_down_how_old_steps_were(tmp_
     on_time = sum(count for steps, count in lag.counts.items() if steps <= 8)
     assert on_time > trainer.collected_frames / 2, lag.counts
     assert part(trainer, UnrollReturns).finished > 10
-    assert 0 <= part(trainer, StatisticsHook).load.workers_waited <= 1
+    statistics = part(trainer, StatisticsHook)
+    assert 0 <= statistics.load.workers_waited <= 1
+    assert sum(statistics.now().frames_by_worker.values()) == trainer.collected_frames
 
 
 @pytest.mark.slow

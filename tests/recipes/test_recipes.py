@@ -22,7 +22,7 @@ from rlsync.recipes import dqn, parts, ppo
 from rlsync.recipes.checks import check
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.hooks import EpisodeReturns, StatisticsHook
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.recipes.settings import (
@@ -249,8 +249,13 @@ def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_versio
 def test_ppo_runs_on_asynchronous_workers() -> None:
     config = small_ppo()
     config.collector.kind = "async"
-    hook = trained(ppo.RECIPE.build(config))
+    trainer = ppo.RECIPE.build(config)
+    hook = trained(trainer)
     assert [r.reason for r in hook.receipts] == ["start", *["trigger"] * 4]
+    (statistics,) = (m for m in registered_modules(trainer) if isinstance(m, StatisticsHook))
+    frames = statistics.now().frames_by_worker
+    assert frames is not None
+    assert sum(frames.values()) == trainer.collected_frames, "of all workers"
 
 
 @pytest.mark.usefixtures("fork_workers")

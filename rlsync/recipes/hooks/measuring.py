@@ -17,16 +17,21 @@ from typing import Any, NamedTuple
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
+from torchrl.collectors import BaseCollector, MultiAsyncCollector
 from torchrl.trainers import Trainer, TrainerHookBase
 
 from rlsync import SyncWeights, VerifySync
 from rlsync.core.plan import Receipt
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.run_files import RunStatistics
+from rlsync.torchrl_plugin.compat.collectors import around_arrivals
 from rlsync.torchrl_plugin.compat.stamps import STAMP
+from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.ring.format import RingCounters
+from rlsync.workers.rollout_collector import RolloutCollector
 
 
 class InSummary(ABC):
@@ -163,7 +168,6 @@ class StatisticsHook(TrainerHookBase, InSummary):
 
     def __post_init__(self) -> None:
         self.load = Load(0.0)
-        self._registered = False
         self._started_s = self._idle_since_s = time.monotonic()
         self._written_s = -math.inf  # the first batch is written at once
         self._first = self.sync.counters()
@@ -178,10 +182,15 @@ class StatisticsHook(TrainerHookBase, InSummary):
         self._published_s: dict[int, float] = {}  # of the newest versions
         self._adopted: dict[int, int] = {}  # by each worker, when the last batch arrived
         self._awaited: deque[Receipt] = deque(maxlen=_NEWEST)  # no frames have been made with these yet
+        self._trainer: Trainer | None = None
+        self._made: Counter[int] = Counter()  # frames of each worker
 
     def register(self, trainer: Trainer, name: str = "bottleneck") -> None:
         """Count each batch of the trainer with which the hook that publishes is registered."""
-        self._registered = True
+        self._trainer = trainer
+        if isinstance(trainer.collector, MultiAsyncCollector):
+            # Its batches do not tell who made them.
+            around_arrivals(trainer.collector, lambda worker, new: self._made.update({worker: new.numel()}))
         trainer.register_op("setup", self._begin)
         trainer.register_op("batch_process", self)
         trainer.register_op("post_steps_log", self._done)
@@ -213,6 +222,8 @@ class StatisticsHook(TrainerHookBase, InSummary):
         waits = self._waits()
         since = max(waits.seconds, 1e-9)
         steps = self.staleness.counts
+        modules = [] if self._trainer is None else registered_modules(self._trainer)
+        means = (hook.mean for hook in modules if isinstance(hook, EpisodeReturns))
         publish, to_frames, adoption = map(
             _percentiles, (self._publish_ms, self._to_frames_ms, self._adoption_ms)
         )
@@ -239,6 +250,9 @@ class StatisticsHook(TrainerHookBase, InSummary):
             workers_wait_s=waits.workers_s,
             dropped_rollouts=waits.dropped,
             outputs_held_version=None if self.verify is None else self.verify.behaviour_held,
+            total_frames=None if self._trainer is None else self._trainer.total_frames,
+            return_mean=next((mean for mean in means if not math.isnan(mean)), None),
+            frames_by_worker={str(worker): self._made[worker] for worker in sorted(self._made)},
         )
 
     def write(self) -> None:
@@ -252,8 +266,9 @@ class StatisticsHook(TrainerHookBase, InSummary):
         self._first = self.sync.counters()
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        if not self._registered:
+        if self._trainer is None:
             raise no_trainer(self)
+        self._count_makers(self._trainer.collector, batch)
         self._learner_wait_s += time.monotonic() - self._idle_since_s
         workers = self.sync.acting_workers()
         self._lag_versions = self.sync.lag_versions(workers)
@@ -266,6 +281,15 @@ class StatisticsHook(TrainerHookBase, InSummary):
             while self._awaited and self._awaited[0].version <= newest:
                 self._to_frames_ms.append((time.time() - self._awaited.popleft().time_s) * 1e3)
         return batch
+
+    def _count_makers(self, collector: BaseCollector, batch: TensorDictBase) -> None:
+        if isinstance(collector, MultiAsyncCollector):
+            return  # counted as they arrive
+        of_rollouts = isinstance(collector, RolloutCollector)  # an element of a batch is a whole rollout
+        makers = collector.last_workers if of_rollouts else range(self.num_workers)
+        frames = collector.frames_per_batch if of_rollouts else batch.numel()
+        for worker in makers:
+            self._made[worker] += frames // len(makers)
 
     def _look_at_adoptions(self, workers: list[ReaderStatus]) -> None:
         """Note how long after its publish each worker began a rollout with a version that is new to it."""
