@@ -281,6 +281,6 @@ def lanes(life: Life) -> Figure:
         axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
     axes.set_yticks(range(len(workers) + 1), ["publishes", *map(named, workers)])
     axes.set_xlabel(
-        "seconds; hatched: a worker's later life, crossed: dropped, dotted: a checkpoint or the end"
+        "seconds; hatched: a worker's later life, crossed: dropped, dotted: checkpoint, other updates, end"
     )
     return figure

@@ -79,7 +79,9 @@ class Life:
     events: list[Rollout | Published] = field(default_factory=list)  #: in the order in which they came
     #: by version, the digest of each leaf by its name
     digests: dict[int, dict[str, int]] = field(default_factory=dict)
-    notes: list[dict[str, Any]] = field(default_factory=list)  #: checkpoints, restarts, the end
+    notes: list[dict[str, Any]] = field(
+        default_factory=list
+    )  #: checkpoints, resumes, ways of updates, the end
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -299,8 +301,10 @@ def compared(one: Life, other: Life) -> Comparison:
         ours, theirs = one.digests[version], other.digests[version]
         differ = tuple(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
         if differ:
-            return Comparison(equal, last, version, differ, window(one, last, version))
-        equal, last = equal + 1, version
+            told = window(one, last, version) + _other_ways(one, other)
+            return Comparison(equal, last, version, differ, told)
+        if ours:  # of nothing, nothing can be said
+            equal, last = equal + 1, version
     return Comparison(equal, last)
 
 
@@ -317,6 +321,15 @@ def window(life: Life, after: int, until: int) -> str:
             began = began or event.version == after
     told = f"updates {steps.get(after, 0) + 1} to {steps.get(until, 0)}, {len(inside)} rollouts"
     return told + "".join(f"; {each}" for each in _by_worker(inside))
+
+
+def _other_ways(one: Life, other: Life) -> str:
+    """How updates were made, where two lives differ in it as far as both went, in words."""
+    ways = [[note for note in life.notes if note["event"] == "updates"] for life in (one, other)]
+    if all((a["way"], a["update"]) == (b["way"], b["update"]) for a, b in zip(*ways, strict=False)):
+        return ""
+    told = (", ".join(f"{note['way']} from {note['update']} on" for note in its) for its in ways)
+    return "; updates were made " + ", and in the other ".join(told)
 
 
 def _by_worker(rollouts: Iterable[Rollout]) -> Iterator[str]:

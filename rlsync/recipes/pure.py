@@ -226,6 +226,12 @@ class PureStepper(OptimizationStepper):
             return f"in TorchRL's way{dtype}: {self.why_not}"
         return f"as functions of tensors{dtype}, {self._graphs or 'not compiled'}"
 
+    def kind(self) -> str:
+        """What of it may decide the last bits of a number."""
+        graphs = self._graphs is not None and self._graphs.why_not is None
+        way = "in TorchRL's way" if self.why_not is not None else "in one graph" if graphs else "eagerly"
+        return f"{way}, losses in bfloat16" if self._bfloat16 else way
+
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
         if self.why_not is not None:
             with torch.autocast(self._device, torch.bfloat16, enabled=self._bfloat16):

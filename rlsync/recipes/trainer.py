@@ -29,6 +29,7 @@ from rlsync.recipes.hooks import (
     StopIfNotFinite,
 )
 from rlsync.recipes.networks import workers_policy
+from rlsync.recipes.pure import PureStepper
 from rlsync.recipes.rerun import schedule_facts
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CHECKPOINT, METRICS, RECEIPTS, SCHEDULE, STALENESS, VERSIONS
@@ -99,7 +100,12 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
     sync.register(trainer)
     if run.folder is not None and settings.digest_every is not None:
         file, facts = run.folder / SCHEDULE, schedule_facts(run.config)
-        RecordSchedule(sync, file, every=settings.digest_every, facts=facts).register(trainer)
+
+        def way() -> str | None:
+            stepper = trainer.optimization_stepper
+            return stepper.kind() if isinstance(stepper, PureStepper) else None
+
+        RecordSchedule(sync, file, every=settings.digest_every, facts=facts, way=way).register(trainer)
     verifies = verify_trigger(settings)
     verify = None if verifies is None else VerifySync(sync, verifies, behaviour=verifies, timeout_s=600.0)
     if verify is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -95,6 +95,13 @@ class BoundMap:
     def brought(self) -> set[Key]:
         """The leaves that a publish brings, aliased ones included."""
         return {sent.key for route in self._routes for sent in route.sent}
+
+    def aliased(self) -> Iterator[tuple[Key, Tensor]]:
+        """The leaves that the policy shares with their sources, as they are now: no publish copies them."""
+        for route in self._routes:
+            for sent in route.sent:
+                if sent.key in self._aliased:
+                    yield sent.key, sent.leaf.read().detach()
 
     def copies(self) -> dict[Key, Tensor]:
         """A copy of what each source holds now, in the dtype that its destination has."""

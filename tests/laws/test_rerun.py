@@ -8,9 +8,11 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import gymnasium
 import numpy as np
@@ -21,7 +23,7 @@ from torchrl.trainers import Trainer
 import rlsync.recipes.place
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, WorkerLost
-from rlsync.core.schedule import Comparison, Life, lives_in
+from rlsync.core.schedule import Comparison, Life, compared, lives_in
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.impala.recipe import RECIPE as IMPALA
 from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
@@ -229,6 +231,28 @@ def test_a_free_run_of_a_stock_collector_is_made_again(tmp_path: Path, recipe, g
     found = again(recipe, given(tmp_path / "run"))
     assert found.unequal == 0, found
     assert found.equal == len(life.digests)
+
+
+def test_the_way_of_updates_is_recorded_and_told_where_runs_differ(tmp_path: Path) -> None:
+    def hang_on(trainer: Trainer, batch: int) -> None:
+        if batch == 8:
+            trainer.register_op("post_loss", lambda sub_batch: sub_batch)
+
+    given = small_dqn(tmp_path / "run")
+    given.collector = CollectorConfig("in_process", num_workers=1, frames_per_batch=16)
+    life = trained(dqn.RECIPE, given, hang_on)
+    assert all(life.digests.values()), "those of leaves that policy and learner share, too"
+    ways = [(note["way"], note["update"]) for note in life.notes if note["event"] == "updates"]
+    assert ways == [("eagerly", 1), ("in TorchRL's way", ANY)]
+    assert 1 < ways[1][1] < life.publishes[-1].optim_steps
+    last = max(life.digests)
+    other = deepcopy(life)
+    other.digests[last] = dict.fromkeys(life.digests[last], 0)
+    other.notes = [note for note in life.notes if note.get("update") != ways[1][1]]
+    assert "updates were made" not in compared(life, other).window, "the other life may have ended before"
+    other.notes.append(life.notes[-1] | {"event": "updates", "way": "in one graph", "update": 9})
+    told = f"eagerly from 1 on, in TorchRL's way from {ways[1][1]} on, and in the other eagerly from 1 on, in"
+    assert told in compared(life, other).window
 
 
 def test_a_run_that_was_resumed_is_made_again_from_its_checkpoint_or_refused_without_it(

@@ -49,6 +49,8 @@ class RecordSchedule(TrainerHookBase):
         file: where it is written. A file that an earlier life of the run has left is continued.
         every: digest the versions whose numbers are multiples of this.
         facts: what else to say of the run at the beginning of the record; plain data.
+        way: says how an update was just made, in a word or two. It is recorded with the number of the first
+            update of this life that was made so.
 
     Raises:
         ConfigError: at :meth:`register`: the file is no schedule, or damaged; or ``sync`` is bound to another
@@ -68,8 +70,11 @@ class RecordSchedule(TrainerHookBase):
         *,
         every: int = 100,
         facts: Mapping[str, Any] | None = None,
+        way: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._sync, self._file, self._every, self._facts = sync, Path(file), every, facts or {}
+        self._way, self._updates = way, 0
+        self._last_way: str | None = None
         #: Called with each version that is digested, and its digests.
         self.digested: Callable[[int, Mapping[str, int]], object] | None = None
         self._writer: ScheduleWriter | None = None
@@ -95,6 +100,7 @@ class RecordSchedule(TrainerHookBase):
         else:
             trainer.register_op("batch_process", self._batch)
         self._sync.watch(self._published)
+        trainer.register_op("post_optim", self._updated)
         trainer.register_op("shutdown", self._end)
         trainer.register_module(name, self)
         let_it_be_absent(trainer, self)
@@ -134,6 +140,13 @@ class RecordSchedule(TrainerHookBase):
         self._arrived(EVERYBODY, batch)
         return batch
 
+    def _updated(self) -> None:
+        self._updates += 1
+        way = self._way()
+        if way != self._last_way and self._writer is not None:
+            self._writer.note("updates", way=way, update=self._updates)
+            self._last_way = way
+
     def _published(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
         if self._writer is None:
             return
@@ -144,7 +157,8 @@ class RecordSchedule(TrainerHookBase):
 
     def _digest(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
         names = (f"{entry.destination}.{entry.leaf.name}" for entry in layout.owned)
-        found = {name: digest([t]) for name, t in zip(names, tensors, strict=True) if t is not None}
+        leaves = dict(zip(names, tensors, strict=True)) | self._sync.aliased_leaves()
+        found = {name: digest([tensor]) for name, tensor in leaves.items() if tensor is not None}
         assert self._writer is not None, "it records"
         self._writer.digests(version, found)
         self._newest = version

@@ -317,6 +317,14 @@ class SyncWeights(PublishHook):
         """
         return self._bound.endpoint.publisher.transport.newest_leaves()
 
+    def aliased_leaves(self) -> dict[str, Tensor]:
+        """The leaves that a policy in this process shares with their sources, as they are now.
+
+        Returns:
+            By destination and name, as ``policy.0.weight``.
+        """
+        return {".".join(key): tensor for key, tensor in self._bound.aliased()}
+
     def require_stamps(self, who: str) -> None:
         """Refuse a hook whose versions are not those of the frames that its trainer consumes.
 
