@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -39,14 +38,26 @@ _BESIDE = (
 
 def schedule_facts(config: Config) -> dict[str, Any]:
     """What a schedule says of its run's config."""
-    deciding = {name: value for name, value in asdict(config).items() if name not in _BESIDE}
-    text = json.dumps(deciding, sort_keys=True, default=str)
     return {
-        "config": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
+        "config": _deciding(config),
         "seed": config.seed,
         "resumed": config.resume is not None,
         "checkpoint": None if config.resume is None else _print_of(Path(config.resume)),
     }
+
+
+def _deciding(config: Config) -> dict[str, Any]:
+    """The keys of a config that decide what is learned, as JSON has them."""
+    keys = {name: value for name, value in asdict(config).items() if name not in _BESIDE}
+    return dict(json.loads(json.dumps(keys, default=str)))
+
+
+def _other_key(recorded: Any, now: Any, at: str = "") -> str | None:
+    """A key whose value is not the recorded one. One that is newer than the record has its default."""
+    if isinstance(recorded, dict) and isinstance(now, dict) and not at.endswith(".kwargs"):
+        found = (_other_key(value, now.get(name), f"{at}.{name}") for name, value in recorded.items())
+        return next(filter(None, found), None)
+    return None if recorded == now else at.lstrip(".") or "config"
 
 
 def _print_of(resumed: Path) -> str | None:
@@ -92,8 +103,8 @@ def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int,
             config = replace(config, resume=str(run / LIVES / str(number - 1)))
         for what, cure in _why_not(config, life):
             raise ConfigError(f"this run cannot be made again: {what}", f"life {number} of {run}", cure)
-        if life.facts.get("config") != schedule_facts(config)["config"]:
-            what = "the schedule was recorded with another config than the one beside it"
+        if (key := _other_key(life.facts.get("config"), _deciding(config))) is not None:
+            what = f"the schedule was recorded with another config than the one beside it: {key} differs"
             raise ConfigError(what, str(file), f"put the {RESOLVED} back that the run has written")
         found[number] = life, config
     if not found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -11,17 +12,23 @@ from omegaconf import OmegaConf
 from rlsync.cli.main import main
 from rlsync.core.schedule import ScheduleWriter
 from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.rerun import schedule_facts
+from rlsync.recipes.rerun import lives_to_repeat, schedule_facts
 from rlsync.recipes.run_files import RESOLVED, SCHEDULE
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
 from rlsync.recipes.sync_settings import SyncConfig, WhenConfig
 
 
-def recorded(folder: Path, config: Config, *, digests: dict[int, dict[str, int]] | None = None) -> Path:
+def recorded(
+    folder: Path,
+    config: Config,
+    facts: dict[str, Any] | None = None,
+    *,
+    digests: dict[int, dict[str, int]] | None = None,
+) -> Path:
     """The folder of a run that made two rollouts."""
     folder.mkdir()
     OmegaConf.save(OmegaConf.structured(config), folder / RESOLVED)
-    writer = ScheduleWriter(folder / SCHEDULE, schedule_facts(config))
+    writer = ScheduleWriter(folder / SCHEDULE, facts or schedule_facts(config))
     writer.publish(1, 0)
     for number in range(2):
         writer.rollout(number, 0, 0, 1)
@@ -85,7 +92,15 @@ def test_a_schedule_of_another_config_is_refused(tmp_path: Path, capsys) -> None
     run = recorded(tmp_path / "run", impala())
     OmegaConf.save(OmegaConf.structured(impala(lr=0.5)), run / RESOLVED)
     assert main(["rerun", str(run), "--trust"]) == 2
-    assert "another config" in capsys.readouterr().err
+    assert "another config than the one beside it: recipe.lr differs" in capsys.readouterr().err
+
+
+def test_a_schedule_that_is_older_than_a_key_is_taken_with_the_keys_default(tmp_path: Path) -> None:
+    given = impala()
+    older = schedule_facts(given)
+    del older["config"]["recipe"]["lr"], older["config"]["cluster"]
+    run = recorded(tmp_path / "run", given, older)
+    assert list(lives_to_repeat(run, lambda _: given)) == [1]
 
 
 def test_a_run_without_a_schedule_a_version_it_never_had_and_a_folder_in_use_are_refused(
