@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
@@ -62,18 +63,22 @@ def _began(pid: int) -> str | None:
 def start_process(
     method: str, target: Callable[..., object], args: tuple[Any, ...], name: str
 ) -> BaseProcess:
-    """Start a process that ends with this one. If its fork server dies, it is not told to be dead; WorkerLost
-    if the server dies while it starts the process.
+    """Start a process that ends with this one. If its fork server dies, it is not told to be dead. A server
+    that dies while it starts the process is replaced, twice at most; then WorkerLost.
     """
     kind: Any = _Process if method == "forkserver" else get_context(method).Process  # type: ignore[attr-defined]
-    process: BaseProcess = kind(target=target, args=args, name=name, daemon=True)
-    try:
-        process.start()
-    except (EOFError, ConnectionError) as error:
-        if method != "forkserver":
-            raise
-        what = "the fork server was ended while it started a process"
-        raise WorkerLost(what, name, "look what ended it (out of memory?)") from error
+    for left in (2, 1, 0):
+        process: BaseProcess = kind(target=target, args=args, name=name, daemon=True)
+        try:
+            process.start()
+            break
+        except (EOFError, ConnectionError) as error:
+            if method != "forkserver":
+                raise
+            if not left:
+                what = "the fork server was ended while it started a process, three times"
+                raise WorkerLost(what, name, "look what ends it (out of memory?)") from error
+            time.sleep(0.05)  # until the kernel has ended the rest of it
     return process
 
 
