@@ -79,9 +79,8 @@ class Life:
     events: list[Rollout | Published] = field(default_factory=list)  #: in the order in which they came
     #: by version, the digest of each leaf by its name
     digests: dict[int, dict[str, int]] = field(default_factory=dict)
-    notes: list[dict[str, Any]] = field(
-        default_factory=list
-    )  #: checkpoints, resumes, ways of updates, the end
+    #: checkpoints, resumes, how updates are made from which one on, the end
+    notes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def rollouts(self) -> list[Rollout]:

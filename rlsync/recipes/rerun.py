@@ -14,6 +14,7 @@ from torchrl.trainers import Trainer
 
 from rlsync import RecordSchedule, SyncWeights
 from rlsync.core.errors import ConfigError
+from rlsync.core.ledger import Reserved
 from rlsync.core.schedule import Comparison, Life, compared, lives_in
 from rlsync.core.whole_file import digest_of
 from rlsync.recipes.checkpoints import checkpoint_at
@@ -156,8 +157,8 @@ def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
 
 def number_versions(life: Life, folder: Path) -> None:
     """Let the versions of a rerun in this folder begin with the number with which the life's began."""
-    reserved = {"run_id": "", "up_to": life.publishes[0].version - 1}
-    (folder / VERSIONS).write_text(json.dumps(reserved))
+    reserved = Reserved(run_id="", up_to=life.publishes[0].version - 1)
+    (folder / VERSIONS).write_text(json.dumps(asdict(reserved)))
 
 
 class Rerun:

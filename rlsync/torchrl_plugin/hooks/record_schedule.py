@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -70,10 +71,10 @@ class RecordSchedule(TrainerHookBase):
         *,
         every: int = 100,
         facts: Mapping[str, Any] | None = None,
-        way: Callable[[], str | None] = lambda: None,
+        way: Callable[[], str | None] | None = None,
     ) -> None:
         self._sync, self._file, self._every, self._facts = sync, Path(file), every, facts or {}
-        self._way, self._updates = way, 0
+        self._way, self._updates = way, 0  # updates of this life
         self._last_way: str | None = None
         #: Called with each version that is digested, and its digests.
         self.digested: Callable[[int, Mapping[str, int]], object] | None = None
@@ -100,7 +101,8 @@ class RecordSchedule(TrainerHookBase):
         else:
             trainer.register_op("batch_process", self._batch)
         self._sync.watch(self._published)
-        trainer.register_op("post_optim", self._updated)
+        if self._way is not None:
+            trainer.register_op("post_optim", partial(self._updated, self._way))
         trainer.register_op("shutdown", self._end)
         trainer.register_module(name, self)
         let_it_be_absent(trainer, self)
@@ -140,9 +142,9 @@ class RecordSchedule(TrainerHookBase):
         self._arrived(EVERYBODY, batch)
         return batch
 
-    def _updated(self) -> None:
+    def _updated(self, made: Callable[[], str | None]) -> None:
         self._updates += 1
-        way = self._way()
+        way = made()
         if way != self._last_way and self._writer is not None:
             self._writer.note("updates", way=way, update=self._updates)
             self._last_way = way
