@@ -60,8 +60,9 @@ class _Nodes(dict[str, Any]):
         return self  # which saves a quarter of the time
 
 
-#: From one command line to the next.
+#: From one command line to the next: what Hydra knows, and the settings of recipes in it.
 _nodes = _Nodes()
+_recipes: dict[str, type] = {}
 
 
 def register(own: Path | None = None) -> dict[str, ConfigError]:
@@ -69,24 +70,27 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
     those in ``own``, the folder of ``--config-dir``, too. Returns why a recipe's file cannot be used, by the
     file's name: it matters to those who choose it.
     """
-    _nodes.clear()
-    # The base class of the recipes, so that any of them may take its place.
-    whole = settings.Config(recipe=settings.RecipeConfig())
-    store(SCHEMA, "config", whole, package="_global_")
-    for name, node in PARTS.items():
-        store(SCHEMA, name, node)
     wanted: dict[str, tuple[str, str | None]] = {name: (name, None) for name in registry.names()}
     if own is not None:
         look_beside(own)
         wanted |= named_in(own)
-    failed = {}
+    found, failed = {}, {}
     for file, (name, at) in wanted.items():
         try:
-            of_recipe = registry.recipe_named(name, at=at).settings
+            found[name] = registry.recipe_named(name, at=at).settings
         except ConfigError as error:
             failed[file] = error
-        else:
+    if found != _recipes:  # else they are there from the command line before
+        _nodes.clear()
+        _recipes.clear()
+        # The base class of the recipes, so that any of them may take its place.
+        whole = settings.Config(recipe=settings.RecipeConfig())
+        store(SCHEMA, "config", whole, package="_global_")
+        for name, node in PARTS.items():
+            store(SCHEMA, name, node)
+        for name, of_recipe in found.items():
             store(f"{SCHEMA}/recipe", name, of_recipe)
+        _recipes.update(found)
     return failed
 
 
