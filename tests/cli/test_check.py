@@ -283,6 +283,7 @@ def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
     ],
 )
 @pytest.mark.each_value
+@pytest.mark.seconds
 def test_a_replay_that_cannot_be_is_told_by_its_key(
     recipe: str, words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

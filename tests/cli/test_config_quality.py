@@ -293,6 +293,7 @@ def test_sweeps_spell_out_keys_groups_ranges_and_entries_of_the_map() -> None:
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_hydra_sweeps_like_the_check_before_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

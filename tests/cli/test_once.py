@@ -74,6 +74,7 @@ def test_one_run_is_checked_once_and_makes_one_environment_besides_the_workers(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_sweep_does_so_for_each_job(here: Path, counted: Counter[str]) -> None:
     assert made(train(here, "-m", "seed=0,1", *PPO)) == (2, 4)
     assert counted == {"checked": 2}

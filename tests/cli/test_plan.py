@@ -30,7 +30,7 @@ WHEN = [WhenConfig(), WhenConfig(every=5, unit="optim_steps"), WhenConfig(every=
 @every_recipe
 @pytest.mark.parametrize("when", WHEN, ids=lambda when: when.unit)
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_a_run_does_what_its_plan_says(name: str, when: WhenConfig) -> None:
     config = small(name)
     config.sync.when = when
@@ -94,6 +94,7 @@ def on_policy(name: str) -> Config:
     ("name", "updates", "publishes"), [("ppo", 16, 5), ("impala", 6, 3), ("laser", 6, 3)]
 )
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_a_run_without_a_pace_does_what_its_plan_says(name: str, updates: int, publishes: int) -> None:
     config = on_policy(name)
     plan, trainer = timeline(config), built(config)
@@ -158,6 +159,7 @@ def test_a_recipe_that_cannot_tell_its_updates_has_no_plan() -> None:
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("recipe", ["ppo", "dqn", "impala"])
+@pytest.mark.one_case
 def test_the_verb_draws_the_plan(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.png"
     assert main(["plan", "--plot", str(file), f"recipe={recipe}"]) == 0

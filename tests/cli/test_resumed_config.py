@@ -95,11 +95,11 @@ def test_a_resumed_run_keeps_what_the_first_one_was_told_and_so_does_the_next(ru
 @pytest.mark.parametrize(
     ("words", "more"),
     [
+        (DQN, ("recipe.total_frames=512", "recipe.pace.ratio=0.25")),
         (LASER, ("recipe.total_frames=240", "recipe.replay.threshold=0.2")),
         (IMPALA, ("recipe.total_frames=240", "recipe.c_bar=0.5")),
-        (DQN, ("recipe.total_frames=512", "recipe.pace.ratio=0.25")),
     ],
-    ids=["laser", "impala", "dqn"],
+    ids=["dqn", "laser", "impala"],
 )
 @pytest.mark.one_case
 def test_every_recipe_is_resumed_without_being_named(
@@ -215,6 +215,7 @@ def test_naming_the_recipe_and_the_environment_again_changes_nothing(runs: Path)
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_impala_is_not_resumed_as_laser(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished(tmp_path, "train", *FIRST, *IMPALA, "run_dir=first")
     resume = f"resume={tmp_path / 'first'}"

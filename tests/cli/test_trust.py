@@ -233,6 +233,7 @@ def test_a_recipe_beside_the_config_dir_of_the_command_line_is_the_users_own(
         ("logger.kwargs", {"base_url": "evil"}, "logger=csv"),
     ],
 )
+@pytest.mark.one_case
 def test_a_foreign_key_that_names_code_is_refused_unless_trusted_or_replaced(
     key: str, value: object, instead: str, foreign: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,7 @@ def test_the_last_frame_is_the_end_of_the_episode_and_not_the_next_beginning() -
     ],
     ids=["usual", "sticky", "lives"],
 )
+@pytest.mark.one_case
 def test_an_atari_film_shows_in_colour_what_the_network_sees_in_grey(spec: AtariEnvs) -> None:
     envs = FilmedAtari(spec)
     assert envs.fps == (30 if spec.options else 15)

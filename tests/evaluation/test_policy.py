@@ -80,6 +80,7 @@ def one_call_is_enough_of_an_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("case", ["ppo", "impala-lstm", "dreamer_v3"])
+@pytest.mark.one_case
 def test_a_policy_that_steps_an_environment_plays_the_episodes_that_eval_plays(case: str) -> None:
     policy, envs = policy_of(case)
     with torch.random.fork_rng():

@@ -146,6 +146,7 @@ def test_synchronous_workers_never_act_with_a_torn_or_a_misnamed_version(adopt: 
 
 @pytest.mark.usefixtures("fork_workers")
 @modes
+@pytest.mark.one_case
 def test_forked_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version(
     adopt: str,
 ) -> None:

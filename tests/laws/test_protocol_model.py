@@ -26,6 +26,7 @@ def test_no_reader_acts_on_torn_unpublished_or_older_weights_whoever_dies(
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("modes", PAIRS, ids="+".join)
+@pytest.mark.each_value
 def test_an_exception_in_the_middle_of_a_publish_does_no_harm_either(modes: tuple[str, ...]) -> None:
     found = explore(Protocol(3, versions=3, modes=modes, interrupts=True))
     broken = [found.story(kind) for kind in BROKEN if kind in found.violations]

@@ -64,6 +64,7 @@ def test_a_short_soak_counts_kills_stops_and_layouts_and_finds_nothing_bad(tmp_p
     assert 3 <= counts["adoptions"] <= counts["looks"]
 
 
+@pytest.mark.thorough
 def test_a_soak_of_readers_without_leases_finds_what_they_tear_and_fails(tmp_path: Path) -> None:
     script, out = tmp_path / "without_leases.py", tmp_path / "soak.json"
     script.write_text(WITHOUT_LEASES)

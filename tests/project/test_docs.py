@@ -58,8 +58,9 @@ def with_a(*languages: str) -> list[Path]:
 
 
 def each(page: Path) -> Any:
-    """A case; `make test` leaves out the how-to pages, whose blocks start workers."""
-    return pytest.param(page, marks=pytest.mark.thorough if page.parent.name == "how_to" else ())
+    """A case; `make test` leaves out the pages whose blocks start many workers."""
+    many = page.parent.name == "how_to" or page.name == "migration.md"
+    return pytest.param(page, marks=pytest.mark.thorough if many else ())
 
 
 # ------------------------------------------------------------------------------------------- Python

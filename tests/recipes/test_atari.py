@@ -195,7 +195,7 @@ def test_an_option_of_ale_py_that_would_report_something_else_than_games_is_refu
     "words", [["env=pong", "env.id=ALE/Breakout-v5"], ["env=atari", "env.id=ALE/Breakout-v5"]]
 )
 @pytest.mark.parametrize("recipe", ["impala", "laser"])
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_a_game_gets_the_settings_for_pixels_and_no_other_games_target(recipe: str, words: list[str]) -> None:
     config = composed(f"recipe={recipe}", *words)
     of_pong = composed(f"recipe={recipe}", "env=pong")
@@ -299,6 +299,7 @@ def test_a_game_whose_protocol_is_not_said_is_refused_with_the_words_to_write(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_first_lines_and_the_config_of_a_run_tell_settings_protocol_and_end(tmp_path: Path) -> None:
     words = ("recipe=impala", "env=atari", "env.id=ALE/Breakout-v5", "env.life_loss_ends_episode=true")
     small = ("env.num_envs=2", "recipe.batch_size=2", "collector.frames_per_batch=40", "run_dir=run")

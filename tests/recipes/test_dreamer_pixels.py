@@ -236,6 +236,7 @@ def test_impala_takes_pictures_without_more_ado() -> None:
         (["env=atari", "env.id=ALE/Pong-v5"], "does not have a flat observation or a picture"),
     ],
 )
+@pytest.mark.seconds
 def test_what_cannot_be_drawn_or_seen_is_refused(words: list[str], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         built(config_of("recipe=dreamer_v3", *words))
@@ -276,12 +277,14 @@ def test_a_missing_pygame_is_told_with_the_extra_that_has_it(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("recipe", ["ppo", "dqn", "sac", "td3", "dreamer_v1"])
+@pytest.mark.one_case
 def test_recipes_of_flat_observations_refuse_pictures(recipe: str) -> None:
     env = "Pendulum-v1" if recipe in ("sac", "td3", "dreamer_v1") else "CartPole-v1"
     with pytest.raises(ConfigError, match=r"flat observation (?s:.*)it gives pixels"):
         built(config_of(f"recipe={recipe}", "env=rendered", f"env.id={env}"))
 
 
+@pytest.mark.seconds
 def test_settings_that_are_tuned_for_pictures_are_found_by_the_kind() -> None:
     for words in (["env=rendered_cartpole"], ["env=rendered", "env.id=Acrobot-v1"]):
         assert config_of("recipe=dreamer_v3", *words).recipe.pace.ratio == 0.5

@@ -337,6 +337,7 @@ def test_the_decoder_of_dreamer_v3_says_the_symlog_of_an_observation() -> None:
         ("dreamer_v3", ["collector=in_process", "recipe.evaluation.every_frames=9"], "not an evaluating"),
     ],
 )
+@pytest.mark.seconds
 def test_what_cannot_work_is_refused(name: str, words: list[str], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         built(small(name, *words))

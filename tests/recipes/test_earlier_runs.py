@@ -33,6 +33,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     ["sac", "impala", *(pytest.param(recipe, marks=pytest.mark.thorough) for recipe in ("ppo", "dqn"))],
     indirect=True,
 )
+@pytest.mark.one_case
 def test_an_earlier_run_evaluates_resumes_and_plots(run: Path) -> None:
     name, config = run.name, OmegaConf.load(run / run_files.RESOLVED)
     goal = int(config.recipe.total_frames) + 4 * int(config.collector.frames_per_batch)

@@ -405,8 +405,8 @@ def test_bfloat16_stays_in_the_network() -> None:
 
 
 @pytest.mark.seconds
-@pytest.mark.one_case
 @pytest.mark.parametrize("lstm", [0, 8], ids=["plain", "lstm"])
+@pytest.mark.thorough
 def test_the_whole_loss_compiles_into_one_graph_with_final_observations_and_without(lstm: int) -> None:
     net = make_net(lstm=lstm, last_action=True, last_reward=True)
     loss = ImpalaLoss(net, trust_region=TrustRegion(0.5), entropy_on="online")

@@ -139,6 +139,7 @@ def test_without_a_replay_laser_is_impala(entropy_on: str) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.one_case
 def test_a_resumed_run_goes_on_with_versions_counters_optimizer_and_replay(
     tmp_path: Path, kept: bool
 ) -> None:
@@ -277,6 +278,7 @@ def rlsync(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_launcher_trains_laser_says_who_waits_for_whom_and_resumes(tmp_path: Path) -> None:
     small_run = ("recipe=laser", "recipe.total_frames=4800", "recipe.target_return=null")
     ended = rlsync(tmp_path, "train", *small_run)
@@ -306,6 +308,7 @@ def test_pong_brings_its_own_settings_along_and_the_command_line_has_the_last_wo
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
     told = rlsync(tmp_path, "explain", "recipe=impala")
     assert told.returncode == 0, told.stderr

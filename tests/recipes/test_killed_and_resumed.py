@@ -43,7 +43,7 @@ def kill_after_its_first_checkpoint(run: Run, folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "every"), [(PPO, 3), (DQN, 7)], ids=["ppo", "dqn"])
-@pytest.mark.one_case
+@pytest.mark.thorough
 def test_publishes_come_at_the_batches_of_the_uninterrupted_run(
     folder: Path, arguments: tuple[str, ...], every: int
 ) -> None:

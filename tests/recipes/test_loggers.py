@@ -97,6 +97,7 @@ def _wandb_ends() -> Iterator[None]:
 @pytest.mark.processes  # wandb has a process of its own
 @pytest.mark.usefixtures("_wandb_ends")
 @pytest.mark.parametrize("kind", LOGGERS)
+@pytest.mark.one_case
 def test_lag_and_receipts_of_ones_own_trainer_reach_its_logger_by_one_line_each(
     kind: str, tmp_path: Path
 ) -> None:
@@ -138,6 +139,8 @@ def test_a_log_of_receipts_on_another_trainer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "tensorboard"])
+@pytest.mark.one_case
+@pytest.mark.seconds
 def test_nothing_that_was_logged_stays_in_memory_or_goes_into_a_checkpoint(kind: str, tmp_path: Path) -> None:
     """TorchRL's Trainer and CSVLogger keep every number, and the latter writes all into each checkpoint."""
 

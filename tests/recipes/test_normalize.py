@@ -65,6 +65,7 @@ def test_moments_are_those_of_all_rows_however_they_were_split() -> None:
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_every_network_of_the_learner_has_the_statistics_of_all_collected_frames(name: str) -> None:
     trainer = built(small(name, normalize=BOTH))
     seen: list[torch.Tensor] = []

@@ -201,7 +201,7 @@ def test_the_noise_of_td3_is_in_halves_of_the_range_of_each_number() -> None:
 @every_recipe
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) -> None:
     config = small(name, kind=kind)
     trainer = built(config)
@@ -218,6 +218,7 @@ def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) 
 
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.one_case
 def test_every_leaf_that_is_trained_reaches_the_workers(name: str) -> None:
     trainer = built(small(name, num_envs=2))
     plan = hook_of(trainer).plan

@@ -225,6 +225,7 @@ def test_the_newest_returns_survive_a_checkpoint() -> None:
 
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
+@pytest.mark.one_case
 def test_ppo_publishes_once_a_batch_and_every_frame_is_made_by_the_newest_version(
     adopt: str,
 ) -> None:
@@ -351,6 +352,7 @@ def test_a_checkpoint_brings_the_learners_random_numbers_back(tmp_path: Path) ->
     ],
     ids=["ppo", "dqn"],
 )
+@pytest.mark.one_case
 def test_an_entry_with_a_dtype_makes_workers_act_and_receive_in_it(
     build: Callable[[Config], Trainer], routes: list[RouteConfig]
 ) -> None:

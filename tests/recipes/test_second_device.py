@@ -113,6 +113,7 @@ def test_a_run_resumes_on_another_device_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_rlsync_eval_plays_and_films_on_the_device_that_the_config_or_the_option_names(
     tmp_path: Path,
 ) -> None:

@@ -55,6 +55,7 @@ def stopped(trainer: Trainer) -> NotFinite:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.one_case
 def test_a_loss_that_is_not_finite_at_a_step_leaves_the_weights_of_before(
     value: float, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_worker_that_outlives_its_fork_server_is_alive_until_it_is_ended(tmp_p
         (("waits", "ended"), -signal.SIGKILL),
     ],
 )
+@pytest.mark.each_value
 def test_what_a_worker_has_started_ends_with_it_and_the_learner_lives(
     words: tuple[str, ...], code: int, tmp_path: Path
 ) -> None:
@@ -158,6 +159,7 @@ if __name__ == "__main__":
         ),
     ],
 )
+@pytest.mark.one_case
 def test_a_fork_server_that_is_killed_while_it_starts_a_worker_is_replaced_or_told_of(
     times: int, told: list[str], tmp_path: Path
 ) -> None:

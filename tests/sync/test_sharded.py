@@ -222,7 +222,7 @@ def three(tmp_path: Path) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("make", [fsdp, hybrid, tensor_parallel, both, by_hand])
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_the_parts_of_four_ranks_make_the_very_tensor_that_torch_gathers(
     four: Ranks, make: Any, in_place: bool
 ) -> None:
@@ -279,6 +279,7 @@ def test_a_learner_of_one_rank_needs_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gather", ["in_place", "sent", "full_tensor"])
+@pytest.mark.one_case
 def test_a_publish_needs_no_second_copy_of_a_leaf(tmp_path: Path, gather: str) -> None:
     """The rank that publishes may map no more memory than it has: full_tensor() fails there."""
     with learner(2, tmp_path) as ranks:

@@ -229,6 +229,7 @@ MEANT = [
 
 
 @pytest.mark.parametrize("moves", MEANT, ids=lambda moves: moves.__name__)
+@pytest.mark.seconds
 def test_nothing_is_told_of_weights_that_move(moves: Callable[[Trainer], str]) -> None:
     trainer = make_trainer(batches=9)
     source = moves(trainer)
@@ -269,6 +270,7 @@ STOCK = {
 @pytest.mark.parametrize("name", STOCK)
 @pytest.mark.parametrize("when", [Every(1, "batches"), Every(1, "optim_steps")], ids=str)
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.each_value
 def test_nothing_is_told_of_a_stock_trainer(name: str, when: Every, shared: bool) -> None:
     make, make_actor, source, env = STOCK[name]
     actor = make_actor()
@@ -303,6 +305,7 @@ def make_small_laser() -> Trainer:
 
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("make", [make_small_ppo, make_small_dqn, make_small_impala, make_small_laser])
+@pytest.mark.one_case
 def test_nothing_is_told_of_a_recipe(make: Callable[[], Trainer]) -> None:
     trainer = make()
     try:

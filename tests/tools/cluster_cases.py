@@ -136,14 +136,14 @@ class Learner:
         self.collector.update_policy_weights_()
         return self.collector.policy_version
 
-    def go_on(self, until: Callable[[], bool]) -> None:
-        """Take and publish until something has happened."""
+    def go_on(self, until: Callable[[], bool], rest_s: float = 0.05) -> None:
+        """Take and publish until something has happened; what is waited for needs the processors, too."""
         deadline = time.monotonic() + WAIT_S
         while not until():
             assert time.monotonic() < deadline, f"not in time; {self.collector.tally}"
             self.step()
             self.publish()
-            time.sleep(0.05)  # what is waited for needs the processors, too
+            time.sleep(rest_s)
 
     def hears_from(self, nodes: set[str]) -> Callable[[], bool]:
         """Whether each of the nodes has sent a frame of weights that are published now, or of newer ones."""
@@ -183,6 +183,7 @@ def pid_of(node: Node) -> int:
     return node.pid
 
 
+@pytest.mark.thorough
 def test_the_canary_finds_versions_that_agents_tear_or_misname(cluster: Cluster) -> None:
     broken = collector_of(BrokenPlayer())
     try:
@@ -289,7 +290,7 @@ def test_an_agent_that_is_stopped_is_given_up_and_replaced(learner: Learner) -> 
     nodes, lost, pid = node_ids(collector), collector.tally.lost, pid_of(node)
     workers = descendant_pids(pid)
     os.kill(pid, signal.SIGSTOP)
-    learner.go_on(lambda: collector.tally.lost > lost)
+    learner.go_on(lambda: collector.tally.lost > lost, rest_s=0.5)
     assert f"gave no answer for {SILENT_S:g} s" in str(collector._nodes._causes)
     learner.go_on(lambda: node_ids(collector) == nodes)
     learner.acts_on(nodes)

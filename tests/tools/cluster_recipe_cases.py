@@ -176,6 +176,7 @@ def test_dqn_fills_its_buffer_from_a_node_and_each_frame_was_made_by_the_version
     assert not torch.equal(stds[0], stds[-1]), "the statistics travel with the weights"
 
 
+@pytest.mark.thorough
 def test_sac_waits_for_the_learner_and_each_batch_is_of_the_newest_version() -> None:
     recipe = SACConfig(
         total_frames=8 * FRAMES, lr=1e-2, hidden=[16], pace=PaceConfig(ratio=0.25, prefill=FRAMES)

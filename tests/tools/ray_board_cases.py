@@ -54,6 +54,7 @@ def test_actors_with_boards_never_act_with_a_torn_or_a_misnamed_version() -> Non
     assert census.mixed_batches == 0  # adoption happens between rollouts
 
 
+@pytest.mark.thorough
 def test_several_destinations_of_actors_are_one_version() -> None:
     policy = make_canary()
     schemes = {path: RayBoardScheme("copy") for path in ("policy", "env.transform[0].module")}

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.usefixtures("
 WORKERS = 2
 
 
-@pytest.mark.one_case
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "actors", "options"), [("async", 1, {"policy_factory": make_canary}), ("sync", 2, {})]
 )

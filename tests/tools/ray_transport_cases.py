@@ -305,6 +305,7 @@ def test_an_image_that_was_damaged_in_the_store_is_put_again(nodes: Nodes) -> No
         assert transport.message.number > message.number
 
 
+@pytest.mark.thorough
 def test_an_image_that_the_store_lost_before_it_was_pulled_is_put_again(nodes: Nodes) -> None:
     with learner() as transport:
         here = nodes.cluster.head_node.node_id

@@ -78,7 +78,7 @@ def is_ours(pid: int) -> bool:
     ("recipe", "fault", "whom"),
     [
         ("impala", "killed", "agent, its workers stopped"),
-        ("dqn", "hanging", "environments"),
+        pytest.param("dqn", "hanging", "environments", marks=pytest.mark.thorough),
         pytest.param("impala", "stopped", "workers", marks=pytest.mark.thorough),
         pytest.param("impala", "stopped", "agent", marks=pytest.mark.thorough),
         pytest.param("impala", "stopped", "agent and workers", marks=pytest.mark.thorough),

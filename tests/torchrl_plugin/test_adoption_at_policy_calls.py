@@ -208,6 +208,7 @@ def test_a_policy_that_the_collector_compiles_adopts_at_every_call() -> None:
 
 
 @modes
+@pytest.mark.one_case
 def test_weights_that_a_policy_writes_on_a_frame_are_those_that_acted(adopt: str) -> None:
     policy = ShowsItself()
     with adopting(policy, MultiSyncCollector, adopt=adopt) as collector:

@@ -186,7 +186,7 @@ def train(kind: type, adopt: str, when: Every, *, background: bool, batches: int
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 @pytest.mark.parametrize("unit", ["optim_steps", "batches"])
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_every_frame_was_made_by_exactly_the_weights_and_buffers_of_its_stamp(adopt: str, unit: str) -> None:
     batches = 24
     seen, hook = train(MultiAsyncCollector, adopt, Every(1, unit), background=True, batches=batches)

@@ -70,6 +70,7 @@ def _collect_a_thousand_tensors() -> dict[str, object]:
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_a_thousand_tensors_cost_one_descriptor_and_work_under_a_limit_of_256() -> None:
     found = _answer(_collect_a_thousand_tensors)
     assert isinstance(found, dict), found

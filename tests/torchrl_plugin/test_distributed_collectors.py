@@ -111,6 +111,7 @@ def with_canary(collector: BaseCollector, **canary: int) -> tuple[Trainer, Canar
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+@pytest.mark.one_case
 def test_frames_of_a_distributed_collector_on_a_board_carry_the_version_that_acted(sync: bool) -> None:
     learners = make_small_canary()
     with on_a_board(learners, sync=sync) as collector:

@@ -91,6 +91,7 @@ def leaves(plan: object) -> set[tuple[str, ...]]:
 
 @pixels
 @pytest.mark.parametrize("make", [make_v1, make_v3])
+@pytest.mark.each_value
 def test_the_derived_map_moves_the_leaves_of_the_map_that_is_written_by_hand(make, pixels: bool) -> None:
     dreamer = make(pixels=pixels)
     with beside(dreamer, pixels=pixels) as (trainer, player):

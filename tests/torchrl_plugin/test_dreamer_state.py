@@ -80,6 +80,8 @@ def expected(frames: TensorDictBase, on_adoption: str, window: int = 1000) -> li
 
 @choices
 @versions
+@pytest.mark.each_value
+@pytest.mark.seconds
 def test_a_canary_shows_which_weights_made_which_state(version: int, on_adoption: str) -> None:
     dreamer = make_canary(version)
     frames = collected(dreamer, DreamerPlayer(dreamer.copied(), on_adoption=on_adoption), rollouts=7)
@@ -139,6 +141,7 @@ def test_the_recomputed_state_is_what_the_new_weights_make_of_the_episode() -> N
 
 
 @choices
+@pytest.mark.one_case
 def test_each_of_several_environments_has_an_episode_of_its_own(on_adoption: str) -> None:
     dreamer = make_canary(3)
     player = DreamerPlayer(dreamer.copied(), on_adoption=on_adoption)

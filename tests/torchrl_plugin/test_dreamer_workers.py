@@ -208,6 +208,7 @@ def test_a_stopped_player_delays_no_publish_and_the_others_go_on() -> None:
 
 
 @kinds
+@pytest.mark.one_case
 def test_a_killed_player_ends_the_training_with_worker_lost(kind: type[BaseCollector]) -> None:
     dreamer = make_v3()
     player = DreamerPlayer(dreamer.copied())

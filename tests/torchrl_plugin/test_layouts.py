@@ -266,7 +266,7 @@ SENDS = (_by_hook, _by_stock_hook, _by_module, _by_state_dict)
     ("wrap", "send"),
     [(wrap, send) for wrap in WRAPS for send in SENDS],
 )
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_a_wrapped_learner_reaches_workers_that_act_with_a_plain_policy(
     wrap: Callable[[nn.Module], nn.Module],
     send: Callable[[BaseCollector, nn.Module], object],

@@ -195,6 +195,7 @@ def test_batches_without_optimizer_steps_are_no_mistake() -> None:
 
 
 @pytest.mark.parametrize("when", [Every(1, "batches"), StepsAhead(1), Every(0.001, "seconds")], ids=str)
+@pytest.mark.seconds
 def test_a_hook_that_another_trainer_calls_is_told_of_once(when: Trigger) -> None:
     bound_to, calls = make_trainer(), make_trainer()
     hook = SyncWeights(MAP, when, trainer=bound_to)

@@ -90,7 +90,7 @@ def told(result: dict[str, Any] | None) -> tuple[float, float, float]:
 @pytest.mark.seconds
 @pytest.mark.parametrize("transport", ["a board", "in process"])
 @pytest.mark.parametrize("way", EVALUATORS)
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_an_evaluation_acts_with_one_version_while_the_learner_writes_and_publishes(
     way: str, transport: str
 ) -> None:

@@ -86,7 +86,7 @@ both_registers = pytest.mark.parametrize("register", [_by_register, _by_register
 
 @all_kinds
 @pytest.mark.parametrize("collect", [MultiSyncCollector, MultiAsyncCollector])
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_a_stock_trainer_with_worker_processes_publishes_once_a_batch_and_frames_tell(
     kind: Kind, collect: type
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_stock_trainer_with_worker_processes_publishes_once_a_batch_and_frames
 
 @all_kinds
 @both_registers
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_a_stock_trainer_takes_an_interval_of_optimizer_steps(
     kind: Kind, register: Callable[..., SyncWeights]
 ) -> None:

@@ -67,6 +67,7 @@ def async_trainer(batches: int):
 
 
 @pytest.mark.parametrize("max_versions", [0, 3])
+@pytest.mark.one_case
 def test_dropping_keeps_replayed_frames_within_the_bound_and_counts(fork_workers, max_versions):
     trainer = replay_trainer(batches=15)
     _, hook = bound(trainer, Every(1, "batches"), max_versions, "drop")

@@ -104,6 +104,7 @@ def in_another_thread(call: Callable[[], object]) -> None:
 
 
 @both_kinds
+@pytest.mark.one_case
 def test_healthy_workers_end_with_the_batch_and_the_first_of_many_calls_counts(
     kind: str, tmp_path: Path
 ) -> None:

@@ -249,7 +249,7 @@ def test_a_healthy_server_and_its_environments_end_with_the_batch(how: str, tmp_
 @watched_or_not
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("how", ["process", "slots", "shared environments"])
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_processes_of_server_and_environments_do_not_hold_the_learner(
     how: str, fault: str, watched: bool, tmp_path: Path
 ) -> None:

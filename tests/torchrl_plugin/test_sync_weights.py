@@ -80,6 +80,7 @@ def reasons(hook: SyncWeights) -> list[str]:
 
 
 @pytest.mark.parametrize("name", STOCK)
+@pytest.mark.one_case
 def test_stock_trainers_publish_through_the_hook_once_a_batch(fork_workers, name):
     trainer, sync_map, stamps = make_stock(name)
     hook = SyncWeights(sync_map)

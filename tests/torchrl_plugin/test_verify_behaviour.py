@@ -99,6 +99,7 @@ def workers(
 @pytest.mark.seconds
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 @pytest.mark.parametrize("make", [lambda: make_mlp(ACTIONS), Normed])
+@pytest.mark.each_value
 def test_a_right_policy_holds_in_every_worker(
     make: Callable[[], nn.Module], kind: type[BaseCollector]
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_collector_in_this_process_is_compared() -> None:
 
 
 @pytest.mark.parametrize("generator", [None, torch.Generator()])
+@pytest.mark.one_case
 def test_what_draws_random_numbers_is_no_alarm_and_the_parts_inside_it_are_compared(
     generator: torch.Generator | None,
 ) -> None:

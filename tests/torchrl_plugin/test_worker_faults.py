@@ -213,6 +213,7 @@ def test_two_hundred_boards_whose_readers_are_killed_leave_nothing_behind(
 
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
+@pytest.mark.one_case
 def test_five_collectors_whose_workers_are_killed_leave_nothing_behind(
     kind: type, no_leaks: LeakCheck
 ) -> None:

@@ -207,6 +207,7 @@ def test_the_defaults_of_a_config_are_those_of_the_collector() -> None:
 
 
 @needs_ray
+@pytest.mark.seconds
 def test_the_command_line_checks_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["check", "recipe=impala", "env=cartpole", "cluster=ray", "+cluster.resources.rollouts=1"]) == 0
@@ -249,6 +250,7 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
 @needs_ray
 @pytest.mark.seconds
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_a_run_on_an_address_where_nothing_listens_is_refused(tmp_path: Path) -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))

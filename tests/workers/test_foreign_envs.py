@@ -45,6 +45,7 @@ def run_of(folder: Path, how: str, *words: str) -> tuple[int, str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("words", [PPO, DQN], ids=["ppo", "dqn"])
+@pytest.mark.one_case
 def test_an_environment_that_raises_is_told_with_the_workers_number(
     words: tuple[str, ...], tmp_path: Path
 ) -> None:

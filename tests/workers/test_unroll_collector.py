@@ -187,7 +187,7 @@ def test_time_limits_of_gymnasium_keep_their_last_observations() -> None:
     ("env", "head"),
     [(CARTPOLE, Categorical(2)), (TORCHRL, Categorical(2)), (PENDULUM, DiagonalGaussian(1))],
 )
-@pytest.mark.each_value
+@pytest.mark.one_case
 def test_every_batch_is_as_the_contract_says(env: EnvSpec, head: Any, options: dict[str, Any]) -> None:
     shape = (3,) if env is PENDULUM else (4,)
     network = ImpalaNet(shape, head, hidden=(8,), lstm=5, last_action=True, last_reward=True)
