@@ -122,7 +122,7 @@ def test_a_map_is_published_adopted_and_verified_over_any_transport(transport: T
             if number == 25:
                 verification.ask()
         endpoint.wait(20.0)
-        for _ in range(2000):
+        for _ in range(6000):
             if (heard := verification.hear()).done:
                 break
             stop.wait(0.01)

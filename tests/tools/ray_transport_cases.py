@@ -345,7 +345,14 @@ def lose(address: ray.ObjectRef) -> None:
 
 
 def test_a_learner_that_has_closed_keeps_no_image_in_the_store(nodes: Nodes) -> None:
-    before = objects_in_stores()
+    counts = [objects_in_stores()]
+
+    def settled() -> bool:  # what earlier learners had goes by and by
+        counts.append(objects_in_stores())
+        return len(counts) > 10 and len(set(counts[-10:])) == 1
+
+    assert wait_until(settled, LONG_S, 0.1)
+    before = counts[-1]
     with learner() as transport:
         reach(nodes.attached(transport), publish(transport, 1))
         assert objects_in_stores() > before

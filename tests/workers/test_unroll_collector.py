@@ -619,6 +619,7 @@ def test_when_all_workers_are_killed_the_run_ends_at_once() -> None:
         for process in collector.procs:
             assert process.pid is not None
             kill(process.pid)
+        assert wait_until(lambda: not any(process.is_alive() for process in collector.procs), 20.0)
         with pytest.raises(WorkerLost) as caught:
             list(itertools.islice(batches, 100))
         assert in_three_lines(caught.value)

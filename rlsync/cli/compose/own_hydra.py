@@ -60,9 +60,11 @@ class _Nodes(dict[str, Any]):
         return self  # which saves a quarter of the time
 
 
-#: From one command line to the next: what Hydra knows, and the settings of recipes in it.
+#: What Hydra knows.
 _nodes = _Nodes()
+#: From one command line to the next: the settings of recipes, and what they made in the ConfigStore.
 _recipes: dict[str, type] = {}
+_stored: dict[str, Any] = {}
 
 
 def register(own: Path | None = None) -> dict[str, ConfigError]:
@@ -80,9 +82,8 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
             found[name] = registry.recipe_named(name, at=at).settings
         except ConfigError as error:
             failed[file] = error
-    if found != _recipes:  # else they are there from the command line before
-        _nodes.clear()
-        _recipes.clear()
+    _nodes.clear()
+    if found != _recipes:
         # The base class of the recipes, so that any of them may take its place.
         whole = settings.Config(recipe=settings.RecipeConfig())
         store(SCHEMA, "config", whole, package="_global_")
@@ -90,8 +91,17 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
             store(SCHEMA, name, node)
         for name, of_recipe in found.items():
             store(f"{SCHEMA}/recipe", name, of_recipe)
+        _stored.clear()
+        _stored.update(_copied(_nodes))
+        _recipes.clear()
         _recipes.update(found)
+    _nodes.update(_copied(_stored))  # and nothing that a resumed run brought in
     return failed
+
+
+def _copied(nodes: dict[str, Any]) -> dict[str, Any]:
+    """The same nodes in groups that may be changed."""
+    return {name: _copied(node) if isinstance(node, dict) else node for name, node in nodes.items()}
 
 
 def named_in(folder: Path) -> dict[str, tuple[str, str]]:
