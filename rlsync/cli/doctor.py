@@ -15,6 +15,7 @@ from rlsync.cli.machine import Finding, Grade, machine, packages, worst
 from rlsync.cli.main import parser_of
 from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.plan import listed
+from rlsync.sync.verification import OUTPUTS_CURE
 from rlsync.torchrl_plugin.examine.examine import Arrival, Examination, Outcome, examine
 
 _EXAMPLES = """examples:
@@ -123,6 +124,7 @@ def findings_of(found: Examination) -> list[Finding]:
         *(Finding("ok", "devices", str(crossing)) for crossing in found.crossings),
         *(Finding("fail", "publish", problem, _cure_of_lost(found)) for problem in found.problems),
         *(_arrival(found, arrival) for arrival in found.arrivals),
+        *_outputs(found),
     ]
 
 
@@ -154,6 +156,20 @@ def _sources(found: Examination) -> Iterator[Finding]:
 def _arrival(found: Examination, arrival: Arrival) -> Finding:
     verdict, said, cure = _judge(found, arrival)
     return Finding(verdict, f"{arrival.destination} of {arrival.worker}", f"{said}: {arrival.detail}", cure)
+
+
+def _outputs(found: Examination) -> Iterator[Finding]:
+    """Whether what arrived also acts; said once if it is said of several workers."""
+    said = [Finding("fail", "outputs", why, OUTPUTS_CURE) for judged in found.outputs for why in judged.wrong]
+    for judged in found.outputs:
+        open_ = [
+            *judged.uncompared,
+            *(f"{part} gives the same with other weights" for part in judged.powerless),
+        ]
+        said += [Finding("ok", "outputs", f"not compared: {why}") for why in open_]
+        if judged.held and not judged.wrong:
+            said.append(Finding("ok", "outputs", "the policies compute what the learner's module computes"))
+    yield from dict.fromkeys(said)
 
 
 def _judge(found: Examination, arrival: Arrival) -> tuple[Grade, str, str]:

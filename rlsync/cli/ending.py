@@ -183,7 +183,9 @@ class Interrupts:
         if self.signal is not None:
             kill_everything(status_after(number))
         self.signal = number
-        again = "Ctrl-C again" if number == signal.SIGINT else f"{number.name} again"
+        again = f"{number.name} again"
+        if number in (signal.SIGINT, signal.SIGHUP):  # of which the second is ignored
+            again = "Ctrl-C again"
         drop_unread()  # the terminal may be closed
         os.write(2, f"\nstopping after this iteration; {again} to kill\n".encode())
         if self._stop is not None:

@@ -54,6 +54,10 @@ class Reserved:
     run_id: str
     up_to: int
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.run_id, str) and isinstance(self.up_to, int) and self.up_to >= 0):
+            raise TypeError("run_id is text, and up_to a number")
+
 
 class ReservedNumbers:
     """Numbers that a file reserves, a block at a time, before use: no later life of the run repeats one."""

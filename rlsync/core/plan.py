@@ -272,7 +272,7 @@ def _idle(rows: Sequence[Row], where: str) -> tuple[str, str, str]:
     )
     names = listed([row.destination for row in rows], _NAMES_IN_SUMMARY)
     return (
-        f"{names} {IDLE}: the policy computes with other tensors",
+        f"{names} {IDLE}: no output changes with it",
         where,
         f"{cure}; declare leaves that need not act: Source(..., idle=('critic.*',))",
     )

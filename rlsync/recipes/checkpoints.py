@@ -47,6 +47,7 @@ class WholeCheckpoint(Checkpoint):
     def save(self, path: str | Path, **options: Any) -> Path:
         at = Path(path).absolute()
         stage = at.with_name(f".{at.name}.stage-{uuid.uuid4().hex}")
+        stage.mkdir()  # FileNotFoundError if the folder of the run was removed: nobody makes it anew
         try:
             new = super().save(stage / at.name, **options)
             _write_manifest(new)
@@ -174,6 +175,9 @@ def require_whole(checkpoint: Path, *, trusted: bool, components: Collection[str
     for file, (size, digest) in files.items():
         if any(file.is_relative_to(folder) for folder in read):
             _require_same(file, size, digest)
+    for file in (file for folder in read for file in folder.rglob("*") if file.is_file()):
+        if file not in files and file != record:
+            raise _damaged(file, f"{DIGESTS} does not name it")
     return True
 
 

@@ -13,7 +13,7 @@ from rlsync.core.plan import POLICY
 from rlsync.evaluation.checkpoint import CheckpointPlayer
 from rlsync.evaluation.evaluator import Evaluator, board_of
 from rlsync.evaluation.play import filmed
-from rlsync.evaluation.process import EvaluationJob, Filming
+from rlsync.evaluation.process import EvaluationJob, Filming, best_in
 from rlsync.recipes.checks import VIDEO_KEY
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.run import Run
@@ -48,6 +48,7 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
     if board is None or folder is None:
         what = "an evaluation needs a board to read and a run folder to write to"
         raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
+    best_in(folder / BEST, trusted=True)  # a damaged one is told here, not by the process
     job = EvaluationJob(
         board=board,
         player=player,

@@ -94,6 +94,10 @@ class RunStatistics:
         "held; null if none was yet, or nothing is compared",
         default=None,  # of runs before it was compared
     )
+    outputs_open: str | None = _said(
+        "what the last comparison of outputs could not tell, and why; null if it told, or there was none",
+        default=None,
+    )
     total_frames: int | None = _said("environment steps after which the run ends", default=None)
     return_mean: float | None = _said(
         "mean return of the newest finished episodes; null before the first one", default=None
@@ -131,6 +135,8 @@ class RunStatistics:
             waited += f", rollouts dropped {self.dropped_rollouts:,}"
         if self.outputs_held_version is not None:
             waited += f"; outputs of the workers held at version {self.outputs_held_version}"
+        if self.outputs_open is not None:
+            waited += f"; nothing is told of their outputs now: {self.outputs_open}"
         held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"
         adopted = f"{_shown(self.adoption_ms_p50)}, {_shown(self.adoption_ms_p95)}"
         arrive = f"{_shown(self.to_frames_ms_p50, '.0f')}, {_shown(self.to_frames_ms_p95, '.0f')}"
@@ -153,6 +159,7 @@ def statistics_schema() -> dict[str, Any]:
         "int": "integer",
         "float": "number",
         "int | None": ["integer", "null"],
+        "str | None": ["string", "null"],
         "float | None": ["number", "null"],
         "dict[str, int] | None": ["object", "null"],
     }

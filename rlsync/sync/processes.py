@@ -62,7 +62,7 @@ class StopsWaiting(Protocol):
 def ending(exit_code: int) -> str:
     """An exit code of :mod:`multiprocessing`, in words: -9 is "killed by SIGKILL"."""
     if exit_code == UNKNOWN:
-        return f"exited with status {exit_code}, or lost its fork server"
+        return "ended, or lost its fork server"
     if exit_code >= 0:
         return f"exited with status {exit_code}"
     names = {int(known): known.name for known in signal.Signals}

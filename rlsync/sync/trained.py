@@ -56,9 +56,11 @@ class Training:
                 "call requires_grad_(True) on the module, or leave it out of the optimizer",
             )
         # A scheduler, which may begin at 0, writes initial_lr.
-        if mine and all(float(group["lr"]) == 0 and "initial_lr" not in group for _, group in mine):
+        still = [p for p, group in mine if float(group["lr"]) == 0 and "initial_lr" not in group]
+        if still:
+            part = source if len(still) == len(mine) else f"{len(still)} parameters of {source}"
             return errors.NothingLearns(
-                f"the learning rate of {source} is 0", where, "give the optimizer another one"
+                f"the learning rate of {part} is 0", where, "give their group in the optimizer another one"
             )
         return None
 
@@ -155,12 +157,12 @@ class Values:
 
 #: After so many steps of an optimizer there is a warning of sent parameters that got no gradient.
 _FIRST_STEPS = 10
+#: And if none of them got one: the policy may wait for the critic, but not for ever.
+_STEPS_OF_A_CRITIC = 1000
 
 
 class Gradients:
-    """Notices sent parameters without a gradient in an optimizer's first steps, while others got some. If
-    none got one there is no alarm: the policy may wait for the critic.
-    """
+    """Notices sent parameters without a gradient in an optimizer's first steps."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -177,16 +179,18 @@ class Gradients:
             self._hooks = [o.register_step_pre_hook(self._before_step) for o in self._training.optimizers()]
         if self._told or self.steps < _FIRST_STEPS:
             return
+        mine = [p for p, _ in self._training.of(leaf.read() for leaf in leaves)]
+        if self.steps < _STEPS_OF_A_CRITIC and all(id(p) not in self._graded for p in mine):
+            return
         self._told = True
         for hook in self._hooks:
             hook.remove()
-        mine = [p for p, _ in self._training.of(leaf.read() for leaf in leaves)]
         idle = Covered(p for p in mine if self._never(p))
         names = [leaf.name for leaf in leaves if leaf.read() in idle]
-        if names and any(id(p) in self._graded for p in mine):
+        if names:
             errors.warn(
                 errors.NothingLearns(
-                    f"{len(names)} of {len(leaves)} sent parameters got no gradient in {_FIRST_STEPS} steps",
+                    f"{len(names)} of {len(leaves)} sent parameters got no gradient in {self.steps} steps",
                     f"sync map {', '.join(map(str, routes))}; {listed(names, 3)}",
                     "let the loss depend on them, or freeze them with requires_grad_(False)",
                 )

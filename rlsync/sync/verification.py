@@ -60,6 +60,16 @@ class Deviation:
 
     what: str  #: what is wrong, with the version
     where: str  #: the worker, its pid and the destination
+    cure: str = (
+        "find the code that writes to the worker's weights or keeps it from adopting; restart the worker"
+    )
+
+
+#: Where the weights arrived, and something else is computed with them.
+OUTPUTS_CURE = (
+    "rlsync explain lists how the two modules differ; let the policy read its weights at each call, through "
+    "the same layers in the same order"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +177,7 @@ class Verification:
             who = f"{self._called(worker)} (pid {status.pid if status else 'unknown'})"
             wrong += _deviations(self._published[answer.version], answer, who)
             judged = self._judgement(worker)
-            wrong += [Deviation(what, who) for what in judged.wrong]
+            wrong += [Deviation(what, who, OUTPUTS_CURE) for what in judged.wrong]
         self._open = self._open and bool(waiting)
         if not self._open:
             self._images = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import multiprocessing
 import os
@@ -226,16 +227,22 @@ def test_a_source_that_no_optimizer_trains_is_pointed_out() -> None:
     assert any("qvalue_network_params" in finding.cure for finding in findings_of(found))
 
 
-def follow_with(trainer: Trainer, average: AveragedModel) -> None:
-    trainer.register_op("post_optim", lambda: average.update_parameters(trainer.loss_module.actor_network))
+def follow_with(trainer: Trainer, average: AveragedModel, every: int) -> None:
+    steps = itertools.count(1)
+
+    def update() -> None:
+        if next(steps) % every == 0:
+            average.update_parameters(trainer.loss_module.actor_network)
+
+    trainer.register_op("post_optim", update)
 
 
-@pytest.mark.parametrize("follows", [True, False])
-def test_an_average_that_follows_the_trained_weights_is_no_untrained_source(follows: bool) -> None:
+@pytest.mark.parametrize("follows", [1, 10, 0])
+def test_an_average_that_follows_the_trained_weights_is_no_untrained_source(follows: int) -> None:
     trainer = trainer_on(make_collector(make_policy()))
     trainer.ema = AveragedModel(trainer.loss_module.actor_network, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     if follows:
-        follow_with(trainer, trainer.ema)
+        follow_with(trainer, trainer.ema, follows)
     SyncWeights({"policy": "ema.module"}).register(trainer)
     before = [
         tensor.clone() for tensor in (*trainer.ema.state_dict().values(), *trainer.loss_module.parameters())
@@ -319,6 +326,28 @@ def test_on_a_board_the_weights_arrive_in_every_worker(kind: type, ended: Ended)
     assert outcomes(found) == [Outcome.ARRIVED] * 2
     assert [arrival.worker.partition(" (")[0] for arrival in found.arrivals] == ["worker 0", "worker 1"]
     assert worst(findings_of(found)) == "ok"
+    outputs = [finding.found for finding in findings_of(found) if finding.what == "outputs"]
+    assert outputs == ["the policies compute what the learner's module computes"]
+
+
+def test_weights_that_arrive_and_are_used_otherwise_are_found() -> None:
+    other = make_policy()
+    other.module[0].module.append(Doubled())
+    trainer = trainer_on(make_collector(other))
+    with_our_hook(trainer)
+    found = examine(trainer, TIMEOUT_S)
+
+    assert outcomes(found) == [Outcome.ARRIVED]
+    (finding,) = (finding for finding in findings_of(found) if finding.verdict == "fail")
+    assert "apart from what the learner's module computes" in finding.found
+    assert "rlsync explain" in finding.cure
+
+
+class Doubled(nn.Module):
+    """A layer without weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
 
 
 @pytest.mark.usefixtures("fork_workers")

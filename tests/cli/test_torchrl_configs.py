@@ -58,6 +58,7 @@ def the_hook(trainer: Trainer) -> SyncWeights:
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_nothing_is_registered_before_the_call_and_torchrls_own_stay_beside_ours() -> None:
     done = fresh_python("-c", IN_A_FRESH_PROCESS)
     before, hooks, schemes = json.loads(done.stdout)

@@ -227,7 +227,8 @@ def test_numbers_that_a_killed_life_has_lost_make_no_version_older(tmp_path: Pat
 
 def test_a_file_of_reserved_numbers_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "versions.json"
-    file.write_text("{")
-    with pytest.raises(ConfigError, match="cannot read the reserved version numbers") as refusal:
-        life(file)
-    assert "up_to" in refusal.value.cure
+    for content in ("{", '{"run_id": 3, "up_to": 1}', '{"run_id": "it", "up_to": "x"}'):
+        file.write_text(content)
+        with pytest.raises(ConfigError, match="cannot read the reserved version numbers") as refusal:
+            life(file)
+        assert "up_to" in refusal.value.cure

@@ -35,6 +35,12 @@ def test_no_flipped_bit_is_loaded(written: tuple[Path, Best]) -> None:
     assert refused > 20
 
 
+def test_an_empty_file_is_refused_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "best.pt").touch()
+    with pytest.raises(ConfigError, match=r"cannot read the best version: [A-Z]"):
+        best_in(tmp_path / "best.pt")
+
+
 def test_an_altered_version_is_refused_and_one_without_a_digest_needs_trust(
     written: tuple[Path, Best],
 ) -> None:

@@ -105,6 +105,20 @@ def test_a_damaged_manifest_is_refused_even_with_trust(saved: Path, damage: str)
         require_whole(saved, trusted=True)
 
 
+def test_a_file_that_the_manifest_does_not_name_is_refused(saved: Path) -> None:
+    (added,) = (folder / "other.memmap" for folder in saved.glob("components/*-policy"))
+    added.touch()
+    with pytest.raises(ConfigError, match="does not name it") as refused:
+        require_whole(saved, trusted=True, components=["policy"])
+    assert refused.value.where == str(added)
+
+
+def test_a_checkpoint_does_not_make_a_removed_folder_anew(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        WholeCheckpoint(count=Count()).save(tmp_path / "removed" / CHECKPOINT)
+    assert not (tmp_path / "removed").exists()
+
+
 def test_a_manifest_of_a_newer_rlsync_is_refused(saved: Path) -> None:
     held = json.loads((saved / DIGESTS).read_text())
     (saved / DIGESTS).write_text(json.dumps(held | {"format": 2}))
@@ -158,6 +172,7 @@ def test_a_replay_segment_is_hashed_once_and_its_digest_is_carried_on(
     buffer = checkpoint.components["replay_buffer"]
     for run in ("first", "first", "second"):
         buffer.extend(TensorDict({"row": torch.arange(2.0)}, [2]))
+        (tmp_path / run).mkdir(exist_ok=True)
         at = checkpoint.save(tmp_path / run / CHECKPOINT)
     segments = [name for name in hashed if name.endswith(".pt")]
     assert len(segments) == len(set(segments)) == 3

@@ -77,6 +77,7 @@ def test_publishes_come_at_the_batches_of_the_uninterrupted_run(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_is_killed_and_resumed_names_no_two_versions_alike(folder: Path) -> None:
     arguments = ("recipe.num_epochs=1", "collector.frames_per_batch=256", "recipe.total_frames=1000000")
     evaluates = ("recipe.evaluation.every_frames=256", "recipe.evaluation.episodes=1")

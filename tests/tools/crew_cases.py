@@ -145,6 +145,7 @@ def test_the_next_learner_takes_the_living_agents_over_with_exact_stamps(
     assert all(node.counters.worker_wait_s >= 0 for node in follower._nodes if node.counters is not None)
 
 
+@pytest.mark.thorough
 def test_agents_that_do_other_work_are_replaced_and_those_that_nobody_takes_over_end(
     cluster: Cluster, follower: ClusterCollector, caplog: pytest.LogCaptureFixture
 ) -> None:

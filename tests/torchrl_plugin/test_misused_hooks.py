@@ -34,6 +34,8 @@ from rlsync import (
 from rlsync.cli.doctor import findings_of
 from rlsync.core.trigger import Trigger
 from rlsync.recipes.hooks import EpisodeReturns, EpsilonDecay, StalenessHistogram, StopIfNotFinite
+from rlsync.sync.trained import Gradients, Training
+from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.examine.examine import examine
 from tests.laws.zoo.parts import actor_of
 from tests.tools.parts import (
@@ -255,6 +257,30 @@ def test_a_learning_rate_of_0_is_told_of_unless_a_scheduler_will_raise_it(schedu
         not scheduled
     )
     trainer.collector.shutdown()
+
+
+def test_a_group_with_a_learning_rate_of_0_is_told_of() -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    (group,) = trainer.optimizer.param_groups
+    first, group["params"] = group["params"][:2], group["params"][2:]
+    trainer.optimizer.add_param_group({"params": first, "lr": 0.0})
+    (told,) = about_us(lambda: SyncWeights(MAP).register(trainer))
+    assert told.what == "the learning rate of 2 parameters of loss_module.actor_network is 0"
+    trainer.collector.shutdown()
+
+
+def test_a_policy_without_any_gradient_may_wait_for_the_critic_but_not_for_ever() -> None:
+    policy, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([*policy.parameters(), *critic.parameters()], lr=0.1)
+    leaves = Leaves(policy, "policy").leaves
+    gradients = Gradients(Training(lambda: [optimizer]))
+    for step in range(1001):
+        told = about_us(lambda: gradients.look([], leaves))
+        assert [warning.what for warning in told] == [
+            "2 of 2 sent parameters got no gradient in 1000 steps"
+        ] * (step == 1000)
+        critic(torch.ones(2)).sum().backward()
+        optimizer.step()
 
 
 NEVER = [Every(4), Every(3 * FRAMES_PER_BATCH + 1, "frames"), Every(10, "optim_steps"), StepsAhead(9)]

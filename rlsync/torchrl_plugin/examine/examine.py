@@ -15,16 +15,22 @@ from torchrl.collectors import Collector
 from torchrl.trainers import Trainer
 
 from rlsync.core.crossing import Crossing, crossings
-from rlsync.core.errors import DestinationNotFound
+from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.path import parse, walk
+from rlsync.sync.sample import Judgement
+from rlsync.sync.verification import Verification
 from rlsync.tensors.compare import named_like
 from rlsync.tensors.leaves import Leaves, memory_key
 from rlsync.torchrl_plugin.collectors.choose import training_of
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.examine.sync import Coverage, FoundSource, FoundSync, coverage_of, sync_of
 from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers, Held, NoAnswer
+from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Named = dict[str, Tensor]
+
+#: An average may be updated every so many steps only.
+_STEPS = 100
 
 
 class Outcome(Enum):
@@ -64,6 +70,7 @@ class Examination:
     crossings: tuple[Crossing, ...]  #: what a publish moves between which devices
     problems: tuple[str, ...]  #: errors of the publish, and of the rollout after it
     arrivals: tuple[Arrival, ...]  #: one for each destination in each worker
+    outputs: tuple[Judgement, ...]  #: of each worker that could be asked: whether what arrived also acts
 
 
 def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
@@ -77,11 +84,14 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
     with marked(_weights(trainer, sync)):
         wanted = {s.destination: _changed(plain[s.destination], s.read()) for s in sync.sources}
         before = workers.ask(timeout_s)
-        problems = (
-            _within(timeout_s, "the publish", sync.publish),
-            _within(timeout_s, "the rollout after the publish", workers.roll_out),
-        )
+        # One in this process is examined at its next publish; workers may be in a rollout with an older one.
+        asked = None if workers.processes else _asked(sync.hook)
+        problems = [_within(timeout_s, "the publish", sync.publish)]
+        if workers.processes and not any(problems):
+            asked = _asked(sync.hook)
+        problems.append(_within(timeout_s, "the rollout after the publish", workers.roll_out))
         after = workers.ask(timeout_s)
+        outputs = () if asked is None or any(problems) else asked.hear().behaviour
     coverage = coverage_of(trainer, sync)
     untrained = (s for s in sync.sources if s.description in coverage.untrained)
     coverage = replace(
@@ -104,7 +114,20 @@ def examine(trainer: Trainer, timeout_s: float = 60.0) -> Examination:
         crossings=moved,
         problems=tuple(filter(None, problems)),
         arrivals=tuple(arrivals),
+        outputs=outputs,
     )
+
+
+def _asked(sync: SyncWeights | None) -> Verification | None:
+    """The question to the workers what their policies compute; None if they cannot be asked."""
+    if sync is None:
+        return None
+    try:
+        asked = sync.verification()
+    except ConfigError:  # of this collector, or a VerifySync asks them
+        return None
+    asked.ask(sync.judge)
+    return asked
 
 
 @contextmanager
@@ -131,7 +154,7 @@ def _weights(trainer: Trainer, sync: FoundSync) -> Iterator[Tensor]:
 
 
 def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
-    """Whether a source that no optimizer holds follows the trained weights after a step, as averages do."""
+    """Whether a source that no optimizer holds follows the trained weights in some steps, as averages do."""
     training, held = training_of(trainer), [leaf.read() for leaf in source.leaves().leaves]
     modules = [*training.losses().values()]
     if source.has_path and (network := training.network_of(trainer, parse(source.description))) is not None:
@@ -139,12 +162,14 @@ def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
     for module in modules:
         held += [*module.parameters(), *module.buffers()]
     kept, before = [tensor.detach().clone() for tensor in held], source.read()
+    after_a_step = partial(trainers.call_after_a_step, trainer)
     try:
         with marked(training.parameters()):
-            _within(
-                timeout_s, "what follows an optimizer's step", partial(trainers.call_after_a_step, trainer)
-            )
-            return bool(_changed(before, source.read()))
+            for _ in range(_STEPS):
+                _within(timeout_s, "what follows an optimizer's step", after_a_step)
+                if _changed(before, source.read()):
+                    return True
+        return False
     finally:
         for tensor, old in zip(held, kept, strict=True):
             tensor.data.copy_(old)
@@ -223,8 +248,8 @@ def _nothing_there(collector: object, destination: str) -> tuple[Outcome, str]:
 
 def crossings_of(trainer: Trainer, sync: FoundSync) -> tuple[Crossing, ...]:
     """What one publish moves from which device to which. Without rlsync's hook only the CPU is seen."""
-    if sync.plan is not None:
-        return sync.plan.crossings
+    if sync.hook is not None:
+        return sync.hook.plan.crossings
     return crossings(leaf for source in sync.sources for leaf in _leaf_by_leaf(trainer.collector, source))
 
 

@@ -14,7 +14,6 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import NothingLearns, SourceNotFound
 from rlsync.core.path import parse, walk
-from rlsync.core.plan import SyncPlan
 from rlsync.sync.trained import frozen, unsent
 from rlsync.tensors.compare import excluded
 from rlsync.tensors.device import Covered
@@ -63,7 +62,7 @@ class FoundSync:
     by_rlsync: bool
     sources: tuple[FoundSource, ...]
     publish: Callable[[], object]  #: publishes once, without asking the hook's interval or trigger
-    plan: SyncPlan | None = None  #: of a SyncWeights
+    hook: SyncWeights | None = None  #: if it is one
 
 
 def sync_of(trainer: Trainer) -> FoundSync:
@@ -72,8 +71,8 @@ def sync_of(trainer: Trainer) -> FoundSync:
         if isinstance(hook, PublishHook) and _may_reach(hook.feeds, trainer.collector):
             sources = _sources_of_ours(trainer, hook)
             said = f"rlsync.{type(hook).__name__}, {hook.when}"
-            plan = hook.plan if isinstance(hook, SyncWeights) else None
-            return FoundSync(said, True, tuple(sources), hook.publish, plan)
+            ours = hook if isinstance(hook, SyncWeights) else None
+            return FoundSync(said, True, tuple(sources), hook.publish, ours)
     for registered in trainers.stock_update_weights(trainer):
         if not _may_reach(registered.feeds, trainer.collector):
             continue

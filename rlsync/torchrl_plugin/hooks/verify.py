@@ -123,6 +123,12 @@ class VerifySync(Logs):
         """What the last comparison of outputs could not compare, and why."""
         return tuple(dict.fromkeys(why for judged in self._compared for why in judged.uncompared))
 
+    @property
+    def powerless(self) -> tuple[str, ...]:
+        """Where the last comparison of outputs had no power."""
+        parts = dict.fromkeys(part for judged in self._compared for part in judged.powerless)
+        return tuple(f"{part} gives the same outputs with other weights" for part in parts)
+
     def register(self, trainer: Trainer, name: str = "verify_sync") -> None:
         self._require(trainer)
         self._verification = self.sync.verification()
@@ -175,7 +181,7 @@ class VerifySync(Logs):
         error = PublishError(
             "; ".join(dict.fromkeys(deviation.what for deviation in wrong)),
             "; ".join(deviation.where for deviation in wrong),
-            "find the code that writes to the worker's weights or keeps it from adopting; restart the worker",
+            "; ".join(dict.fromkeys(deviation.cure for deviation in wrong)),
         )
         if self.action == "raise":
             raise error

@@ -242,6 +242,30 @@ def test_a_number_in_the_module_differs(row: Row) -> None:
     assert verify(compared(Scaled(), Scaled())).lines == ()
 
 
+class TwoLayers(nn.Module):
+    """Two layers of one shape; which comes first is no weight."""
+
+    def __init__(self, *, turned: bool = False) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(OBSERVATIONS, OBSERVATIONS), nn.Linear(OBSERVATIONS, OBSERVATIONS)
+        self.head, self.turned = nn.Linear(OBSERVATIONS, ACTIONS), turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.two, self.one) if self.turned else (self.one, self.two):
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+def test_two_layers_come_in_another_order(row: Row) -> None:
+    acting, learning = actor_of(TwoLayers(turned=True)), actor_of(TwoLayers())
+    trainer = make_trainer(make_collector(acting), make_ppo_loss(learning))
+    policy, learner = trainer.collector.policy, trainer.loss_module.actor_network
+    sends(trainer, lambda: policy.load_state_dict(learner.state_dict())).train()
+    assert not torch.allclose(still(policy), still(learner))
+    row.is_named(verify(compared(TwoLayers(turned=True), TwoLayers())))
+    assert verify(compared(TwoLayers(), TwoLayers())).lines == ()
+
+
 def test_a_plain_tensor_of_statistics_differs(row: Row) -> None:
     trainer = make_trainer(make_collector(actor_of(Scaled(mean=1.0))), make_ppo_loss(actor_of(Scaled())))
     policy, learner = trainer.collector.policy, trainer.loss_module.actor_network
