@@ -24,6 +24,7 @@ import yaml
 from packaging.requirements import Requirement
 from sybil import Document
 from sybil.parsers.myst import PythonCodeBlockParser
+from torchrl.collectors import Collector
 
 import rlsync
 from rlsync.cli.main import VERBS
@@ -40,7 +41,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += [page for page in sorted(DOCS.rglob("*.md")) if not page.is_relative_to(BUILT)]
 
 FENCED = re.compile(r"^( *)```(\S*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-CHECKED = {"python", "sh", "console"}
+CHECKED = {"python", "sh", "console", "diff"}
 NOT_RUN = {"text", "yaml", "toml", "{toctree}", "{eval-rst}", "{config-keys}", "{include}"}
 
 
@@ -127,6 +128,40 @@ def test_a_snippet_of_the_readme_ends_in_three_lines_if_a_worker_is_killed_or_st
     assert in_three_lines(ended.value)
     assert "worker 1 (pid " in ended.value.what
     assert namespace["collector"].closed
+
+
+PORTS = [body for language, body in blocks(DOCS / "migration.md") if language == "diff"]
+#: What the ports of TorchRL's scripts pass to a collector of worker processes, each combination once.
+PORTED_ARGUMENTS = sorted({" ".join(re.findall(r"^\+ +(\w+=.*,)$", port, re.MULTILINE)) for port in PORTS})
+
+
+@pytest.mark.seconds
+@pytest.mark.processes
+@pytest.mark.usefixtures("fork_workers")
+@pytest.mark.parametrize(
+    "arguments", [given for given in PORTED_ARGUMENTS if '{"policy": BoardScheme' in given]
+)
+def test_what_a_port_of_a_script_of_torchrl_adds_makes_a_collector_whose_frames_name_versions(
+    arguments: str,
+) -> None:
+    namespace: dict[str, Any] = {}
+    exec(quickstart(), namespace)
+    exec(f"added = dict({arguments})", namespace)
+    collector = Collector(
+        create_env_fn=namespace["make_env"](),
+        policy=namespace["make_loss"]().actor_network,
+        frames_per_batch=100,
+        total_frames=300,
+        **{"backend": "process", "num_collectors": 2, "sync": False} | namespace["added"],
+    )
+    acted = []
+    for batch in collector:
+        acted.append(set(batch["policy_version"].flatten().tolist()))
+        collector.update_policy_weights_()
+    assert all(versions <= {1, 2, 3} for versions in acted)
+    if "sync=True" in arguments:
+        assert acted == [{1}, {2}, {3}]
+    collector.shutdown()
 
 
 def quickstart() -> str:

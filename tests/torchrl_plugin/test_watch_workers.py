@@ -433,6 +433,16 @@ def test_a_trainer_that_waits_for_the_first_frame_of_a_buffer_does_not_wait_for_
             trainer.train()
 
 
+def test_a_loop_that_only_publishes_is_told_of_a_dead_worker_that_filled_its_buffer() -> None:
+    with _free_running() as trainer:
+        collector, pids = trainer.collector, _pids(trainer.collector)
+        collector.start()
+        assert wait_until(lambda: trainer.replay_buffer.write_count > 0, SOON_S)
+        kill(pids[1])
+        with _ends_soon(pids), pytest.raises(WorkerLost, match=f"worker 1 .pid {pids[1]}, killed by SIGKILL"):
+            collector.update_policy_weights_()
+
+
 class _DeadlyStorage(LazyTensorStorage):
     """Kills the worker that writes to it for the third time, which holds the buffer's lock then."""
 

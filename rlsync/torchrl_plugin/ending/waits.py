@@ -159,6 +159,7 @@ def _talk_in(enter: Enter, pipe: Any) -> None:
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
     """Use ``wait`` wherever the learner waits for workers: for batches, answers, the lock of a shared replay
     buffer, and frames (``getattr_rb("write_count")``), each for ever in TorchRL 0.14 if a worker is stopped.
+    Updates of workers that fill a buffer look, too: a loop may do nothing else with its collector.
     ``came(worker)`` is called when its batch arrives.
     """
     inner = _present_method(collector.queue_out, "get")
@@ -169,16 +170,23 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
         came(data if isinstance(data, int) else data[1])
         return item
 
-    @in_place_of(collector, "getattr_rb")
-    def getattr_rb(self: collectors.MultiCollector, attr: str) -> Any:
-        if collectors.runs_free(self):
-            wait(lambda _: False, 0.0)
-        return type(self).getattr_rb(self, attr)
-
     collector.queue_out.get = get
+    _look_before(collector, "getattr_rb", wait)
+    _look_before(collector, "update_policy_weights_", wait)
     for pipe in collector.pipes:
         _poll_by(wait, pipe)
     collectors.wrap_write_lock(collector, lambda lock: _WatchedLock(lock, wait))
+
+
+def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) -> None:
+    """Let ``collector.method(...)`` look first at workers that fill a replay buffer by themselves."""
+    inner = _present_method(collector, method)
+
+    @in_place_of(collector, method)
+    def call(self: collectors.MultiCollector, *args: Any, **kwargs: Any) -> Any:
+        if collectors.runs_free(self):
+            wait(lambda _: False, 0.0)
+        return inner(*args, **kwargs)
 
 
 def around_server(
@@ -248,9 +256,9 @@ def _present_method(owner: Any, name: str) -> Callable[..., Any]:
         return wrapper
     ref = weakref.ref(owner)
 
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         there: Any = ref()
-        return getattr(type(there), name)(there, *args)
+        return getattr(type(there), name)(there, *args, **kwargs)
 
     return call
 

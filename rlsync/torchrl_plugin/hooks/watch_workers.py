@@ -22,9 +22,10 @@ class WatchWorkers(RegistersItself):
     If a worker is dead, a learner that waits for a batch, for frames in a replay buffer that the workers
     fill, for the lock of that buffer, or for the answer to a request raises WorkerLost at once. If a live one
     has not begun a rollout for ``silent_timeout_s`` seconds in which the learner waited, it raises
-    AdoptionTimeout. A learner whose workers fill a replay buffer counts as waiting all the time. The other
-    workers are ended first. The watch costs nothing while batches arrive. It cannot help when a worker is
-    killed while it writes to a pipe, or while it counts the frames of a shared buffer.
+    AdoptionTimeout. A learner whose workers fill a replay buffer counts as waiting all the time, and looks at
+    each ``update_policy_weights_()``, too. The other workers are ended first. The watch costs nothing while
+    batches arrive. It cannot help when a worker is killed while it writes to a pipe, or while it counts the
+    frames of a shared buffer.
 
     Args:
         silent_timeout_s: in seconds; longer than the longest rollout. ``None`` waits for ever for live
