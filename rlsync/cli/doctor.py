@@ -1,4 +1,4 @@
-"""``rlsync doctor``: checks this machine, and whether a trainer's weights reach its workers."""
+"""``rlsync doctor``: checks this machine, whether a trainer's weights reach its workers, and environments."""
 
 from __future__ import annotations
 
@@ -6,25 +6,36 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from rlsync.cli import users_trainer
+from rlsync.cli import trust, users_trainer
+from rlsync.cli.compose import command_line
+from rlsync.cli.eval import config_of
+from rlsync.cli.job import jobs_of
 from rlsync.cli.machine import Finding, Grade, machine, packages, worst
 from rlsync.cli.main import parser_of
 from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.plan import listed
+from rlsync.recipes.env_settings import EnvConfig
+from rlsync.recipes.settings import Config
+from rlsync.recipes.spaces import Moments, first_difference, played
 from rlsync.torchrl_plugin.examine.examine import Arrival, Examination, Outcome, examine
 
 _EXAMPLES = """examples:
   rlsync doctor                           can this machine run rlsync?
   rlsync doctor --trainer train.py:build  do my trainer's weights reach its workers?
+  rlsync doctor --env env.id=CartPole-v1  does its seed decide what the environment does?
   rlsync doctor --markdown                a table to paste into a bug report
   rlsync doctor --json                    the same as JSON
 
 --trainer runs the file in a process of its own, changes the learner's weights, publishes once through
 the trainer's own hook (rlsync's or TorchRL's), looks into every worker, and ends every process it started.
+--env takes overrides as rlsync train does, or the folder of a run, and plays the environment with one seed
+and the same actions in two processes, whose global random generators differ; then it compares bit by bit.
 
 exit status: 0 no check fails (there may be warnings), 1 a check fails, 2 a wrong command line
 """
@@ -34,13 +45,19 @@ _NAMES = 3
 _COLOURS: dict[Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(*, env: bool = False) -> argparse.ArgumentParser:
+    """With ``env`` it leaves overrides and options of ``rlsync train`` to others."""
     found = parser_of(
         "doctor", "Check this machine, and whether a trainer's weights reach its workers.", _EXAMPLES
     )
     trainer = found.add_mutually_exclusive_group()
     trainer.add_argument("--trainer", metavar=FORM, help=MEANING)
-    trainer.add_argument("target", nargs="?", metavar=FORM, help="the same without --trainer")
+    decided = (
+        "play an environment twice, and compare; overrides as for rlsync train say which, or a run's folder"
+    )
+    trainer.add_argument("--env", action="store_true", help=decided)
+    if not env:
+        trainer.add_argument("target", nargs="?", metavar=FORM, help="the same without --trainer")
     found.add_argument(
         "--timeout-s",
         type=float,
@@ -57,12 +74,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     """Run the checks, print the findings, and return 1 if a check fails."""
-    given = parser().parse_args(arguments)
-    named = given.target if given.trainer is None else given.trainer
-    target = None if named is None else users_trainer.target_of(named)
-    findings = [*packages(), *machine()]
-    if target is not None:
-        findings += trainer_findings(target, given.timeout_s)
+    if "--env" in arguments:
+        given, words = parser(env=True).parse_known_args(arguments)
+        configs = configs_of(words)
+        findings = [env_finding(config.env, config.seed, given.timeout_s) for config in configs]
+    else:
+        given = parser().parse_args(arguments)
+        named = given.target if given.trainer is None else given.trainer
+        target = None if named is None else users_trainer.target_of(named)
+        findings = [*packages(), *machine()]
+        if target is not None:
+            findings += trainer_findings(target, given.timeout_s)
     if given.json:
         print(as_json(findings))
     elif given.markdown:
@@ -96,6 +118,48 @@ def show(findings: list[Finding], console: Console) -> None:
             console.print(Text(f"      cure  {finding.cure}", style="italic"), soft_wrap=True)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in _COLOURS}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+
+def configs_of(words: list[str]) -> list[Config]:
+    """The config of a run, whose folder is named alone, or those that overrides describe."""
+    named = [word for word in words if word != trust.FLAG]
+    if len(named) == 1 and Path(named[0]).is_dir():
+        return [config_of(Path(named[0]), trust.FLAG in words)]
+    return [job.config for job in jobs_of(command_line.read(words))]
+
+
+def env_finding(env: EnvConfig, seed: int, timeout_s: float) -> Finding:
+    """Play an environment in two processes, and say whether its seed decides what it answers."""
+
+    def apart(elsewhere: int) -> Any:
+        return users_trainer.run_apart(_play, env, seed, elsewhere, timeout_s)
+
+    plays = apart(1), apart(2)
+    for play in plays:
+        if isinstance(play, users_trainer.Failed):
+            return Finding("fail", env.id, play.why, play.cure)
+    differs = first_difference(*plays)
+    if differs is None:
+        same = f"{len(plays[0]):,} answers in two processes are equal bit by bit"
+        return Finding("ok", env.id, f"the environment is decided by its seed: {same}")
+    cure = "draw from self.np_random, which reset(seed=...) seeds, "
+    if apart(1) == plays[0]:
+        cure += "and not from the global generators of numpy, random or torch"
+    else:
+        cure += (
+            "or from a generator of your own; let nothing depend on the clock, os.urandom, hash() or threads"
+        )
+    return Finding("fail", env.id, f"the environment is not decided by its seed: {differs}", cure)
+
+
+def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say) -> None:
+    stage = users_trainer.Stage(f"an answer of {env.id}", timeout_s)
+    say(stage)
+    moments: Moments = []
+    for moment in played(env, seed, elsewhere):
+        moments.append(moment)
+        say(stage)
+    say(moments)
 
 
 def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:

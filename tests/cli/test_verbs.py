@@ -14,7 +14,7 @@ ARGUMENTS = {
     "explain": {"target", "--config-dir", "--json", "--timeout-s", "--trust"},
     "check": {"--json"},  # and what train takes
     "plan": {"--json", "--plot"},  # and what train takes
-    "doctor": {"--trainer", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
+    "doctor": {"--trainer", "--env", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
     "status": {"run", "--watch", "--json", "--schema"},
     "eval": {
         *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),

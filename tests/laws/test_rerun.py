@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
-import gymnasium
-import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from torchrl.trainers import Trainer
@@ -40,6 +38,7 @@ from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.repeated import RepeatedUnrolls
 from rlsync.workers.replay.unrolls import UnrollReplay
 from rlsync.workers.worker import Roller
+from tests.tools.parts import undecided
 
 pytestmark = pytest.mark.processes
 
@@ -417,23 +416,7 @@ def test_what_is_wrong_in_a_run_is_found_by_its_rerun(tmp_path: Path, monkeypatc
     assert "rollouts; worker" in str(found)
 
 
-class Noisy(gymnasium.Wrapper):
-    """An environment that draws from elsewhere than from its seed."""
-
-    def step(self, action: Any) -> Any:
-        observation, *rest = super().step(action)
-        return observation + np.float32(os.urandom(1)[0] / 2550), *rest
-
-
-@pytest.fixture
-def noisy() -> Iterator[str]:
-    name = "Noisy-v0"
-    gymnasium.register(name, lambda **options: Noisy(gymnasium.make("CartPole-v1", **options)))
-    yield name
-    del gymnasium.registry[name]
-
-
-def test_an_environment_that_its_seed_does_not_decide_is_found(tmp_path: Path, noisy: str) -> None:
-    given = config(tmp_path / "run", env=noisy)
+def test_an_environment_that_its_seed_does_not_decide_is_found(tmp_path: Path) -> None:
+    given = config(tmp_path / "run", env=f"{undecided.MODULE}:Noisy-v0")
     trained(IMPALA, given)
     assert again(IMPALA, given).unequal > 2
