@@ -6,23 +6,20 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from rlsync.cli import trust, users_trainer
+from rlsync.cli import users_trainer
 from rlsync.cli.compose import command_line
-from rlsync.cli.eval import config_of
 from rlsync.cli.job import jobs_of
 from rlsync.cli.machine import Finding, Grade, machine, packages, worst
 from rlsync.cli.main import parser_of
 from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.plan import listed
-from rlsync.recipes.env_settings import EnvConfig
-from rlsync.recipes.settings import Config
-from rlsync.recipes.spaces import Moments, first_difference, played
+from rlsync.recipes.settings import Config, EnvConfig
+from rlsync.recipes.spaces import played
 from rlsync.torchrl_plugin.examine.examine import Arrival, Examination, Outcome, examine
 
 _EXAMPLES = """examples:
@@ -34,8 +31,7 @@ _EXAMPLES = """examples:
 
 --trainer runs the file in a process of its own, changes the learner's weights, publishes once through
 the trainer's own hook (rlsync's or TorchRL's), looks into every worker, and ends every process it started.
---env takes overrides as rlsync train does, or the folder of a run, and plays the environment with one seed
-and the same actions in two processes, whose global random generators differ; then it compares bit by bit.
+--env uses two processes, whose global random generators differ, one seed and the same actions.
 
 exit status: 0 no check fails (there may be warnings), 1 a check fails, 2 a wrong command line
 """
@@ -45,19 +41,15 @@ _NAMES = 3
 _COLOURS: dict[Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def parser(*, env: bool = False) -> argparse.ArgumentParser:
-    """With ``env`` it leaves overrides and options of ``rlsync train`` to others."""
+def parser() -> argparse.ArgumentParser:
     found = parser_of(
         "doctor", "Check this machine, and whether a trainer's weights reach its workers.", _EXAMPLES
     )
     trainer = found.add_mutually_exclusive_group()
     trainer.add_argument("--trainer", metavar=FORM, help=MEANING)
-    decided = (
-        "play an environment twice, and compare; overrides as for rlsync train say which, or a run's folder"
-    )
-    trainer.add_argument("--env", action="store_true", help=decided)
-    if not env:
-        trainer.add_argument("target", nargs="?", metavar=FORM, help="the same without --trainer")
+    trainer.add_argument("target", nargs="?", metavar=FORM, help="the same without --trainer")
+    env = "play an environment twice, and compare; what follows are overrides as for rlsync train"
+    trainer.add_argument("--env", nargs=argparse.REMAINDER, metavar="OVERRIDE", help=env)
     found.add_argument(
         "--timeout-s",
         type=float,
@@ -74,17 +66,13 @@ def parser(*, env: bool = False) -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     """Run the checks, print the findings, and return 1 if a check fails."""
-    if "--env" in arguments:
-        given, words = parser(env=True).parse_known_args(arguments)
-        configs = configs_of(words)
-        findings = [env_finding(config.env, config.seed, given.timeout_s) for config in configs]
-    else:
-        given = parser().parse_args(arguments)
-        named = given.target if given.trainer is None else given.trainer
-        target = None if named is None else users_trainer.target_of(named)
-        findings = [*packages(), *machine()]
-        if target is not None:
-            findings += trainer_findings(target, given.timeout_s)
+    given = parser().parse_args(arguments)
+    named = given.target if given.trainer is None else given.trainer
+    target = None if named is None else users_trainer.target_of(named)
+    jobs = [] if given.env is None else jobs_of(command_line.read(given.env))
+    findings = [env_finding(job.config, given.timeout_s) for job in jobs] or [*packages(), *machine()]
+    if target is not None:
+        findings += trainer_findings(target, given.timeout_s)
     if given.json:
         print(as_json(findings))
     elif given.markdown:
@@ -120,46 +108,25 @@ def show(findings: list[Finding], console: Console) -> None:
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
 
-def configs_of(words: list[str]) -> list[Config]:
-    """The config of a run, whose folder is named alone, or those that overrides describe."""
-    named = [word for word in words if word != trust.FLAG]
-    if len(named) == 1 and Path(named[0]).is_dir():
-        return [config_of(Path(named[0]), trust.FLAG in words)]
-    return [job.config for job in jobs_of(command_line.read(words))]
-
-
-def env_finding(env: EnvConfig, seed: int, timeout_s: float) -> Finding:
+def env_finding(config: Config, timeout_s: float) -> Finding:
     """Play an environment in two processes, and say whether its seed decides what it answers."""
-
-    def apart(elsewhere: int) -> Any:
-        return users_trainer.run_apart(_play, env, seed, elsewhere, timeout_s)
-
-    plays = apart(1), apart(2)
+    env, seed = config.env, config.seed
+    plays: list[Any] = [users_trainer.run_apart(_play, env, seed, each, timeout_s) for each in (1, 2)]
     for play in plays:
         if isinstance(play, users_trainer.Failed):
             return Finding("fail", env.id, play.why, play.cure)
-    differs = first_difference(*plays)
-    if differs is None:
-        same = f"{len(plays[0]):,} answers in two processes are equal bit by bit"
-        return Finding("ok", env.id, f"the environment is decided by its seed: {same}")
-    cure = "draw from self.np_random, which reset(seed=...) seeds, "
-    if apart(1) == plays[0]:
-        cure += "and not from the global generators of numpy, random or torch"
-    else:
-        cure += (
-            "or from a generator of your own; let nothing depend on the clock, os.urandom, hash() or threads"
-        )
-    return Finding("fail", env.id, f"the environment is not decided by its seed: {differs}", cure)
+    for (moment, one), (_, other) in zip(*plays, strict=False):
+        for key in (key for key in one if one[key] != other[key]):
+            what = f"the environment is not decided by its seed: the {key} of {moment} differs"
+            cure = "draw from self.np_random alone, which reset(seed=...) seeds; and let no clock decide"
+            return Finding("fail", env.id, what, cure)
+    same = f"{len(plays[0]):,} answers in two processes are equal bit by bit"
+    return Finding("ok", env.id, f"the environment is decided by its seed: {same}")
 
 
 def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say) -> None:
-    stage = users_trainer.Stage(f"an answer of {env.id}", timeout_s)
-    say(stage)
-    moments: Moments = []
-    for moment in played(env, seed, elsewhere):
-        moments.append(moment)
-        say(stage)
-    say(moments)
+    say(users_trainer.Stage(f"playing {env.id}", timeout_s))
+    say([*played(env, seed, elsewhere)])
 
 
 def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:

@@ -185,47 +185,25 @@ def naming_env(config: EnvConfig) -> Iterator[None]:
         raise type(lost)(lost.what, where, lost.cure + in_config) from error
 
 
-#: How long :func:`played` is: so many resets with a seed, and after each so many episodes for each
-#: environment, or so many steps.
-_RESETS, _EPISODES, _STEPS = 3, 3, 500
+_RESETS, _STEPS = 3, 400  # of a play: resets with a seed, and steps after each
 
 
 def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, dict[str, int]]]:
-    """Play a worker's environments with actions that the seed decides, and yield each moment, with a digest
-    of each thing that they answered. ``elsewhere`` seeds the global generators of this process, from which an
-    environment that is decided by its seed does not draw.
+    """Play a worker's environments with actions that the seed decides, and yield each moment with a digest of
+    each answer. ``elsewhere`` seeds this process's global generators, from which no environment should draw.
     """
     seed_all(elsewhere)
-    envs = make_venv(config.spec(), config.num_envs)
-    generator = torch.Generator().manual_seed(seed)
+    envs, generator = make_venv(config.spec(), config.num_envs), torch.Generator().manual_seed(seed)
     for each in range(seed, seed + _RESETS):
         yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
-        ended = 0
         for step in range(1, _STEPS + 1):
-            envs.send(_any_action(envs.actions, envs.num_envs, generator))
+            if isinstance(envs.actions, DiscreteActions):
+                action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator)
+            else:
+                action = torch.randn(envs.num_envs, envs.actions.size, generator=generator)
+            envs.send(action)
             answer = envs.recv()
             seen = {key: digest([value]) for key, value in answer._asdict().items() if torch.is_tensor(value)}
             seen["final observation"] = digest([last for _, last in answer.finals])
             yield f"step {step} after reset(seed={each})", seen
-            ended += int(answer.over.sum())
-            if ended >= _EPISODES * config.num_envs:
-                break
     envs.close()
-
-
-def _any_action(actions: ActionSpec, count: int, generator: torch.Generator) -> torch.Tensor:
-    if isinstance(actions, DiscreteActions):
-        return torch.randint(actions.n, (count,), generator=generator)
-    scale = torch.tensor(actions.high).nan_to_num(posinf=1.0)  # environments clip what is beyond
-    return torch.randn(count, actions.size, generator=generator) * scale
-
-
-Moments = list[tuple[str, dict[str, int]]]  #: what :func:`played` has yielded
-
-
-def first_difference(one: Moments, other: Moments) -> str | None:
-    """The first moment and key in which two plays of an environment differ, in words; None: they do not."""
-    for (moment, seen), (_, too) in zip(one, other, strict=False):
-        for key in (key for key in seen if seen[key] != too[key]):
-            return f"the {key} of {moment} differs"
-    return None

@@ -21,6 +21,7 @@ ARGUMENTS = {
         *("--device", "--video", "--no-video", "--json", "--trust"),
     },
     "rerun": {"run", "--until", "--from", "--into", "--json", "--trust"},
+    "frame": {"run", "NUMBER", "--worker", "--rollout", "--step", "--env", "--from", "--json", "--trust"},
     "compare": {"one", "other", "--json"},
     "export": {"run", "file", "--which", "--json", "--trust"},
     "timeline": {"run", "--from", "--to", "--out", "--trace"},
