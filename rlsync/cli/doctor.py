@@ -1,4 +1,4 @@
-"""``rlsync doctor``: checks this machine, and whether a trainer's weights reach its workers."""
+"""``rlsync doctor``: checks this machine, whether a trainer's weights reach its workers, and environments."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from rlsync.cli import users_trainer
+from rlsync.cli.compose import command_line
+from rlsync.cli.job import jobs_of
 from rlsync.cli.machine import Finding, Grade, machine, packages, worst
 from rlsync.cli.main import parser_of
 from rlsync.cli.users_trainer import FORM, MEANING, TIMEOUT_S, NamedTrainer, Say
 from rlsync.core.plan import listed
+from rlsync.recipes.settings import Config, EnvConfig
+from rlsync.recipes.spaces import played
 from rlsync.sync.verification import OUTPUTS_CURE
 from rlsync.torchrl_plugin.examine.examine import Arrival, Examination, Outcome, examine
 
 _EXAMPLES = """examples:
   rlsync doctor                           can this machine run rlsync?
   rlsync doctor --trainer train.py:build  do my trainer's weights reach its workers?
+  rlsync doctor --env env.id=CartPole-v1  does its seed decide what the environment does?
   rlsync doctor --markdown                a table to paste into a bug report
   rlsync doctor --json                    the same as JSON
 
 --trainer runs the file in a process of its own, changes the learner's weights, publishes once through
 the trainer's own hook (rlsync's or TorchRL's), looks into every worker, and ends every process it started.
+--env uses two processes, whose global random generators differ, one seed and the same actions.
 
 exit status: 0 no check fails (there may be warnings), 1 a check fails, 2 a wrong command line
 """
@@ -42,6 +49,8 @@ def parser() -> argparse.ArgumentParser:
     trainer = found.add_mutually_exclusive_group()
     trainer.add_argument("--trainer", metavar=FORM, help=MEANING)
     trainer.add_argument("target", nargs="?", metavar=FORM, help="the same without --trainer")
+    env = "play an environment twice, and compare; what follows are overrides as for rlsync train"
+    trainer.add_argument("--env", nargs=argparse.REMAINDER, metavar="OVERRIDE", help=env)
     found.add_argument(
         "--timeout-s",
         type=float,
@@ -61,7 +70,8 @@ def main(arguments: list[str]) -> int:
     given = parser().parse_args(arguments)
     named = given.target if given.trainer is None else given.trainer
     target = None if named is None else users_trainer.target_of(named)
-    findings = [*packages(), *machine()]
+    jobs = [] if given.env is None else jobs_of(command_line.read(given.env))
+    findings = [env_finding(job.config, given.timeout_s) for job in jobs] or [*packages(), *machine()]
     if target is not None:
         findings += trainer_findings(target, given.timeout_s)
     if given.json:
@@ -97,6 +107,27 @@ def show(findings: list[Finding], console: Console) -> None:
             console.print(Text(f"      cure  {finding.cure}", style="italic"), soft_wrap=True)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in _COLOURS}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+
+def env_finding(config: Config, timeout_s: float) -> Finding:
+    """Play an environment in two processes, and say whether its seed decides what it answers."""
+    env, seed = config.env, config.seed
+    plays: list[Any] = [users_trainer.run_apart(_play, env, seed, each, timeout_s) for each in (1, 2)]
+    for play in plays:
+        if isinstance(play, users_trainer.Failed):
+            return Finding("fail", env.id, play.why, play.cure)
+    for (moment, one), (_, other) in zip(*plays, strict=False):
+        for key in (key for key in one if one[key] != other[key]):
+            what = f"the environment is not decided by its seed: the {key} of {moment} differs"
+            cure = "draw from self.np_random alone, which reset(seed=...) seeds; and let no clock decide"
+            return Finding("fail", env.id, what, cure)
+    same = f"{len(plays[0]):,} answers in two processes are equal bit by bit"
+    return Finding("ok", env.id, f"the environment is decided by its seed: {same}")
+
+
+def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say) -> None:
+    say(users_trainer.Stage(f"playing {env.id}", timeout_s))
+    say([*played(env, seed, elsewhere)])
 
 
 def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:

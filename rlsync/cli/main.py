@@ -28,6 +28,7 @@ VERBS = {
     "status": "tell how a training's workers are, or how it ended: rlsync status RUN",
     "eval": "play episodes with the weights of a checkpoint: rlsync eval RUN",
     "rerun": "make a run again from its schedule, and compare: rlsync rerun RUN",
+    "frame": "tell which version acted in one frame, on what, and how: rlsync frame RUN NUMBER",
     "compare": "find the first version and leaf in which two runs differ: rlsync compare RUN RUN",
     "export": "write a policy for other programs: rlsync export RUN policy.onnx",
     "timeline": "draw who made which rollout with which version: rlsync timeline RUN",

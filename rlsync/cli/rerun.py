@@ -10,10 +10,11 @@ from itertools import count
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from torchrl.trainers import Trainer
 
 from rlsync.cli import trust
 from rlsync.cli.eval import config_of
-from rlsync.cli.job import examined
+from rlsync.cli.job import Job, examined
 from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
 from rlsync.cli.resume import load
 from rlsync.cli.train import prepare_process
@@ -53,40 +54,49 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument(trust.FLAG, action="store_true", help=trust.HELP)
     given = parser.parse_args(arguments)
-    chosen = _chosen(lives_to_repeat(given.run, lambda at: config_of(at, given.trust)), given)
-    prepare_process()
-    for name, now in machine().items():
-        for then in {life.facts.get(name) for life, _ in chosen} - {now}:
-            print(f"the last bits of numbers may differ: {name} was {then}, and is {now}", file=sys.stderr)
+    chosen = wanted(lives_to_repeat(given.run, lambda at: config_of(at, given.trust)), given)
     folder = _new_folder(given.run, given.into)
-    jobs = []
-    for life, recorded in chosen:
-        job, errors = examined(config_of_rerun(recorded, life, folder), trusted=given.trust)
-        refuse(errors)
-        assert job is not None, "there are no errors"
-        jobs.append((life, job))
+    jobs = jobs_again(chosen, folder, given.trust)
     folder.mkdir(parents=True)
     trust.claim(folder, given.trust)
     if not given.json:
         print(f"rerun {folder}", flush=True)
     found: Comparison | None = None
     with output_read(folder):
-        for life, job in jobs:
-            OmegaConf.save(OmegaConf.structured(job.config), folder / RESOLVED)
-            number_versions(life, folder)
-            trainer = job.recipe.build(job.config, job.spaces, life)
-            CollectorState.of(trainer)
-            if job.checkpoint is not None:
-                load(trainer, job.checkpoint, job.changes)
-            found = Rerun(trainer, life, folder, given.until).run().after(found)
+        for (life, _), job in zip(chosen, jobs, strict=True):
+            found = Rerun(trainer_again(life, job, folder), life, folder, given.until).run().after(found)
             if found.unequal:
                 break
     assert found is not None, "there is a life"
+    if found.unequal and found.equal < 3:  # as where an environment draws from elsewhere than its seed
+        print(f"look at the environment: rlsync doctor --env env.id={chosen[0][1].env.id}", file=sys.stderr)
     print(json.dumps({"run": str(given.run), "rerun": str(folder), **asdict(found)}) if given.json else found)
     return EXIT_FAILED if found.unequal or not found.equal else 0
 
 
-def _chosen(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> list[tuple[Life, Config]]:
+def jobs_again(chosen: list[tuple[Life, Config]], folder: Path, trusted: bool) -> list[Job]:
+    """The checked jobs of a rerun that writes to a folder; what differs on this machine is told."""
+    prepare_process()
+    for name, now in machine().items():
+        for then in {life.facts.get(name) for life, _ in chosen} - {now}:
+            print(f"the last bits of numbers may differ: {name} was {then}, and is {now}", file=sys.stderr)
+    found = [examined(config_of_rerun(recorded, life, folder), trusted=trusted) for life, recorded in chosen]
+    refuse(error for _, errors in found for error in errors)
+    return [job for job, _ in found if job is not None]
+
+
+def trainer_again(life: Life, job: Job, folder: Path) -> Trainer:
+    """The trainer of a rerun, its workers started; the folder is there."""
+    OmegaConf.save(OmegaConf.structured(job.config), folder / RESOLVED)
+    number_versions(life, folder)
+    trainer = job.recipe.build(job.config, job.spaces, life)
+    CollectorState.of(trainer)
+    if job.checkpoint is not None:
+        load(trainer, job.checkpoint, job.changes)
+    return trainer
+
+
+def wanted(lives: dict[int, tuple[Life, Config]], given: argparse.Namespace) -> list[tuple[Life, Config]]:
     """The lives to make again; ConfigError if the one that is asked for, or the version, is not there."""
     numbers = list(lives)
     if given.first is not None and given.first not in numbers:

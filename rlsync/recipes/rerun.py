@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync import RecordSchedule, SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Reserved
-from rlsync.core.schedule import Comparison, Life, compared, lives_in
+from rlsync.core.schedule import EVERYBODY, Comparison, Life, Rollout, compared, lives_in
 from rlsync.core.whole_file import digest_of
 from rlsync.recipes.checkpoints import checkpoint_at
+from rlsync.recipes.replay.row_segments import INDEX, Segment, read
+from rlsync.recipes.replay.settings import OffPolicyConfig
 from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, LIVES, RESOLVED, SCHEDULE, VERSIONS
 from rlsync.recipes.settings import Config, EvaluationConfig
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.board.planned import PlannedBoard
 from rlsync.workers.rollout_collector import RolloutCollector
@@ -161,18 +169,79 @@ def number_versions(life: Life, folder: Path) -> None:
     (folder / VERSIONS).write_text(json.dumps(asdict(reserved)))
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A step of one of the environments of a recorded rollout, both from 0."""
+
+    number: int  #: from 1, as the learner took frames; of a rollout, step after step of all environments
+    rollout: Rollout
+    taken: int  #: how many rollouts the learner took before this one
+    step: int
+    env: int
+    steps: int  #: of the rollout
+    envs: int  #: of the rollout, which all workers may have made together
+
+
+def frame_of(life: Life, config: Config, number: int | None, place: tuple[int, int, int, int]) -> Frame:
+    """The frame of a number, or else of worker, rollout, step and env; ConfigError if there is none."""
+    collector = config.collector
+    envs = config.env.num_envs * (collector.num_workers if collector.kind == "sync" else 1)
+    steps: int = asdict(config.recipe).get("unroll_length", math.ceil(collector.frames_per_batch / envs))
+    in_batch = max(1, collector.frames_per_batch // (steps * envs))
+    taken = [rollout for rollout in life.rollouts if not rollout.dropped]
+    del taken[len(taken) // in_batch * in_batch :]  # a killed run may have taken a part of a batch
+    workers = {rollout.worker for rollout in taken}
+    if number is None:
+        worker, which, step, env = place
+        if EVERYBODY in workers:
+            worker, env = EVERYBODY, worker * config.env.num_envs + env
+        made = {rollout.number: at for at, rollout in enumerate(taken) if rollout.worker == worker}
+        _require("--worker", worker, workers)
+        _require("--rollout", which, made)
+        _require("--step", step, range(steps))
+        _require("--env", env, range(envs))
+        number = (made[which] * steps + step) * envs + env + 1
+    _require("NUMBER", number, range(1, len(taken) * steps * envs + 1))
+    before, env = divmod(number - 1, envs)
+    at, step = divmod(before, steps)
+    return Frame(number, taken[at], at, step, env, steps, envs)
+
+
+def _require(name: str, asked: int, known: Collection[int]) -> None:
+    if asked not in known:
+        span = f"give {min(known)} to {max(known)}" if known else "no batch is complete"
+        cure = f"{span}; rollouts that were dropped have no frames; --from names another life"
+        raise ConfigError(f"the learner took no such frame: {name} cannot be {asked}", name, cure)
+
+
+def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
+    """What a run's first life keeps of a frame in its replay buffer, if that is one of single steps."""
+    number = (frame.taken * frame.envs + frame.env) * frame.steps + frame.step
+    checkpoint = checkpoint_at(run / LIVES / "1") or checkpoint_at(run)
+    if checkpoint is None or not isinstance(config.recipe, OffPolicyConfig) or config.resume is not None:
+        return {}
+    for index in checkpoint.rglob(INDEX):
+        for segment in (Segment(**each) for each in json.loads(index.read_text())["segments"]):
+            if segment.first <= number < segment.end:
+                return dict(read(index.parent, segment)[number - segment.first].items())
+    return {}
+
+
 class Rerun:
     """A recorded life of a run, made again by a trainer of that run's config, in a folder of its own.
 
     ``trainer`` is built with ``again=life`` from :func:`config_of_rerun`. The rerun ends where the record
-    ends, where a digest differs, or when the version ``until`` is published, with a checkpoint. Before it is
-    built, :func:`number_versions`.
+    ends, where a digest differs, or ``until`` a version is published or a batch with a frame is learned from;
+    then with a checkpoint. Before it is built, :func:`number_versions`.
     """
 
-    def __init__(self, trainer: Trainer, life: Life, folder: Path, until: int | None = None) -> None:
+    def __init__(self, trainer: Trainer, life: Life, folder: Path, until: int | Frame | None = None) -> None:
         self._trainer, self._life, self._folder, self._until = trainer, life, folder, until
+        self.seen: dict[str, Tensor] = {}  #: what the frame has, by name, once it is made
         collector = trainer.collector
         per_batch = collector.rollouts_per_batch if isinstance(collector, RolloutCollector) else 1
+        if isinstance(until, Frame):
+            trainer.register_op("batch_process", partial(self._see, until, per_batch, count()))
         self._batches = sum(not rollout.dropped for rollout in life.rollouts) // per_batch
         for part in registered_modules(trainer):
             if isinstance(part, RecordSchedule):
@@ -203,6 +272,18 @@ class Rerun:
         self._batches -= 1
         if not self._batches:
             self._trainer.request_stop("the record ends here")
+
+    def _see(self, frame: Frame, per_batch: int, batches: Iterator[int], batch: TensorDictBase) -> None:
+        before, place = divmod(frame.taken, per_batch)
+        if next(batches) != before:
+            return
+        at = frame.step, place * frame.envs + frame.env
+        if batch.ndim:  # of TorchRL's collectors; in batches of unrolls time comes first
+            batch, at = batch.reshape(frame.envs, frame.steps), (frame.env, frame.step)
+        told = (STAMP, "observation", "action")
+        names = (name for name in batch.sorted_keys if name in told or name.endswith("log_prob"))
+        self.seen = {name: batch[name][at].clone() for name in names}
+        self._trainer.request_stop("the frame is made")
 
     def _let_workers_go(self) -> None:
         """Workers may wait for versions that do not come."""

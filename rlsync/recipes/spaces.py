@@ -17,7 +17,10 @@ from torchrl.modules import AdditiveGaussianModule
 
 from rlsync.core.errors import AdoptionTimeout, ConfigError, WorkerLost, first_line
 from rlsync.recipes.env_settings import AtariConfig, EnvConfig, RenderedConfig
+from rlsync.tensors.digest import digest
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
+from rlsync.workers.envs.specs import make_venv
+from rlsync.workers.worker import seed_all
 
 Maker = Callable[[EnvConfig], EnvBase]  #: makes the environments of a worker
 
@@ -180,3 +183,27 @@ def naming_env(config: EnvConfig) -> Iterator[None]:
         in_config = "; in a config it is collector.start_timeout_s" * isinstance(lost, AdoptionTimeout)
         where = f"{lost.where}; env.id={config.id}"
         raise type(lost)(lost.what, where, lost.cure + in_config) from error
+
+
+_RESETS, _STEPS = 3, 400  # of a play: resets with a seed, and steps after each
+
+
+def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, dict[str, int]]]:
+    """Play a worker's environments with actions that the seed decides, and yield each moment with a digest of
+    each answer. ``elsewhere`` seeds this process's global generators, from which no environment should draw.
+    """
+    seed_all(elsewhere)
+    envs, generator = make_venv(config.spec(), config.num_envs), torch.Generator().manual_seed(seed)
+    for each in range(seed, seed + _RESETS):
+        yield f"reset(seed={each})", {"observation": digest([envs.reset(each)])}
+        for step in range(1, _STEPS + 1):
+            if isinstance(envs.actions, DiscreteActions):
+                action = torch.randint(envs.actions.n, (envs.num_envs,), generator=generator)
+            else:
+                action = torch.randn(envs.num_envs, envs.actions.size, generator=generator)
+            envs.send(action)
+            answer = envs.recv()
+            seen = {key: digest([value]) for key, value in answer._asdict().items() if torch.is_tensor(value)}
+            seen["final observation"] = digest([last for _, last in answer.finals])
+            yield f"step {step} after reset(seed={each})", seen
+    envs.close()

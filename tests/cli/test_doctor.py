@@ -47,6 +47,7 @@ from tests.tools.parts import (
     make_sac_loss,
     make_workers,
     stopped,
+    undecided,
     wait_until,
 )
 from tests.tools.parts.programs import run_program
@@ -498,6 +499,31 @@ def test_what_rlsync_refuses_while_building_is_told_in_three_lines(
     assert [line.split()[0] for line in lines[-2:]] == ["where", "cure"]
 
 
+@pytest.mark.usefixtures("forked_builds")
+@pytest.mark.parametrize(
+    ("env", "status", "found"),
+    [
+        ("CartPole-v1", 0, "the environment is decided by its seed: "),
+        (f"{undecided.MODULE}:Global-v0", 1, "not decided by its seed: the reward of step "),
+        (f"{undecided.MODULE}:Noisy-v0", 1, "the observation of step 1 after reset(seed=3) differs"),
+    ],
+    ids=["decided", "global", "noisy"],
+)
+def test_an_environment_is_played_twice_and_what_its_seed_does_not_decide_is_named(
+    env: str, status: int, found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, said = said_by(capsys, "--env", "recipe=impala", f"env.id={env}", "seed=3")
+    assert (ended, [*said]) == (status, [env])
+    assert found in said[env]["found"]
+
+
+def test_an_override_that_is_wrong_is_refused_before_an_environment_is_played(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", "--env", "env.ids=CartPole-v1"]) == 2
+    assert "did you mean 'env.id'" in capsys.readouterr().err
+
+
 def test_the_flags_are_these() -> None:
     flags = {
         action.option_strings[-1]: action.default
@@ -507,6 +533,7 @@ def test_the_flags_are_these() -> None:
     assert flags == {
         "--help": "==SUPPRESS==",
         "--trainer": None,
+        "--env": None,
         "--timeout-s": 60.0,
         "--json": False,
         "--markdown": False,

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from rlsync.cli.main import main
+from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import ScheduleWriter
+from rlsync.recipes.dqn import RECIPE as DQN
+from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.rerun import lives_to_repeat, schedule_facts
+from rlsync.recipes.replay.settings import PaceConfig
+from rlsync.recipes.rerun import frame_of, lives_to_repeat, schedule_facts
 from rlsync.recipes.run_files import RESOLVED, SCHEDULE
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, EnvConfig
-from rlsync.recipes.sync_settings import SyncConfig, WhenConfig
+from rlsync.recipes.sync_settings import RouteConfig, SyncConfig, WhenConfig
+
+MAP_OF_DQN = [
+    RouteConfig("policy.module[0]", "loss_module.value_network"),
+    RouteConfig("policy.module[1]", "greedy_module"),
+]
 
 
 def recorded(
@@ -116,6 +127,77 @@ def test_a_run_without_a_schedule_a_version_it_never_had_and_a_folder_in_use_are
     (run / SCHEDULE).unlink()
     assert main(["rerun", str(run), "--trust"]) == 2
     assert "no schedule" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("21", "the learner took no such frame: NUMBER cannot be 21"),
+        ("0", "NUMBER cannot be 0"),
+        ("--worker 2 --rollout 0 --step 0", "--worker cannot be 2"),
+        ("--worker 1 --rollout 1 --step 0", "--rollout cannot be 1"),
+        ("--worker 1 --rollout 0 --step 5", "--step cannot be 5"),
+        ("--worker 1 --rollout 0 --step 0 --env 2", "--env cannot be 2"),
+        ("--worker 1 --rollout 0", "no frame is named, or two are"),
+        ("3 --worker 1 --rollout 0 --step 0", "no frame is named, or two are"),
+        ("3 --from 2", "no life 2 that can be made again"),
+    ],
+)
+def test_a_frame_that_the_schedule_does_not_have_is_refused(tmp_path: Path, capsys, words, told) -> None:
+    run = recorded(tmp_path / "run", impala())
+    assert main(["frame", str(run), "--trust", *words.split()]) == 2
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert told in first
+    assert len(rest) == 2
+
+
+def test_a_batch_that_a_killed_run_has_not_completed_has_no_frames(tmp_path: Path) -> None:
+    given = impala()  # whose record has two rollouts of ten frames
+    (life, _), *_ = lives_to_repeat(recorded(tmp_path / "run", given), lambda _: given).values()
+    assert frame_of(life, given, 20, (None, None, None, 0)).rollout.worker == 1
+    given.collector.frames_per_batch = 30
+    with pytest.raises(ConfigError, match="NUMBER cannot be 1"):
+        frame_of(life, given, 1, (None, None, None, 0))
+
+
+def test_the_frame_of_a_run_without_a_schedule_is_refused(tmp_path: Path, capsys) -> None:
+    run = recorded(tmp_path / "run", impala())
+    (run / SCHEDULE).unlink()
+    assert main(["frame", str(run), "--trust", "3"]) == 2
+    assert "no schedule" in capsys.readouterr().err
+
+
+def test_a_frame_is_told_and_compared_with_the_row_that_the_run_keeps(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = Config(
+        run_dir=str(tmp_path / "run"),
+        collector=CollectorConfig("in_process", num_workers=1, frames_per_batch=16),
+        sync=SyncConfig(digest_every=1, map=MAP_OF_DQN),
+        recipe=DQNConfig(
+            total_frames=96, hidden=[8], batch_size=16, pace=PaceConfig(0.5, prefill=32), target_return=None,
+            compile="off",
+        ),
+    )  # fmt: skip
+    (tmp_path / "run").mkdir()
+    OmegaConf.save(OmegaConf.structured(given), tmp_path / "run" / RESOLVED)
+    DQN.build(given).train()
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert main(["frame", given.run_dir, "70", "--trust", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["frame"], told["rollout"], told["step"], told["prefill"]) == (70, 4, 5, False)
+    assert told["equal"] == dict.fromkeys(
+        ["stored action", "stored observation", "stored policy_version", "recorded version"], True
+    )
+    assert len(told["observation"]) == 4
+    assert all(len(each) == 16 for each in told["digests"].values())
+    assert {path.name for path in (tmp_path / "run").iterdir()} == files, "nothing was written"
+
+    monkeypatch.setattr("rlsync.cli.frame.kept_frame", lambda *_: {"action": torch.zeros(2)})
+    assert main(["frame", given.run_dir, "7", "--trust"]) == 1
+    said = capsys.readouterr().out
+    assert "'stored action': False" in said
+    assert re.search("^prefill +True$", said, re.MULTILINE)
 
 
 def test_two_runs_are_compared_and_the_first_difference_named(tmp_path: Path, capsys) -> None:

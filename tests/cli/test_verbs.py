@@ -14,13 +14,14 @@ ARGUMENTS = {
     "explain": {"target", "--config-dir", "--json", "--timeout-s", "--trust"},
     "check": {"--json"},  # and what train takes
     "plan": {"--json", "--plot"},  # and what train takes
-    "doctor": {"--trainer", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
+    "doctor": {"--trainer", "--env", "--timeout-s", "--markdown", "--json", "FILE.py:FUNCTION"},
     "status": {"run", "--watch", "--json", "--schema"},
     "eval": {
         *("run", "--best", "--checkpoint", "--episodes", "--seed", "--deterministic"),
         *("--device", "--video", "--no-video", "--json", "--trust"),
     },
     "rerun": {"run", "--until", "--from", "--into", "--json", "--trust"},
+    "frame": {"run", "NUMBER", "--worker", "--rollout", "--step", "--env", "--from", "--json", "--trust"},
     "compare": {"one", "other", "--json"},
     "export": {"run", "file", "--which", "--json", "--trust"},
     "timeline": {"run", "--from", "--to", "--out", "--trace"},

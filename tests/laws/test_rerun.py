@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -14,22 +14,31 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
-import gymnasium
-import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from torchrl.trainers import Trainer
 
 import rlsync.recipes.place
+from rlsync import RecordSchedule
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, WorkerLost
-from rlsync.core.schedule import Comparison, Life, compared, lives_in
+from rlsync.core.schedule import EVERYBODY, Comparison, Life, compared, lives_in
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.impala.recipe import RECIPE as IMPALA
 from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.replay.settings import PaceConfig
-from rlsync.recipes.rerun import Rerun, config_of_rerun, keep_life, lives_to_repeat, number_versions
+from rlsync.recipes.rerun import (
+    Frame,
+    Rerun,
+    config_of_rerun,
+    frame_of,
+    keep_life,
+    lives_to_repeat,
+    number_versions,
+)
 from rlsync.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
@@ -40,6 +49,7 @@ from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.repeated import RepeatedUnrolls
 from rlsync.workers.replay.unrolls import UnrollReplay
 from rlsync.workers.worker import Roller
+from tests.tools.parts import undecided
 
 pytestmark = pytest.mark.processes
 
@@ -94,9 +104,13 @@ def trained(
 
 
 def again(
-    recipe: Recipe, given: Config, until: int | None = None, begun: Callable[[Trainer], object] = bool
+    recipe: Recipe,
+    given: Config,
+    until: int | Frame | None = None,
+    begun: Callable[[Trainer], object] = bool,
+    ended: Callable[[Rerun], object] = bool,
 ) -> Comparison:
-    """Make the run of this config again, all its lives."""
+    """Make the run of this config again, all its lives. ``begun`` and ``ended`` are called in each."""
     run, found = Path(str(given.run_dir)), None
     folder = run / "again"
     folder.mkdir()
@@ -107,7 +121,9 @@ def again(
         if config.resume is not None:
             load(trainer, Path(config.resume) / CHECKPOINT, None)
         begun(trainer)
-        found = Rerun(trainer, life, folder, until).run().after(found)
+        rerun = Rerun(trainer, life, folder, until)
+        found = rerun.run().after(found)
+        ended(rerun)
     assert found is not None
     return found
 
@@ -231,6 +247,68 @@ def test_a_free_run_of_a_stock_collector_is_made_again(tmp_path: Path, recipe, g
     found = again(recipe, given(tmp_path / "run"))
     assert found.unequal == 0, found
     assert found.equal == len(life.digests)
+
+
+def in_one_process(folder: Path) -> Config:
+    given = small_ppo(folder)
+    given.collector = CollectorConfig("in_process", num_workers=1, frames_per_batch=64)
+    given.recipe.total_frames = 64 * 5
+    return given
+
+
+def in_step(folder: Path) -> Config:
+    given = small_dqn(folder)
+    given.collector, given.env.num_envs = CollectorConfig("sync", num_workers=2, frames_per_batch=16), 2
+    given.recipe.total_frames = 16 * 10
+    return given
+
+
+def laser(folder: Path) -> Config:
+    return config(folder, total_frames=12 * FRAMES_PER_BATCH, replay=LASER)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "place"),
+    [
+        (IMPALA, laser, (1, 7, 3, 1)),
+        (dqn.RECIPE, in_step, (1, 7, 3, 1)),
+        (ppo.RECIPE, in_one_process, (0, 3, 50, 0)),
+    ],
+    ids=["laser", "dqn", "ppo"],
+)
+def test_a_frame_is_made_again_as_the_learner_took_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe, given, place
+) -> None:
+    """In a rollout of a ring time comes first, in a batch of TorchRL's after workers and environments."""
+    made: dict[tuple[int, int], Any] = {}
+    taken, arrived = RecordSchedule._taken, RecordSchedule._arrived
+
+    def keep_rollout(hook: RecordSchedule, rollout: Any, dropped: bool) -> None:
+        views = {name: view.clone() for name, view in rollout.views.items()}
+        made[rollout.writer, rollout.number] = TensorDict(views)
+        taken(hook, rollout, dropped)
+
+    def keep_batch(hook: RecordSchedule, worker: int, frames: Any) -> None:
+        made[worker, len(made)] = frames.clone()
+        arrived(hook, worker, frames)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordSchedule, "_taken", keep_rollout)
+        patch.setattr(RecordSchedule, "_arrived", keep_batch)
+        life = trained(recipe, given(tmp_path / "run"))
+    worker, rollout, step, env = place
+    frame = frame_of(life, given(tmp_path), None, place)
+    assert frame_of(life, given(tmp_path), frame.number, place) == frame
+    seen: dict[str, Any] = {}
+    assert (
+        again(recipe, given(tmp_path / "run"), frame, ended=lambda rerun: seen.update(rerun.seen)).equal > 1
+    )
+    theirs = made[worker if recipe is IMPALA else EVERYBODY, rollout]
+    at = {laser: (step, env), in_step: (worker, env, step), in_one_process: (step,)}[given]
+    for name, value in seen.items():
+        assert torch.equal(value, theirs[name][at]), name
+    assert {"policy_version", "observation", "action"} <= {*seen}
+    assert any(name.endswith("log_prob") for name in seen) == (recipe is not dqn.RECIPE)
 
 
 def test_the_way_of_updates_is_recorded_and_told_where_runs_differ(tmp_path: Path) -> None:
@@ -417,23 +495,7 @@ def test_what_is_wrong_in_a_run_is_found_by_its_rerun(tmp_path: Path, monkeypatc
     assert "rollouts; worker" in str(found)
 
 
-class Noisy(gymnasium.Wrapper):
-    """An environment that draws from elsewhere than from its seed."""
-
-    def step(self, action: Any) -> Any:
-        observation, *rest = super().step(action)
-        return observation + np.float32(os.urandom(1)[0] / 2550), *rest
-
-
-@pytest.fixture
-def noisy() -> Iterator[str]:
-    name = "Noisy-v0"
-    gymnasium.register(name, lambda **options: Noisy(gymnasium.make("CartPole-v1", **options)))
-    yield name
-    del gymnasium.registry[name]
-
-
-def test_an_environment_that_its_seed_does_not_decide_is_found(tmp_path: Path, noisy: str) -> None:
-    given = config(tmp_path / "run", env=noisy)
+def test_an_environment_that_its_seed_does_not_decide_is_found(tmp_path: Path) -> None:
+    given = config(tmp_path / "run", env=f"{undecided.MODULE}:Noisy-v0")
     trained(IMPALA, given)
     assert again(IMPALA, given).unequal > 2
