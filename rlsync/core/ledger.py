@@ -55,7 +55,7 @@ class Reserved:
     up_to: int
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.run_id, str) and isinstance(self.up_to, int) and self.up_to >= 0):
+        if not (isinstance(self.run_id, str) and isinstance(self.up_to, int)):
             raise TypeError("run_id is text, and up_to a number")
 
 
