@@ -196,7 +196,7 @@ def kill_everything(status: int) -> None:
     """Kill all processes that this process started, and end it with this exit status."""
     children = multiprocessing.active_children()
     for child in children:
-        end_group(child.pid)
+        end_group(child)
     for child in children:
         child.join(timeout=1.0)
     os._exit(status)

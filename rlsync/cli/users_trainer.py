@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from torchrl.trainers import Trainer
 from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
 from rlsync.core.path import did_you_mean, nearest_name
+from rlsync.sync.families import end_group
 from rlsync.sync.processes import ending
 
 #: What is asked for, as help texts and errors name it.
@@ -241,10 +241,7 @@ def _hear(pipe: Connection, process: SpawnProcess, stage: Stage) -> object:
 
 def _end(process: SpawnProcess) -> None:
     """Kill all processes of its session, in every case."""
-    try:
-        os.killpg(process.pid or os.getpid(), signal.SIGKILL)
-    except ProcessLookupError:  # all have ended, or it has no session yet
-        process.kill()
+    end_group(process)
     process.join()
 
 

@@ -52,7 +52,7 @@ class Evaluator(TrainerHookBase):
     def __call__(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
         if not self._failed and self._process.exitcode is not None:
             self._failed = True
-            end_group(self._process.pid)
+            end_group(self._process)
             _log.error("the evaluator %s; training goes on without it", ending(self._process.exitcode))
         evaluations = self.evaluations()
         new, self._logged = evaluations[self._logged :], len(evaluations)
@@ -78,7 +78,7 @@ class Evaluator(TrainerHookBase):
         if self._process.is_alive():
             self._process.terminate()
             self._process.join(_LEAVE_WITHIN_S)
-            end_group(self._process.pid)
+            end_group(self._process)
             self._process.join()
 
 

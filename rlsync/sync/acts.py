@@ -237,14 +237,17 @@ class _Probe:
 
     def _moves(self, leaves: set[int]) -> bool:
         """Whether the outputs are others with other values of these leaves alone."""
-        # Larger ones: a policy may report the largest of its weights, or round its outputs.
-        count = len(self._specs)
-        others = {i: 8 * _values(self._specs[i], count + i, positive=False) for i in leaves}
-        image = zip(self._owners, self._image, strict=True)
-        self._adopt([others.get(owner, now) for owner, now in image])
-        moved = self._digest() != self._outputs
-        self._adopt(self._image)
-        return moved
+        # Larger ones, and larger still: a policy may report the largest of its weights, round, or choose.
+        for times in (1, 2, 3):
+            seed = times * len(self._specs)
+            others = {i: 8**times * _values(self._specs[i], seed + i, positive=False) for i in leaves}
+            image = zip(self._owners, self._image, strict=True)
+            self._adopt([others.get(owner, now) for owner, now in image])
+            moved = self._digest() != self._outputs
+            self._adopt(self._image)
+            if moved:
+                return True
+        return False
 
     def not_in_gradient(self, leaves: Sequence[int]) -> list[int]:
         """The leaves for which the gradients of one call do not vouch; all, if there are only a few."""

@@ -115,12 +115,17 @@ def end_at_once() -> None:
     os._exit(1)
 
 
-def end_group(worker: int | None) -> None:
-    """Kill a worker, by its process id, and what it has started; also what is left when it has ended."""
-    assert worker is not None, "it was started"
+def end_group(worker: BaseProcess) -> None:
+    """Kill a worker and what it has started; also what is left when it has ended, but no process that got its
+    number since: the kernel gives none again that a group has.
+    """
+    pid = worker.pid
+    assert pid is not None, "it was started"
+    if worker.exitcode not in (None, UNKNOWN) and process_stat(pid) is not None:
+        return  # another process has the number, so nothing is left of the group
     with suppress(OSError):
-        if os.getpgid(worker) != worker:  # it leads no group: it has only just begun
-            os.kill(worker, signal.SIGKILL)
+        if os.getpgid(pid) != pid:  # it leads no group: it has only just begun
+            os.kill(pid, signal.SIGKILL)
             return
     with suppress(OSError):
-        os.killpg(worker, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)

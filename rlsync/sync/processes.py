@@ -210,7 +210,7 @@ def _end_workers(left: list[WorkerProcesses]) -> None:
     finally:  # also after Ctrl-C
         for process in processes:
             with suppress(ValueError):  # closed: it has ended
-                end_group(process.pid)
+                end_group(process)
 
 
 def _processes_of(collector: WorkerProcesses) -> list[BaseProcess]:

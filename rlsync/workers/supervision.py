@@ -161,7 +161,7 @@ class Supervisor:
             raise self.silent()
         for worker in silent:
             self._silenced.add(worker)
-            end_group(self.procs[worker].pid)
+            end_group(self.procs[worker])
         return silent
 
     def _start_again(self, worker: int) -> None:
@@ -174,7 +174,7 @@ class Supervisor:
         _log.warning("worker %d was started again (pid %s)", worker, self.procs[worker].pid)
 
     def _note_end(self, worker: int) -> None:
-        end_group(self.procs[worker].pid)
+        end_group(self.procs[worker])
         pause_s = self._pauses.note_end(worker)
         if pause_s is None:
             end = self._how_it_ended(worker, self._pauses.how_often(worker))
@@ -220,7 +220,7 @@ class Supervisor:
         for process in self.procs:
             process.join(max(0.0, deadline - time.monotonic()))
         _end_each([p for p in self.procs if p.exitcode is None], BaseProcess.terminate, _AFTER_SIGTERM_S)
-        _end_each(self.procs, lambda process: end_group(process.pid), _AFTER_SIGKILL_S)
+        _end_each(self.procs, end_group, _AFTER_SIGKILL_S)
         for process in self.procs:
             process.close()
         self.procs = []

@@ -64,6 +64,7 @@ def receipts_of(run: Path) -> list[dict]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_is_drawn_with_what_it_wrote_down(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plot", str(runs / "impala")]) == 0
     assert f"drawn     {runs / 'impala' / 'plot.png'}" in capsys.readouterr().out
@@ -84,6 +85,7 @@ def test_a_run_is_drawn_with_what_it_wrote_down(runs: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_evaluations_stand_at_the_frames_at_which_their_version_was_published(runs: Path) -> None:
     found = RunFolder(runs / "impala").evaluations()
     frames_of = {r["version"]: r["frames"] for r in receipts_of(runs / "impala")}
@@ -92,6 +94,7 @@ def test_evaluations_stand_at_the_frames_at_which_their_version_was_published(ru
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_tensorboard_run_is_read_too_and_what_it_has_not_is_a_note(runs: Path, tmp_path: Path) -> None:
     run = shutil.copytree(runs / "ppo", tmp_path / "run")
     (run / "staleness_versions.csv").unlink()
@@ -103,6 +106,7 @@ def test_a_tensorboard_run_is_read_too_and_what_it_has_not_is_a_note(runs: Path,
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_without_tensorboard_its_metrics_are_left_out_with_the_cure(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +119,7 @@ def test_without_tensorboard_its_metrics_are_left_out_with_the_cure(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_runs_are_compared_in_one_figure_in_which_nothing_overlaps(runs: Path) -> None:
     folders = {name: RunFolder(runs / name) for name in ("impala", "ppo")}
     figure, notes = panels.draw(folders)
@@ -135,6 +140,7 @@ def test_runs_are_compared_in_one_figure_in_which_nothing_overlaps(runs: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_is_still_writing_is_drawn_without_its_last_half_line(runs: Path, tmp_path: Path) -> None:
     run = shutil.copytree(runs / "impala", tmp_path / "run")
     whole = len(receipts_of(run))
@@ -144,6 +150,7 @@ def test_a_run_that_is_still_writing_is_drawn_without_its_last_half_line(runs: P
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_frames_that_a_resumed_run_did_again_are_drawn_once(runs: Path, tmp_path: Path) -> None:
     run = shutil.copytree(runs / "impala", tmp_path / "run")
     curve = run / "metrics" / "scalars" / "return.csv"

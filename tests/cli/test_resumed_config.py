@@ -234,6 +234,7 @@ def test_each_job_of_a_sweep_resumes_with_its_own_changes(
 
 
 @pytest.mark.seconds
+@pytest.mark.thorough
 def test_a_job_that_a_sweeper_chose_as_it_went_is_composed_and_checked_when_it_runs(runs: Path) -> None:
     resume = (f"resume={runs / 'ppo'}", "recipe.total_frames=1024")
     line = command_line.read(["-m", "hydra/sweeper=mine", *resume, "recipe.lr=interval(0.001,0.002)"])
@@ -246,6 +247,7 @@ def test_a_job_that_a_sweeper_chose_as_it_went_is_composed_and_checked_when_it_r
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_checkpoint_that_was_taken_elsewhere_is_resumed_with_the_config_of_the_command_line(
     runs: Path, tmp_path: Path
 ) -> None:

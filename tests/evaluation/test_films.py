@@ -209,7 +209,7 @@ def end_with(trainer: Trainer, file: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("recipe", ["dqn", "sac", "td3", "ppo", "impala"])
-@pytest.mark.one_case
+@pytest.mark.thorough
 def test_a_run_films_what_it_evaluates(recipe: str, tmp_path: Path) -> None:
     trainer = built(config_of(recipe, tmp_path))
     end_with(trainer, tmp_path / BEST_VIDEO)

@@ -141,6 +141,7 @@ PORTED_ARGUMENTS = sorted({" ".join(re.findall(r"^\+ +(\w+=.*,)$", port, re.MULT
 @pytest.mark.parametrize(
     "arguments", [given for given in PORTED_ARGUMENTS if '{"policy": BoardScheme' in given]
 )
+@pytest.mark.one_case
 def test_what_a_port_of_a_script_of_torchrl_adds_makes_a_collector_whose_frames_name_versions(
     arguments: str,
 ) -> None:
@@ -233,7 +234,7 @@ class Parsed(Exception):
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("page", "words"),
-    first_of_each(OF_RLSYNC, lambda case: (case[0], case[1][0])),
+    first_of_each(OF_RLSYNC, lambda case: case[1][0]),
     ids=[f"{p}: {' '.join(w)}" for p, w in OF_RLSYNC],
 )
 def test_every_rlsync_command_of_the_documentation_is_understood(

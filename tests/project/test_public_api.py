@@ -114,6 +114,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error():
 
 
 @pytest.mark.processes
+@pytest.mark.thorough
 def test_no_public_name_loads_rich_or_hydra_or_matplotlib_and_rlsync_alone_does_not_load_ray():
     heavy = run(
         "import rlsync\nimport sys\n"

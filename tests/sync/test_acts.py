@@ -60,6 +60,17 @@ class Choice(nn.Module):
         return self.net(x).argmax(-1)
 
 
+class Coarse(nn.Module):
+    """Rounds what it returns: with somewhat larger weights it returns the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.net(x) / 100).round()
+
+
 class Restless(nn.Module):
     """Dropout, batch statistics, counters, random numbers of every kind."""
 
@@ -106,6 +117,7 @@ def of(module: nn.Module, *, alias: bool = True) -> Acting:
     [
         mlp,
         Choice,
+        Coarse,
         Deep,
         Restless,
         lambda: nn.Sequential(nn.Linear(4, 1), nn.ReLU(), nn.Linear(1, 2)),  # its one unit may be dead

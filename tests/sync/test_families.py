@@ -8,10 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from rlsync.sync.families import end_group
 from tests.tools.parts.processes import is_alive, wait_until
 from tests.tools.parts.programs import ENDS_WITHIN_S
 
@@ -52,7 +56,7 @@ if __name__ == "__main__":
         after = start_process("forkserver", idle, (), "after")
         print(before.exitcode, after.exitcode, before.pid != after.pid)
         for process in (before, after):
-            end_group(process.pid)
+            end_group(process)
             process.join(60)
             print(process.exitcode, process.is_alive())
             process.close()
@@ -62,9 +66,9 @@ if __name__ == "__main__":
         print(child, flush=True)
         if what == "waits":
             assert os.getpgid(process.pid) == os.getpgid(child) == process.pid != os.getpgrp()
-            process.kill() if sys.argv[2] == "killed" else end_group(process.pid)
+            process.kill() if sys.argv[2] == "killed" else end_group(process)
             process.join()
-            end_group(process.pid)
+            end_group(process)
         process.join()
         print(process.exitcode, flush=True)
         sys.stdin.read()
@@ -168,3 +172,14 @@ def test_a_fork_server_that_is_killed_while_it_starts_a_worker_is_replaced_or_to
     command, there = [sys.executable, str(file), str(times)], os.environ | {"PYTHONPATH": str(ROOT)}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_WITHIN_S, env=there)
     assert ran.stdout.splitlines() == told, ran.stderr
+
+
+def test_a_process_that_got_the_number_of_a_worker_that_has_ended_is_left_alone() -> None:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as other:
+        try:
+            end_group(cast("BaseProcess", SimpleNamespace(pid=other.pid, exitcode=0)))
+            assert is_alive(other.pid)
+            end_group(cast("BaseProcess", SimpleNamespace(pid=other.pid, exitcode=None)))
+            assert other.wait(20) == -signal.SIGKILL
+        finally:
+            other.kill()

@@ -145,6 +145,7 @@ def trained(settings: Config, said: str) -> tuple[Trainer, Witness]:
     return trainer, witness
 
 
+@pytest.mark.thorough
 def test_dqn_fills_its_buffer_from_a_node_and_each_frame_was_made_by_the_version_it_names() -> None:
     recipe = DQNConfig(
         total_frames=16 * FRAMES,

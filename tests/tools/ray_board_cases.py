@@ -82,6 +82,7 @@ def test_several_destinations_of_actors_are_one_version() -> None:
         assert len(seen) >= FEW_VERSIONS
 
 
+@pytest.mark.thorough
 def test_actors_that_wait_for_the_learner_act_with_what_it_published_last() -> None:
     schemes = {"policy": RayBoardScheme()}
     options = {"sync": True, "actors": 2, "total_frames": 120, "weight_sync_schemes": schemes}

@@ -195,6 +195,7 @@ def test_a_vector_of_environments_adopts_at_every_call() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_policy_that_the_collector_compiles_adopts_at_every_call() -> None:
     policy = PlainCanary()
 

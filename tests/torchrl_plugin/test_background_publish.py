@@ -236,6 +236,7 @@ def test_a_weight_that_no_optimizer_holds_is_copied_at_once() -> None:
 
 
 @pytest.mark.usefixtures("fork_workers")
+@pytest.mark.thorough
 def test_what_workers_act_with_can_be_verified_while_publishes_go_on_in_the_background() -> None:
     policy = CountedPolicy()
     with on_a_board(policy, MultiAsyncCollector) as collector:

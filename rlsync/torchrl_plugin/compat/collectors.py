@@ -295,7 +295,7 @@ def _lead_and_then(users: Callable[[], None] | None) -> None:
 
 def end_groups(collector: MultiCollector) -> None:
     """Let what workers start end with them, when a shutdown closes the queue. Until TorchRL does so."""
-    pids, queue, ours = [process.pid for process in collector.procs], collector.queue_out, os.getpid()
+    workers, queue, ours = list(collector.procs), collector.queue_out, os.getpid()
     close_it = queue.close
 
     def close() -> None:
@@ -303,8 +303,8 @@ def end_groups(collector: MultiCollector) -> None:
         try:
             close_it()
         finally:
-            while pids and os.getpid() == ours:
-                end_group(pids.pop())
+            while workers and os.getpid() == ours:
+                end_group(workers.pop())
 
     queue.close = close
 
