@@ -193,11 +193,7 @@ def _outputs(found: Examination) -> Iterator[Finding]:
     """Whether what arrived also acts; said once if it is said of several workers."""
     said = [Finding("fail", "outputs", why, OUTPUTS_CURE) for judged in found.outputs for why in judged.wrong]
     for judged in found.outputs:
-        open_ = [
-            *judged.uncompared,
-            *(f"{part} gives the same with other weights" for part in judged.powerless),
-        ]
-        said += [Finding("ok", "outputs", f"not compared: {why}") for why in open_]
+        said += [Finding("ok", "outputs", f"not compared: {why}") for why in judged.untold]
         if judged.held and not judged.wrong:
             said.append(Finding("ok", "outputs", "the policies compute what the learner's module computes"))
     yield from dict.fromkeys(said)

@@ -183,11 +183,10 @@ class Interrupts:
         if self.signal is not None:
             kill_everything(status_after(number))
         self.signal = number
-        again = f"{number.name} again"
-        if number in (signal.SIGINT, signal.SIGHUP):  # of which the second is ignored
-            again = "Ctrl-C again"
+        # A second SIGHUP is ignored.
+        again = "Ctrl-C" if number in (signal.SIGINT, signal.SIGHUP) else number.name
         drop_unread()  # the terminal may be closed
-        os.write(2, f"\nstopping after this iteration; {again} to kill\n".encode())
+        os.write(2, f"\nstopping after this iteration; {again} again to kill\n".encode())
         if self._stop is not None:
             self._stop("interrupted")
 

@@ -271,3 +271,8 @@ class Judgement:
     held: int = 0  #: parts that computed the same, and something else with other weights
     powerless: tuple[str, ...] = ()  #: destinations for which other weights give the same
     uncompared: tuple[str, ...] = ()  #: what was not compared, and why
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """Of what nothing can be said, and why."""
+        return (*self.uncompared, *(f"{part} gives the same with other weights" for part in self.powerless))

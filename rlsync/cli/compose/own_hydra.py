@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,6 @@ class _Nodes(dict[str, Any]):
 
 #: What Hydra knows.
 _nodes = _Nodes()
-#: From one command line to the next: the settings of recipes, and what they made in the ConfigStore.
-_recipes: dict[str, type] = {}
-_stored: dict[str, Any] = {}
 
 
 def register(own: Path | None = None) -> dict[str, ConfigError]:
@@ -82,21 +79,24 @@ def register(own: Path | None = None) -> dict[str, ConfigError]:
             found[name] = registry.recipe_named(name, at=at).settings
         except ConfigError as error:
             failed[file] = error
-    _nodes.clear()
-    if found != _recipes:
-        # The base class of the recipes, so that any of them may take its place.
-        whole = settings.Config(recipe=settings.RecipeConfig())
-        store(SCHEMA, "config", whole, package="_global_")
-        for name, node in PARTS.items():
-            store(SCHEMA, name, node)
-        for name, of_recipe in found.items():
-            store(f"{SCHEMA}/recipe", name, of_recipe)
-        _stored.clear()
-        _stored.update(_copied(_nodes))
-        _recipes.clear()
-        _recipes.update(found)
-    _nodes.update(_copied(_stored))  # and nothing that a resumed run brought in
+    stored = _stored(tuple(found.items()))
+    _nodes.clear()  # also of what a resumed run brought in
+    _nodes.update(_copied(stored))
     return failed
+
+
+@lru_cache(maxsize=1)
+def _stored(recipes: tuple[tuple[str, type], ...]) -> dict[str, Any]:
+    """What the settings of runs and of these recipes are in the ConfigStore."""
+    _nodes.clear()
+    # The base class of the recipes, so that any of them may take its place.
+    whole = settings.Config(recipe=settings.RecipeConfig())
+    store(SCHEMA, "config", whole, package="_global_")
+    for name, node in PARTS.items():
+        store(SCHEMA, name, node)
+    for name, of_recipe in recipes:
+        store(f"{SCHEMA}/recipe", name, of_recipe)
+    return _copied(_nodes)
 
 
 def _copied(nodes: dict[str, Any]) -> dict[str, Any]:

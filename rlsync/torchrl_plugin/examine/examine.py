@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -162,14 +161,17 @@ def _follows(trainer: Trainer, source: FoundSource, timeout_s: float) -> bool:
     for module in modules:
         held += [*module.parameters(), *module.buffers()]
     kept, before = [tensor.detach().clone() for tensor in held], source.read()
-    after_a_step = partial(trainers.call_after_a_step, trainer)
+
+    def follow() -> None:
+        for _ in range(_STEPS):
+            trainers.call_after_a_step(trainer)
+            if _changed(before, source.read()):
+                return
+
     try:
         with marked(training.parameters()):
-            for _ in range(_STEPS):
-                _within(timeout_s, "what follows an optimizer's step", after_a_step)
-                if _changed(before, source.read()):
-                    return True
-        return False
+            _within(timeout_s, "what follows an optimizer's step", follow)
+            return bool(_changed(before, source.read()))
     finally:
         for tensor, old in zip(held, kept, strict=True):
             tensor.data.copy_(old)

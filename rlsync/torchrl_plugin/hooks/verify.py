@@ -124,10 +124,9 @@ class VerifySync(Logs):
         return tuple(dict.fromkeys(why for judged in self._compared for why in judged.uncompared))
 
     @property
-    def powerless(self) -> tuple[str, ...]:
-        """Where the last comparison of outputs had no power."""
-        parts = dict.fromkeys(part for judged in self._compared for part in judged.powerless)
-        return tuple(f"{part} gives the same outputs with other weights" for part in parts)
+    def untold(self) -> tuple[str, ...]:
+        """What the last comparison of outputs could not compare, or compared without power, and why."""
+        return tuple(dict.fromkeys(why for judged in self._compared for why in judged.untold))
 
     def register(self, trainer: Trainer, name: str = "verify_sync") -> None:
         self._require(trainer)
