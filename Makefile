@@ -22,7 +22,8 @@
 #   TORCH_INDEX=URL        a package index to take torch from, for example the CPU-only one of pytorch.org
 #   CONSTRAINTS=FILE       the versions to install
 #   ARGS='...'             overrides for `make train`, options for `make test`, `make test-quick`, `make compat`
-#   JOBS=4                 how many processes run tests side by side; 0 runs them in one, for a debugger
+#   JOBS=4                 how many processes run tests side by side; 0 runs them in one, for a debugger. `make test-quick`
+#                          takes one for each core
 #   BUDGET_S=300           seconds after which `make test-touched` begins no test, and names those that are left
 
 PYTHON ?= python3
@@ -66,6 +67,8 @@ test-touched: $(VENV)/.stamp-dev
 	if [ -n "$$folders" ]; then $(BIN)/python -m pytest -n $(JOBS) --dist load \
 	-m thorough --budget-s $(BUDGET_S) $(ARGS) $$folders || [ $$? = 5 ]; fi
 
+# These wait for nothing: a process for each core is enough, and each one more would load torch and all tests again.
+test-quick: JOBS = $(shell nproc 2>/dev/null || echo 2)
 test-quick: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m 'not processes and not slow and not seconds and not thorough' $(ARGS)
 

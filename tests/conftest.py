@@ -33,6 +33,9 @@ LEAVE_TIMEOUT_S = 5.0
 # run on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup does the same to the signal of a closed terminal, which a run then leaves ignored, as it should.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 #: Tests that use one of these start processes.
 PROCESS_FIXTURES = {

@@ -308,6 +308,7 @@ def test_keys_of_updates_are_refused_where_they_cannot_be_served(monkeypatch: py
         return [str(error.where) for error in update_errors(Config(recipe=recipe))]
 
     asked = {"compile": "on", "update_dtype": "bfloat16"}
+    monkeypatch.setattr(checks, "bfloat16_instructions", lambda: ["avx512_bf16"])
     assert told(ImpalaConfig(**asked)) == ["recipe.compile", "recipe.update_dtype"]
     monkeypatch.setattr(checks, "has_compiler", lambda: False)
     monkeypatch.setattr(checks, "bfloat16_instructions", list)
