@@ -81,7 +81,7 @@ class Training:
         return None
 
 
-def frozen(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]:
+def unheld(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]:
     """The names of those sent parameters that no optimizer holds; none if no optimizer is known."""
     return tuple(name for name, tensor in sent if tensor not in held) if held else ()
 

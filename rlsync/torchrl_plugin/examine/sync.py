@@ -14,7 +14,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import NothingLearns, SourceNotFound
 from rlsync.core.path import parse, walk
-from rlsync.sync.trained import frozen, unsent
+from rlsync.sync.trained import unheld, unsent
 from rlsync.tensors.compare import excluded
 from rlsync.tensors.device import Covered
 from rlsync.tensors.leaves import Leaf, Leaves
@@ -151,7 +151,7 @@ class Coverage:
     """What is sent and not trained, and what is trained and not sent."""
 
     untrained: tuple[str, ...]  #: sources with parameters, none of which an optimizer holds
-    frozen: tuple[str, ...]  #: single parameters, of the other sources, that no optimizer holds
+    unheld: tuple[str, ...]  #: single parameters, of the other sources, that no optimizer holds
     stuck: tuple[NothingLearns, ...]  #: why sources cannot learn although an optimizer holds them
     unsent: tuple[str, ...]  #: parameters of the sources' networks that an optimizer holds and nobody sends
 
@@ -160,7 +160,7 @@ def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     """Compare what the hook sends with what the optimizers of the trainer hold."""
     training = training_of(trainer)
     held = Covered(training.parameters())
-    found = {source: frozen(source.parameters(), held) for source in sync.sources}
+    found = {source: unheld(source.parameters(), held) for source in sync.sources}
     untrained = [
         source for source, names in found.items() if names and len(names) == len(source.parameters())
     ]
@@ -173,7 +173,7 @@ def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     )
     return Coverage(
         untrained=tuple(source.description for source in untrained),
-        frozen=tuple(name for source, names in found.items() if source not in untrained for name in names),
+        unheld=tuple(name for source, names in found.items() if source not in untrained for name in names),
         stuck=tuple(filter(None, stuck)),
         unsent=unsent(networks, sent, held),
     )
