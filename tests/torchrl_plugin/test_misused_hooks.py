@@ -294,14 +294,29 @@ DUE = [
 
 
 @pytest.mark.parametrize("when", [*NEVER, *DUE, Every(4) | Every(1, "optim_steps")], ids=str)
-def test_a_trigger_that_is_never_due_is_told_of_before_the_first_frame(when: Trigger) -> None:
+def test_a_trigger_that_is_never_due_is_told_of_at_registration(when: Trigger) -> None:
     trainer = silent_trainer(make_collector(make_policy()))
-    SyncWeights(MAP, when).register(trainer)
-    (warning,) = about_us(trainer.train) or [None]
-    assert (warning is not None) == (when in NEVER)
-    if warning is not None:
-        assert warning.what == f"this SyncWeights is never due in the planned run: {when}"
-        assert warning.where.startswith("3 batches, ")
+    told = about_us(lambda: SyncWeights(MAP, when).register(trainer))
+    never = f"this SyncWeights is never due in the planned run: {when}"
+    assert [warning.what for warning in told] == [never] * (when in NEVER)
+    assert all(warning.where.startswith("3 batches, ") for warning in told)
+    assert about_us(trainer.train) == [], "it is told once"
+
+
+def test_a_trigger_that_is_never_due_in_a_run_that_became_shorter_is_told_of_before_the_first_frame() -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    assert about_us(lambda: SyncWeights(MAP, Every(3)).register(trainer)) == []
+    trainer.total_frames = FRAMES_PER_BATCH
+    assert [type(warning) for warning in about_us(trainer.train)] == [NothingPublished]
+
+
+def test_steps_that_a_way_of_the_users_own_makes_are_not_foreseen() -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    trainer.optimizer = None
+    trainer._modules.pop("optimizer", None)
+    trainer._optimizer_ops.clear()
+    assert about_us(lambda: SyncWeights(MAP, Every(10, "optim_steps")).register(trainer)) == []
+    trainer.collector.shutdown()
 
 
 @pytest.mark.parametrize("uses_both", [True, False])
