@@ -174,10 +174,10 @@ def _sources(found: Examination) -> Iterator[Finding]:
             cure += f"; TorchRL's losses keep it under {source}_params"
         yield Finding("warn", "source", f"no optimizer of the trainer holds a tensor of {source}", cure)
     yield from (Finding("warn", "source", why.what, why.cure) for why in covered.stuck)
-    if covered.frozen:
+    if covered.unheld:
         cure = "give them to the optimizer, unless they are frozen on purpose"
-        said = f"sent, and in no optimizer: {listed(covered.frozen, _NAMES)}"
-        yield Finding("warn", "frozen", said, cure)
+        said = f"sent, and in no optimizer: {listed(covered.unheld, _NAMES)}"
+        yield Finding("warn", "unheld", said, cure)
     if covered.unsent:
         cure = "name a source that contains them, unless the workers do not need them"
         said = f"trained, and not sent: {listed(covered.unsent, _NAMES)}"

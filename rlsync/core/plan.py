@@ -127,7 +127,7 @@ class SyncPlan:
     trigger: str = ""  #: when to publish, in words; empty for a plan without a hook
     notes: tuple[str, ...] = ()  #: other things the reader should know
     #: Parameters of destinations whose source no optimizer of the trainer holds; empty if there is none.
-    frozen: tuple[str, ...] = ()
+    unheld: tuple[str, ...] = ()
     #: Parameters that an optimizer holds, of networks that are or contain a source, and that are not sent.
     unsent: tuple[str, ...] = ()
     #: How numbers, modes and plain tensors of the workers' modules differ from the learner's, by name.
@@ -244,8 +244,9 @@ class SyncPlan:
         if not all(crossing.host_only for crossing in self.crossings):
             lines.extend(f"devices    {crossing}" for crossing in self.crossings)
         at_most = len(self.rows) + len(self.unsent) if all_names else _NAMES_IN_SUMMARY
-        if self.frozen:
-            lines.append(f"frozen     sent, and in no optimizer: {listed(self.frozen, at_most)}")
+        if self.unheld:
+            why = "(frozen, a copy, or an average)"
+            lines.append(f"unheld     sent, and in no optimizer {why}: {listed(self.unheld, at_most)}")
         if idle := [row.destination for row in self.rows if row.idle]:
             lines.append(f"idle       sent, and does not act: {listed(idle, at_most)}")
         if self.unsent:

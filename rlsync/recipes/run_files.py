@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ class RunStatistics:
         "held; null if none was yet, or nothing is compared",
         default=None,  # of runs before it was compared
     )
+    outputs_held_time_s: float | None = _said("when that was seen, in seconds since the epoch", default=None)
     outputs_open: str | None = _said(
         "what the last comparison of outputs could not tell, and why; null if it told, or there was none",
         default=None,
@@ -135,6 +137,8 @@ class RunStatistics:
             waited += f", rollouts dropped {self.dropped_rollouts:,}"
         if self.outputs_held_version is not None:
             waited += f"; outputs of the workers held at version {self.outputs_held_version}"
+            if self.outputs_held_time_s is not None:
+                waited += f", {duration(time.time() - self.outputs_held_time_s)} ago"
         if self.outputs_open is not None:
             waited += f"; nothing is told of their outputs now: {self.outputs_open}"
         held = f"median {_shown(self.publish_ms_p50)}, 95 % {_shown(self.publish_ms_p95)}"

@@ -69,7 +69,9 @@ class BoundMap:
         self._bind()
         for route in self._routes:
             refuse_hidden(route.leaves, self._training)
-            if (why := self._training.why_nothing_learns(route.route.source, route.tensors())) is not None:
+            network = self._training.network_of(root, route.path)
+            why = self._training.why_nothing_learns(route.route.source, route.tensors(), network)
+            if why is not None and max_unchanged_publishes is not None:
                 warn(why)
 
     def _bind(self) -> None:

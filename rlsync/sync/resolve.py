@@ -15,7 +15,7 @@ from rlsync.sync.acts import Acting
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.held import unlike
 from rlsync.sync.sharded.ranks import require_board
-from rlsync.sync.trained import Training, frozen, unsent
+from rlsync.sync.trained import Training, unheld, unsent
 from rlsync.tensors.compare import Comparison, compare, excluded, named_like
 from rlsync.tensors.device import Covered
 from rlsync.tensors.layout import LeafSpec, dtype_name, dtype_named
@@ -301,7 +301,7 @@ def with_training(plan: SyncPlan, bound: list[BoundRoute], root: object, trainin
     networks = dict(filter(None, (training.network_of(root, b.path) for b in bound)))
     return replace(
         plan,
-        frozen=frozen((named for b in bound for named in b.parameters()), held),
+        unheld=unheld((named for b in bound for named in b.parameters()), held),
         unsent=unsent(networks, (tensor for b in bound for tensor in b.tensors()), held),
     )
 

@@ -38,8 +38,10 @@ class Training:
         groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
         return [(p, group) for group in groups for p in group["params"] if p in covered]
 
-    def why_nothing_learns(self, source: str, sent: Iterable[Tensor]) -> errors.NothingLearns | None:
-        """Why the optimizers that hold what a source sends cannot change it; ``None`` if they can."""
+    def why_nothing_learns(
+        self, source: str, sent: Iterable[Tensor], network: tuple[str, nn.Module] | None
+    ) -> errors.NothingLearns | None:
+        """Why the optimizers cannot change what a source sends, a part of a network; ``None`` if they can."""
         sent = list(sent)
         mine, learnt = self.of(sent), any(tensor.requires_grad for tensor in sent)
         if learnt and not mine and self.parameters() and source.partition(".")[0] == "collector":
@@ -49,11 +51,14 @@ class Training:
                 "name the learner's module, for example loss_module.actor_network",
             )
         where = f"source {source}, {len(mine)} parameters in the optimizers"
-        if mine and not any(p.requires_grad for p, _ in mine):
+        is_frozen = network is not None and self._is_frozen(network[1])
+        if (mine or is_frozen) and not any(p.requires_grad for p, _ in mine):
             return errors.NothingLearns(
-                f"an optimizer holds {source}, and none of its parameters requires a gradient",
+                f"{'an' if mine else 'no'} optimizer holds {source}, and none of its parameters requires a "
+                "gradient",
                 where,
-                "call requires_grad_(True) on the module, or leave it out of the optimizer",
+                "call requires_grad_(True) on the module before the optimizer is made; if it is to stay as "
+                "it is, SyncWeights(..., max_unchanged_publishes=None)",
             )
         # A scheduler, which may begin at 0, writes initial_lr.
         still = [p for p, group in mine if float(group["lr"]) == 0 and "initial_lr" not in group]
@@ -63,6 +68,17 @@ class Training:
                 f"the learning rate of {part} is 0", where, "give their group in the optimizer another one"
             )
         return None
+
+    def _is_frozen(self, network: nn.Module) -> bool:
+        """Whether a loss has a network that nobody trains, and that is no average, target or reference of one
+        that is trained: those have its shapes.
+        """
+        own, held = list(network.parameters()), self.parameters()
+        if not own or not held or any(p.requires_grad for p in own):
+            return False
+        of_losses = Covered(self.named().values())
+        follows = Counter(p.shape for p in own) <= Counter(p.shape for p in held)
+        return not follows and all(p in of_losses for p in own)
 
     def named(self) -> dict[str, Tensor]:
         """The parameters of the losses, by name."""
@@ -81,7 +97,7 @@ class Training:
         return None
 
 
-def frozen(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]:
+def unheld(sent: Iterable[tuple[str, Tensor]], held: Covered) -> tuple[str, ...]:
     """The names of those sent parameters that no optimizer holds; none if no optimizer is known."""
     return tuple(name for name, tensor in sent if tensor not in held) if held else ()
 

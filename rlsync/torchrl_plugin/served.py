@@ -59,7 +59,17 @@ class ServedProcesses(Served):
         return schemes.weights_of(self.workers.policy)
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
-        """Make the workers stamp frames, and log what they print at their start. Called before they start."""
+        """Make the workers stamp frames, and log what they print at their start. Called before they start.
+        ConfigError: TorchRL would send a policy without its weights, and no scheme brings them.
+        """
+        given, policy = schemes.schemes_of(self.workers), self.policy()
+        if POLICY not in given and isinstance(policy, nn.Module) and Leaves(policy, POLICY).leaves:
+            raise ConfigError(
+                "no scheme brings the workers the weights of their policy",
+                f"weight_sync_schemes={list(given)} of {type(self.workers).__name__}",
+                "write {'policy': BoardScheme()}; a map may name parts of it, as {'policy.module[0]': ...}; "
+                "for more destinations take board.scheme() of one WeightBoard for each",
+            )
         stamps.turn_on_stamps(self.workers)
         collectors.lead_groups(self.workers)
         collectors.around_env_makers(self.workers, lambda at, make: partial(make_logged, make, logs[at]))

@@ -36,6 +36,7 @@ from rlsync.cli.main import main
 from rlsync.torchrl_plugin.examine.examine import Examination, Outcome, examine, marked
 from rlsync.transport.shared_file import FileAddress, SharedFile
 from tests.tools.parts import (
+    FRAMES_PER_BATCH,
     Canary,
     child_pids,
     is_alive,
@@ -74,7 +75,7 @@ def trainer_on(collector: Collector, loss: nn.Module | None = None) -> Trainer:
     loss = loss or make_a2c_loss()
     return Trainer(
         collector=collector,
-        total_frames=1000,
+        total_frames=1000 * FRAMES_PER_BATCH,
         frame_skip=1,
         optim_steps_per_batch=1,
         loss_module=loss,

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -137,6 +138,13 @@ def statistics_after(seconds: float, frames: int, by_worker: dict[str, int]) -> 
         frames_by_worker=by_worker,
         **unknown,
     )
+
+
+def test_status_says_when_the_outputs_of_the_workers_last_held() -> None:
+    held = replace(statistics_after(2, 100, {}), outputs_held_version=7)
+    assert str(held).endswith("; outputs of the workers held at version 7")
+    held = replace(held, outputs_held_time_s=time.time() - 250)
+    assert re.search(r"; outputs of the workers held at version 7, 4 min 1\d s ago$", str(held))
 
 
 def test_what_is_not_known_during_the_prefill_is_not_a_number_in_the_progress() -> None:

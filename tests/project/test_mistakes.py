@@ -19,6 +19,7 @@ import rlsync
 from rlsync import (
     BoardScheme,
     BoundStaleness,
+    ConfigError,
     Every,
     Forkserver,
     LogPolicyLag,
@@ -328,10 +329,20 @@ def test_a_scheme_that_a_second_collector_is_given_is_told(one_worker: MultiSync
 @pytest.mark.processes
 @pytest.mark.usefixtures("fork_workers")
 def test_a_scheme_under_a_name_that_the_collector_does_not_have_is_told() -> None:
+    board = WeightBoard()
+    schemes = {"policy": board.scheme(), "actor": board.scheme()}
     with pytest.raises(RlsyncError, match="no 'actor' on the worker's collector") as told:
-        make_workers(MultiSyncCollector, make_policy(), schemes={"actor": BoardScheme()}, workers=1)
+        make_workers(MultiSyncCollector, make_policy(), schemes=schemes, workers=1)
     assert "did you mean" not in str(told.value)
     assert "the worker's collector has: env, policy" in str(told.value)
+
+
+@pytest.mark.parametrize("key", ["policy[0]", "policy.module[0]", "actor"])
+def test_schemes_that_bring_the_policy_no_weights_are_told_before_a_worker_starts(key: str) -> None:
+    with pytest.raises(ConfigError, match="no scheme brings the workers the weights") as told:
+        make_workers(MultiSyncCollector, make_policy(), schemes={key: BoardScheme()}, workers=1)
+    assert in_three_lines(told.value)
+    assert f"weight_sync_schemes=['{key}'] of MultiSyncCollector" in told.value.where
 
 
 @pytest.mark.processes

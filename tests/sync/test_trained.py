@@ -23,6 +23,8 @@ from tests.tools.parts import make_a2c_loss, make_collector, make_critic, make_p
 ACTOR = "loss_module.actor_network"
 #: The two layers of the policy's network.
 FIRST, LAST = "module.0.module.0", "module.0.module.2"
+#: How the line begins; before a step nobody knows which of the three it is.
+UNHELD = "unheld     sent, and in no optimizer (frozen, a copy, or an average)"
 
 
 def make_trainer(loss: A2CLoss | None = None, optimizer: torch.optim.Optimizer | None = None) -> Trainer:
@@ -59,30 +61,30 @@ def make_half_trained() -> Trainer:
 
 def test_a_map_of_all_that_is_trained_has_nothing_to_tell(a2c: Trainer) -> None:
     plan = resolve({"policy": ACTOR}, a2c)
-    assert (plan.frozen, plan.unsent) == ((), ())
-    assert "frozen" not in plan.table()
+    assert (plan.unheld, plan.unsent) == ((), ())
+    assert "unheld" not in plan.table()
     assert "unsent" not in plan.table()
 
 
-def test_parameters_that_no_optimizer_holds_are_frozen() -> None:
+def test_parameters_that_no_optimizer_holds_are_unheld() -> None:
     trainer = make_half_trained()
     plan = resolve({"policy": ACTOR}, trainer)
     names = (f"policy.{FIRST}.weight", f"policy.{FIRST}.bias")
-    assert plan.frozen == names
+    assert plan.unheld == names
     assert plan.unsent == (), "the critic is another network"
-    line = f"frozen     sent, and in no optimizer: {', '.join(names)}"
+    line = f"{UNHELD}: {', '.join(names)}"
     assert line in plan.summary().splitlines()
     assert line in plan.table().splitlines()
-    assert json.loads(plan.to_json())["frozen"] == list(names)
+    assert json.loads(plan.to_json())["unheld"] == list(names)
     trainer.collector.shutdown()
 
 
 def test_all_names_are_in_the_table_and_the_first_ones_in_the_summary(a2c: Trainer) -> None:
     a2c.my_policy = copy.deepcopy(a2c.loss_module.actor_network)
     plan = resolve({"policy": "my_policy"}, a2c)
-    assert len(plan.frozen) == 4
-    assert plan.frozen[-1] in plan.table()
-    assert plan.frozen[-1] not in plan.summary()
+    assert len(plan.unheld) == 4
+    assert plan.unheld[-1] in plan.table()
+    assert plan.unheld[-1] not in plan.summary()
     assert " and 1 more" in plan.summary()
 
 
@@ -105,7 +107,7 @@ def test_adapters_that_the_map_goes_past_are_unsent() -> None:
     trainer.adapted = adapted
     trainer.collector.base = copy.deepcopy(base)
     plan = resolve({"base": "adapted.module[0]"}, trainer)
-    assert plan.frozen == ("base.module.weight", "base.module.bias")
+    assert plan.unheld == ("base.module.weight", "base.module.bias")
     assert plan.unsent == ("adapted.module.1.module.weight",)
     trainer.collector.shutdown()
 
@@ -124,21 +126,21 @@ def test_a_trainer_without_an_optimizer_says_nothing_of_training(a2c: Trainer) -
     a2c._modules.pop("optimizer", None)
     a2c._optimizer_ops.clear()
     plan = resolve({"policy": ACTOR}, a2c)
-    assert (plan.frozen, plan.unsent) == ((), ())
+    assert (plan.unheld, plan.unsent) == ((), ())
 
 
 def test_optimizers_in_a_dict_are_found_too(a2c: Trainer) -> None:
     a2c.my_policy = copy.deepcopy(a2c.loss_module.actor_network)
     a2c.optimizers = {"policy": torch.optim.SGD(a2c.my_policy.parameters())}
-    assert resolve({"policy": "my_policy"}, a2c).frozen == ()
+    assert resolve({"policy": "my_policy"}, a2c).unheld == ()
 
 
 def test_the_plan_of_a_hook_knows_an_optimizer_that_came_later(a2c: Trainer) -> None:
     a2c.my_policy = copy.deepcopy(a2c.loss_module.actor_network)
     sync = SyncWeights({"policy": "my_policy"}, trainer=a2c)
-    assert len(sync.plan.frozen) == 4
+    assert len(sync.plan.unheld) == 4
     a2c.another = torch.optim.SGD(a2c.my_policy.parameters())
-    assert sync.plan.frozen == ()
+    assert sync.plan.unheld == ()
 
 
 def test_a_loss_around_one_module_with_two_heads_does_not_hide_the_other_head() -> None:
@@ -160,11 +162,11 @@ def told_by_doctor(trainer: Trainer) -> dict[str, str]:
     return {finding.what: finding.found for finding in findings if finding.verdict == "warn"}
 
 
-def test_the_doctor_warns_of_frozen_parameters() -> None:
+def test_the_doctor_warns_of_unheld_parameters() -> None:
     trainer = make_half_trained()
     SyncWeights({"policy": ACTOR}).register(trainer)
     names = f"policy.{FIRST}.weight, policy.{FIRST}.bias"
-    assert told_by_doctor(trainer) == {"frozen": f"sent, and in no optimizer: {names}"}
+    assert told_by_doctor(trainer) == {"unheld": f"sent, and in no optimizer: {names}"}
 
 
 def test_the_doctor_warns_of_trained_parameters_that_are_not_sent() -> None:
@@ -189,7 +191,7 @@ def make_explained() -> Trainer:
 
 
 @pytest.mark.usefixtures("forked_builds")
-def test_explain_prints_what_is_frozen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_what_is_unheld(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{__file__}:make_explained"]) == 0
-    line = f"frozen     sent, and in no optimizer: policy.{FIRST}.weight, policy.{FIRST}.bias"
+    line = f"{UNHELD}: policy.{FIRST}.weight, policy.{FIRST}.bias"
     assert line in capsys.readouterr().out.splitlines()

@@ -278,7 +278,7 @@ def test_nothing_is_told_of_a_stock_trainer(name: str, when: Every, shared: bool
     trainer = make(collector, actor, total_frames=5 * FRAMES_PER_BATCH)
     hook = SyncWeights({"policy": source}, when, max_unchanged_publishes=2)
     hook.register(trainer)
-    assert (hook.plan.frozen, hook.plan.unsent) == ((), ())
+    assert (hook.plan.unheld, hook.plan.unsent) == ((), ())
     assert told(trainer.train) == []
     assert len(hook.receipts) > 4
 
@@ -310,7 +310,7 @@ def test_nothing_is_told_of_a_recipe(make: Callable[[], Trainer]) -> None:
     trainer = make()
     try:
         (hook,) = (m for m in registered_modules(trainer) if isinstance(m, SyncWeights))
-        assert (hook.plan.frozen, hook.plan.unsent) == ((), ())
+        assert (hook.plan.unheld, hook.plan.unsent) == ((), ())
         assert told(trainer.train) == []
         assert len(hook.receipts) > 10
     finally:

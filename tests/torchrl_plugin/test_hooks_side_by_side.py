@@ -278,7 +278,7 @@ def test_the_hooks_of_each_collector_log_apart_and_watch_their_own_workers() -> 
 
 
 def test_explain_and_doctor_look_at_the_trainers_own_collector() -> None:
-    trainer = make_trainer()
+    trainer = make_trainer(batches=7)
     other = make_collector(make_policy())
     SyncWeights({"policy": "loss_module.actor_network"}, Every(7), collector=other).register(trainer)
     assert sync_of(trainer).description == "TorchRL's UpdateWeights"

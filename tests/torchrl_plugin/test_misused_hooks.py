@@ -51,7 +51,8 @@ from tests.tools.parts import (
 from tests.tools.parts.envs import make_counting_env
 from tests.tools.running import running
 
-MAP = {"policy": "loss_module.actor_network"}
+ACTOR = "loss_module.actor_network"
+MAP = {"policy": ACTOR}
 
 
 @pytest.fixture
@@ -233,16 +234,53 @@ def silent_trainer(collector: Collector | MultiSyncCollector) -> Trainer:
     return trainer
 
 
-def test_a_policy_that_was_frozen_before_the_optimizer_took_it_is_told_of_at_registration() -> None:
+@pytest.mark.parametrize("holds", ["all", "what requires a gradient"])
+def test_a_policy_that_was_frozen_before_the_optimizer_took_it_is_told_of_at_registration(holds: str) -> None:
     for frozen in (True, False):
-        actor = make_policy().requires_grad_(not frozen)
-        trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor)
+        trainer = half_trained(make_policy().requires_grad_(not frozen), all_held=holds == "all")
         told = about_us(lambda trainer=trainer: SyncWeights(MAP).register(trainer))
-        assert [type(warning) for warning in told] == [NothingLearns] * frozen
-        assert all("none of its parameters requires a gradient" in warning.what for warning in told)
-        told = findings_of(examine(trainer, 30.0))
-        assert any("requires a gradient" in finding.found for finding in told) == frozen
+        who = "an" if holds == "all" else "no"
+        what = f"{who} optimizer holds {ACTOR}, and none of its parameters requires a gradient"
+        assert [(type(warning), warning.what) for warning in told] == [(NothingLearns, what)] * frozen
+        found = [finding.found for finding in findings_of(examine(trainer, 30.0)) if finding.verdict != "ok"]
+        assert found == [what] * frozen, "said once"
         trainer.collector.shutdown()
+
+
+def half_trained(actor: nn.Module, *, all_held: bool = False) -> Trainer:
+    """Its optimizer holds those parameters of the loss that require a gradient, or all of them."""
+    trainer = make_ppo_trainer(make_collector(copy.deepcopy(actor)), actor)
+    held = [p for p in trainer.loss_module.parameters() if p.requires_grad or all_held]
+    trainer.optimizer.param_groups[0]["params"] = held
+    return trainer
+
+
+def test_what_is_frozen_on_purpose_is_no_alarm() -> None:
+    frozen = make_policy().requires_grad_(False)
+    trainer = half_trained(copy.deepcopy(frozen))
+    assert about_us(lambda: SyncWeights(MAP, max_unchanged_publishes=None).register(trainer)) == []
+    trainer.collector.shutdown()
+    trainer = half_trained(frozen)
+    trainer.expert = copy.deepcopy(frozen)
+    assert about_us(lambda: SyncWeights({"policy": "expert"}).register(trainer)) == [], "of another role"
+    trainer.collector.shutdown()
+
+
+def test_an_average_or_a_target_of_a_trained_policy_is_no_alarm() -> None:
+    trainer = half_trained(make_policy())
+    trainer.loss_module.average = copy.deepcopy(trainer.loss_module.actor_network).requires_grad_(False)
+    assert about_us(lambda: SyncWeights({"policy": "loss_module.average"}).register(trainer)) == []
+    trainer.collector.shutdown()
+
+
+def test_a_frozen_trunk_below_a_trained_head_is_no_alarm() -> None:
+    actor = make_policy()
+    actor.module[0].module[0].requires_grad_(False)
+    trainer = half_trained(actor)
+    below = ".module[0].module[0]"
+    trunk = {f"policy{below}": f"{ACTOR}{below}"}
+    assert about_us(lambda: SyncWeights(trunk).register(trainer)) == []
+    trainer.collector.shutdown()
 
 
 @pytest.mark.parametrize("scheduled", [True, False])
@@ -294,14 +332,29 @@ DUE = [
 
 
 @pytest.mark.parametrize("when", [*NEVER, *DUE, Every(4) | Every(1, "optim_steps")], ids=str)
-def test_a_trigger_that_is_never_due_is_told_of_before_the_first_frame(when: Trigger) -> None:
+def test_a_trigger_that_is_never_due_is_told_of_at_registration(when: Trigger) -> None:
     trainer = silent_trainer(make_collector(make_policy()))
-    SyncWeights(MAP, when).register(trainer)
-    (warning,) = about_us(trainer.train) or [None]
-    assert (warning is not None) == (when in NEVER)
-    if warning is not None:
-        assert warning.what == f"this SyncWeights is never due in the planned run: {when}"
-        assert warning.where.startswith("3 batches, ")
+    told = about_us(lambda: SyncWeights(MAP, when).register(trainer))
+    never = f"this SyncWeights is never due in the planned run: {when}"
+    assert [warning.what for warning in told] == [never] * (when in NEVER)
+    assert all(warning.where.startswith("3 batches, ") for warning in told)
+    assert about_us(trainer.train) == [], "it is told once"
+
+
+def test_a_trigger_that_is_never_due_in_a_run_that_became_shorter_is_told_of_before_the_first_frame() -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    assert about_us(lambda: SyncWeights(MAP, Every(3)).register(trainer)) == []
+    trainer.total_frames = FRAMES_PER_BATCH
+    assert [type(warning) for warning in about_us(trainer.train)] == [NothingPublished]
+
+
+def test_steps_that_a_way_of_the_users_own_makes_are_not_foreseen() -> None:
+    trainer = silent_trainer(make_collector(make_policy()))
+    trainer.optimizer = None
+    trainer._modules.pop("optimizer", None)
+    trainer._optimizer_ops.clear()
+    assert about_us(lambda: SyncWeights(MAP, Every(10, "optim_steps")).register(trainer)) == []
+    trainer.collector.shutdown()
 
 
 @pytest.mark.parametrize("uses_both", [True, False])

@@ -136,7 +136,7 @@ def test_the_plan_shows_sharded_leaves_and_gathers_nothing(two: Ranks) -> None:
     assert plan.payload_bytes == 7 * 1001 * 4 + 8
     line = r"sharded +4,004  float32 +1001 +cpu +policy\.canary\.weights\.0  \(dimension 0, 2 ranks\)"
     assert re.search(line, plan.table())
-    assert (plan.frozen, plan.unsent) == ((), ())
+    assert (plan.unheld, plan.unsent) == ((), ())
     assert "leaves     1 copied, 7 sharded" in plan.summary()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from torchrl.objectives import DQNLoss
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, Every, PublishError, Source, SyncWeights, VerifySync
+from rlsync.recipes.hooks import StalenessHistogram, StatisticsHook
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
 from tests.tools.parts import (
     ACTIONS,
@@ -135,11 +137,15 @@ def test_a_number_that_differs_between_learner_and_worker_is_named() -> None:
 
 
 def test_a_collector_in_this_process_is_compared() -> None:
+    began_s = time.time()
     with running(make_collector(actor_of(make_mlp(ACTIONS)))) as collector:
         trainer, hook = verified(collector, make_mlp(ACTIONS))
         trainer.train()
     assert (hook.deviations, hook.uncompared) == ([], ())
     assert hook.behaviour_held is not None
+    statistics = StatisticsHook(hook.sync, StalenessHistogram(hook.sync), None, hook).now()
+    assert statistics.outputs_held_version == hook.behaviour_held
+    assert began_s <= statistics.outputs_held_time_s <= time.time()
     with running(make_collector(actor_of(Scaled(2.0)))) as collector:
         trainer, _ = verified(collector, Scaled(1.0))
         with pytest.raises(PublishError, match="apart from"):

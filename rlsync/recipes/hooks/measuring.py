@@ -250,6 +250,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
             workers_wait_s=waits.workers_s,
             dropped_rollouts=waits.dropped,
             outputs_held_version=None if self.verify is None else self.verify.behaviour_held,
+            outputs_held_time_s=None if self.verify is None else self.verify.behaviour_held_time_s,
             outputs_open=None if self.verify is None else "; ".join(self.verify.untold) or None,
             total_frames=None if self._trainer is None else self._trainer.total_frames,
             return_mean=next((mean for mean in means if not math.isnan(mean)), None),

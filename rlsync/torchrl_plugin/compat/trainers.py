@@ -147,9 +147,8 @@ def planned(trainer: Trainer) -> Counters:
     steps = many
     if trainer.optim_steps_per_batch:  # None: until the batch is used up; 0: a hook paces the trainer
         steps_per_batch = trainer.optim_steps_per_batch * trainer.num_epochs
-        steps = (
-            batches * steps_per_batch * max(1, len(optimizers(trainer)))
-        )  # a stepper counts each optimizer's
+        # A stepper counts each optimizer's. Without one here, somebody makes the steps by a way of his own.
+        steps = batches * steps_per_batch * len(optimizers(trainer)) or many
     return Counters(batches, trainer.total_frames, steps, many)
 
 

@@ -14,7 +14,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import NothingLearns, SourceNotFound
 from rlsync.core.path import parse, walk
-from rlsync.sync.trained import frozen, unsent
+from rlsync.sync.trained import unheld, unsent
 from rlsync.tensors.compare import excluded
 from rlsync.tensors.device import Covered
 from rlsync.tensors.leaves import Leaf, Leaves
@@ -150,9 +150,9 @@ def _at_path(trainer: Trainer, destination: str, path: str, exclude: tuple[str, 
 class Coverage:
     """What is sent and not trained, and what is trained and not sent."""
 
-    untrained: tuple[str, ...]  #: sources with parameters, none of which an optimizer holds
-    frozen: tuple[str, ...]  #: single parameters, of the other sources, that no optimizer holds
-    stuck: tuple[NothingLearns, ...]  #: why sources cannot learn although an optimizer holds them
+    untrained: tuple[str, ...]  #: sources with parameters, none of which an optimizer holds; not stuck ones
+    unheld: tuple[str, ...]  #: single parameters, of the other sources, that no optimizer holds
+    stuck: tuple[NothingLearns, ...]  #: why the optimizers cannot change sources
     unsent: tuple[str, ...]  #: parameters of the sources' networks that an optimizer holds and nobody sends
 
 
@@ -160,20 +160,23 @@ def coverage_of(trainer: Trainer, sync: FoundSync) -> Coverage:
     """Compare what the hook sends with what the optimizers of the trainer hold."""
     training = training_of(trainer)
     held = Covered(training.parameters())
-    found = {source: frozen(source.parameters(), held) for source in sync.sources}
-    untrained = [
-        source for source, names in found.items() if names and len(names) == len(source.parameters())
-    ]
-    paths = (parse(source.description) for source in sync.sources if source.has_path)
-    networks = dict(filter(None, (training.network_of(trainer, path) for path in paths)))
-    sent = [leaf.read() for source in sync.sources for leaf in source.sent()]
-    stuck = (
-        training.why_nothing_learns(source.description, [tensor for _, tensor in source.parameters()])
+    found = {source: unheld(source.parameters(), held) for source in sync.sources}
+    whole = [source for source, names in found.items() if names and len(names) == len(source.parameters())]
+    networks = {
+        source: training.network_of(trainer, parse(source.description))
         for source in sync.sources
-    )
+        if source.has_path
+    }
+    sent = [leaf.read() for source in sync.sources for leaf in source.sent()]
+    stuck = {
+        source: training.why_nothing_learns(
+            source.description, [tensor for _, tensor in source.parameters()], networks.get(source)
+        )
+        for source in sync.sources
+    }
     return Coverage(
-        untrained=tuple(source.description for source in untrained),
-        frozen=tuple(name for source, names in found.items() if source not in untrained for name in names),
-        stuck=tuple(filter(None, stuck)),
-        unsent=unsent(networks, sent, held),
+        untrained=tuple(source.description for source in whole if stuck[source] is None),
+        unheld=tuple(name for source, names in found.items() if source not in whole for name in names),
+        stuck=tuple(filter(None, stuck.values())),
+        unsent=unsent(dict(filter(None, networks.values())), sent, held),
     )

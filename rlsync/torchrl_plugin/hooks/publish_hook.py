@@ -50,6 +50,7 @@ class PublishHook(TrainerHookBase):
         self._last = Counters()
         self._owed: str | None = None
         self._gates: list[Callable[[], bool]] = []
+        self._told_never_due = False
         self._calls = Calls(type(self).__name__, when.units())
 
     @property
@@ -154,10 +155,11 @@ class PublishHook(TrainerHookBase):
     def _warn_if_never_due(self) -> None:
         assert self.trainer is not None, "bound, since its trainer calls it"
         planned = trainers.planned(self.trainer)
-        if not self.when.due(Counters(), planned):
+        if not self._told_never_due and not self.when.due(Counters(), planned):
             what = f"this {type(self).__name__} is never due in the planned run: {self.when}"
             where = f"{planned.batches} batches, {planned.frames} frames; the first weights act all the time"
             warn(NothingPublished(what, where, "choose a shorter interval"))
+            self._told_never_due = True
 
     def _count_batch(self) -> None:
         self._batches += 1
@@ -180,7 +182,8 @@ class PublishHook(TrainerHookBase):
                 trainer.register_module(trainers.free_name(trainer, name), self)
                 trainers.let_it_be_absent(trainer, self)
                 trainer.register_op("setup", self._settle)
-                trainer.register_op("setup", self._warn_if_never_due)
+                trainer.register_op("setup", self._warn_if_never_due)  # the plan may change until then
+                self._warn_if_never_due()
                 yield
             except BaseException:
                 self.trainer, self.beside, self._owed = None, (), None

@@ -70,7 +70,8 @@ class SyncWeights(PublishHook):
             must do so at a stage before this hook's. Needs workers on a board.
         max_unchanged_publishes: after so many publishes in a row that sent the same weights, although the
             optimizers made steps in between, a NothingChanged warning says what the optimizers change
-            instead; a whole number of at least 2. ``None`` never warns.
+            instead; a whole number of at least 2. ``None`` never warns, and says that the weights may stand
+            still: there is no NothingLearns warning of a source that is frozen either.
 
     Raises:
         SyncMapError: the map cannot be carried out.

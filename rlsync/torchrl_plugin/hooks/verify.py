@@ -71,7 +71,8 @@ class VerifySync(Logs):
             source on the same input, with the weights of that version, and with those of the version before.
             Outputs that differ from the first are a deviation. Where the others agree as well, the comparison
             had no power. ``outputs_held`` and ``outputs_without_power`` are logged, and
-            :attr:`behaviour_held` has the newest version for which it held.
+            :attr:`behaviour_held` has the newest version for which it held, and
+            :attr:`behaviour_held_time_s` when that was seen.
 
     Raises:
         ConfigError: an argument is wrong. At :meth:`register`: the workers of the collector cannot be asked,
@@ -109,6 +110,7 @@ class VerifySync(Logs):
         self.prefix = prefix
         self.behaviour = behaviour
         self.behaviour_held: int | None = None  #: the newest version whose outputs were compared, and held
+        self.behaviour_held_time_s: float | None = None  #: when that was seen, in seconds since the epoch
         self._compared: tuple[Judgement, ...] = ()
         self.checks = 0
         self.deviations: list[Deviation] = []
@@ -166,7 +168,7 @@ class VerifySync(Logs):
         if found.behaviour:
             self._compared = found.behaviour
             if all(judged.held and not judged.wrong for judged in found.behaviour):
-                self.behaviour_held = check.version
+                self.behaviour_held, self.behaviour_held_time_s = check.version, time.time()
         silent = (
             f"no rollout with version {check.version} or a later one has ended for {self.timeout_s:g} s "
             f"and {check.batches} batches"

@@ -12,6 +12,7 @@ import torch._inductor.config as inductor
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torchrl.collectors import BaseCollector, MultiSyncCollector
+from torchrl.envs import ExplorationType, exploration_type, set_exploration_type
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Every, Source, SyncWeights, VerifySync
@@ -273,3 +274,30 @@ def test_a_plain_tensor_of_statistics_differs(row: Row) -> None:
     assert not torch.allclose(still(policy), still(learner))
     row.is_named(verify(compared(Scaled(mean=1.0), Scaled())))
     assert verify(compared(Scaled(mean=1.0), Scaled(mean=1.0))).lines == ()
+
+
+class Exploring(nn.Module):
+    """Explores by noise, which may be drawn from a generator that each call sets back."""
+
+    def __init__(self, *, repeats: bool) -> None:
+        super().__init__()
+        self.net, self.repeats, self.generator = make_mlp(ACTIONS), repeats, torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.net(x)
+        if exploration_type() is not ExplorationType.RANDOM:
+            return logits
+        if self.repeats:  # as a CUDA graph does whose generator was not registered
+            self.generator.manual_seed(0)
+        return logits + torch.randn(logits.shape, generator=self.generator)
+
+
+def test_noise_that_repeats_is_not_named_because_outputs_are_compared_without_exploration() -> None:
+    for repeats in (True, False):
+        trainer = verifies(make_collector(actor_of(Exploring(repeats=repeats))), Exploring(repeats=False))
+        assert verify(trainer).lines == ()
+        policy = trainer.collector.policy
+        with set_exploration_type(ExplorationType.RANDOM):
+            assert torch.equal(still(policy), still(policy)) is repeats, "the fault"
+        with set_exploration_type(ExplorationType.DETERMINISTIC):
+            assert torch.equal(still(policy), still(policy)), "what is compared"
