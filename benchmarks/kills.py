@@ -10,16 +10,19 @@ shared memory may be left, its checkpoint must be whole, and the run that resume
 go on from there: with higher versions, at its pace, no frame counted twice. Of runs on Ray,
 ``benchmarks/ray_cluster.py storm`` shows the same.
 
-The seed decides what happens, and after how long. The exit status is 1 if a count under ``bad`` is not zero.
-Files of shared memory are counted on the whole machine. Where other programs make some, give this one a
-/dev/shm of its own: ``unshare -m sh -c 'mount -t tmpfs none /dev/shm; exec python benchmarks/kills.py'``.
+The seed decides what happens, and after how long. The exit status is 1 if a count under ``bad`` is not zero,
+if fewer signals were sent in time than ``--kills`` says, or if no run was resumed.
+The script gives itself a /dev/shm of its own. Where it may not (it needs the right to mount), files of shared
+memory are counted on the whole machine, other programs' too.
 
-All processes are forked from this one, which has the imports loaded: many runs fit into a few minutes.
+Learners and samplers of TorchRL's collectors are forked from this process, which has the imports loaded: many
+runs fit into a few minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import math
@@ -42,9 +45,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import rlsync.evaluation.evaluator
-import rlsync.recipes.dqn
-import rlsync.recipes.sac
 from rlsync.cli import train  # noqa: F401  # loaded once, for all runs
 from rlsync.cli.main import main as rlsync_main
 
@@ -123,10 +123,7 @@ def _train(folder: Path, words: tuple[str, ...]) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
-    context = multiprocessing.get_context("fork")
-    multiprocessing.set_start_method("fork", force=True)
-    # a server would import torch anew in each life
-    rlsync.evaluation.evaluator.get_context = lambda _: context
+    multiprocessing.set_start_method("fork", force=True)  # a server imports torch anew in each life
     sys.exit(rlsync_main(["train", *words]))
 
 
@@ -162,12 +159,16 @@ class Life:
         return found[self.published if since is None else since :]
 
     def pid_of(self, role: str, chance: random.Random) -> int | None:
-        """The process of a role, if it runs already: samplers are started first, then the evaluator."""
+        """The process of a role, if it runs already. Each sampler leads a process group. The evaluator comes
+        from a fork server, a child of the learner; samplers do so, too, before they lead one.
+        """
         if role == "learner":
             return self.pid
-        children = sorted(child for child in _children(self.pid) if not _is_helper(child))
-        samplers, rest = children[:WORKERS], children[WORKERS:]
-        choices = samplers if role == "sampler" else rest
+        children = _children(self.pid)
+        from_servers = [child for server in children for child in _children(server)]
+        samplers = sorted(child for child in (*children, *from_servers) if _leads_a_group(child))
+        rest = [child for child in from_servers if child not in samplers and not _is_helper(child)]
+        choices = samplers if role == "sampler" else rest if len(samplers) == WORKERS else []
         return chance.choice(choices) if choices else None
 
     @property
@@ -204,6 +205,12 @@ def _children(pid: int) -> list[int]:
         for task in Path(f"/proc/{pid}/task").iterdir():
             found += map(int, (task / "children").read_text().split())
     return [child for child in found if _state(child) not in ("Z", "")]
+
+
+def _leads_a_group(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid) == pid
+    return False
 
 
 def _is_helper(pid: int) -> bool:
@@ -306,6 +313,7 @@ class Trial:
         self.notes: list[str] = []
         self.shm = {path.name for path in Path("/dev/shm").iterdir()}
         self._runs = 0
+        self._roles: list[str] = []  # whose turn it is; each has as many
 
     def kills(self) -> int:
         return sum(n for name, n in self.counts.items() if name.startswith("SIG"))
@@ -342,7 +350,8 @@ class Trial:
             until(lambda: life.over or bool(life.receipts()))
         for _ in range(3):
             time.sleep(self.chance.uniform(0, LONGEST_DELAY_S))
-            role, kill = self.chance.choice(ROLES), self.chance.random() < 0.6
+            self._roles = self._roles or self.chance.sample(ROLES, len(ROLES))
+            role, kill = self._roles.pop(), self.chance.random() < 0.6
             pause_s = self.chance.uniform(0.05, LONGEST_STOP_S)
             pid = life.pid_of(role, self.chance)
             if life.over or pid is None:
@@ -447,6 +456,17 @@ class Trial:
         print(self.notes[-1], file=sys.stderr, flush=True)
 
 
+def own_shared_memory() -> bool:
+    """Give this process, and all that it starts, a /dev/shm of its own; False where it may not."""
+    new_mounts, all_of_them, private = 0x20000, 0x4000, 0x40000
+    libc = ctypes.CDLL(None)
+    return (
+        libc.unshare(new_mounts) == 0
+        and libc.mount(b"none", b"/", None, all_of_them | private, None) == 0
+        and libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, None) == 0
+    )
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", default=[], help=f"of {', '.join(RECIPES)}")
@@ -457,7 +477,8 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     if unknown := set(given.recipes) - set(RECIPES):
         parser.error(f"no recipe {', '.join(sorted(unknown))}: there are {', '.join(RECIPES)}")
-    print(f"seed {given.seed}", flush=True)
+    whose = "its own" if own_shared_memory() else "the machine's"
+    print(f"seed {given.seed}, /dev/shm is {whose}", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         trial = Trial(Path(folder), given.seed, given.recipes or list(RECIPES))
@@ -474,7 +495,8 @@ def main(arguments: list[str]) -> int:
     if given.out is not None:
         given.out.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps({name: found[name] for name in ("seconds", "kills", "counts", "bad")}, indent=2))
-    return 1 if sum(trial.bad.values()) else 0
+    enough = trial.kills() >= given.kills and trial.counts["resumed"] > 0
+    return 0 if enough and not sum(trial.bad.values()) else 1
 
 
 if __name__ == "__main__":

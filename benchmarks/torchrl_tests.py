@@ -90,10 +90,10 @@ def outcomes(checkout: Path, schemes: str, part: str, options: list[str]) -> dic
         path = os.pathsep.join(filter(None, folders))  # an empty one would be the checkout, with its TorchRL
         command = [sys.executable, "-m", "pytest", "-q", "-p", "torchrl_tests", "-p", "no:cacheprovider"]
         command += ["-p", "no:xdist", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", *options]
-        # The TorchRL that is tested is the installed one, not the one in the folder where pytest runs.
+        # The installed TorchRL is tested, not the checkout's: Ray's workers import from pytest's folder.
         environment = os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", SCHEMES: schemes, PART: part}
-        test = "test/test_collectors.py"
-        subprocess.run([*command, test], cwd=checkout, env=environment, check=False)
+        command += ["-c", str(checkout / "pytest.ini"), str(checkout / "test" / "test_collectors.py")]
+        subprocess.run(command, cwd=folder, env=environment, check=False)
         cases = ElementTree.parse(report).iter("testcase")
         return {f"{case.get('classname')}::{case.get('name')}": _outcome(case) for case in cases}
 

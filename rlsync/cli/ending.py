@@ -96,6 +96,7 @@ class Ending:
             None if self._sync is None else self._sync.version,
             what,
             str(checkpoint) if Checkpoint.is_checkpoint(checkpoint) else None,
+            "" if self._sync is None else self._sync.ledger.run_id,
         ).write(self._run_dir)
 
 

@@ -6,8 +6,10 @@ Loads torch for the board's memory file, and nothing of TorchRL: it answers whil
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 from rlsync.cli.main import parser_of
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
-from rlsync.core.whole_file import record_in, write_whole
+from rlsync.core.whole_file import record_in
 from rlsync.recipes.run_files import (
     BOARD,
     CHECKPOINT,
@@ -24,6 +26,7 @@ from rlsync.recipes.run_files import (
     METRICS,
     RECEIPTS,
     RESOLVED,
+    ROOM,
     SCHEDULE,
     STATISTICS,
     RunStatistics,
@@ -49,6 +52,9 @@ with --watch 0 the run ended well, 1 it failed or was killed, 130 after Ctrl-C
 #: What a run is doing; the first word of what is printed says the same.
 RUNNING, HAS_ENDED, KILLED, NO_BOARD = "running", "ended", "killed", "no board"
 
+#: What is kept for :class:`Ended`, whose error may have many lines.
+ROOM_BYTES = 16 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -62,6 +68,7 @@ class Ended:
     version: int | None = None  # the newest published one; None if training had not begun
     error: str = ""  # what the run failed with, as it was printed
     checkpoint: str | None = None
+    run_id: str = ""  # as in the run's receipts; empty if training had not begun
 
     def __str__(self) -> str:
         counts = "" if self.frames is None else f"  frames {self.frames:,}  version {self.version}"
@@ -71,9 +78,17 @@ class Ended:
         return "\n".join(lines)
 
     def write(self, run: Path) -> None:
-        """Leave this in a run's folder, and take the board's address away: the board is gone."""
-        text = json.dumps(asdict(self), indent=2) + "\n"
-        write_whole(run / ENDED, lambda beside: beside.write_text(text))
+        """Leave this in a run's folder, and take the board's address away: the board is gone. It is written
+        over the bytes that :func:`begin` has put there, so a full disk takes it, also a second time.
+        """
+        room = run / ROOM
+        with suppress(FileNotFoundError):
+            (run / ENDED).replace(room)
+        room.touch()
+        with room.open("r+") as file:
+            file.write(json.dumps(asdict(self), indent=2) + "\n")
+            file.truncate()
+        room.replace(run / ENDED)
         (run / BOARD).unlink(missing_ok=True)
 
 
@@ -205,9 +220,10 @@ def _killed(run: Path) -> str:
 
 
 def begin(run: Path) -> None:
-    """Take away what an earlier run in this folder has left: a new one begins."""
-    for name in (ENDED, BOARD, STATISTICS):
+    """Take away what an earlier run in this folder has left: a new one begins. Keep room for its end."""
+    for name in (ENDED, ROOM, BOARD, STATISTICS):
         (run / name).unlink(missing_ok=True)
+    (run / ROOM).write_bytes(os.urandom(ROOM_BYTES))  # no file system compresses these
     # What a killed process was writing. A checkpoint that it was replacing stays until there is a newer one.
     for half in run.glob(f".{CHECKPOINT}.stage-*"):
         shutil.rmtree(half, ignore_errors=True)

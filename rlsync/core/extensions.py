@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from rlsync.core.errors import ConfigError, first_line
@@ -18,6 +19,12 @@ TRANSPORTS = "rlsync.transports"
 
 #: rlsync's own transport, the default.
 BOARD = "board"
+
+
+def has_package(name: str) -> bool:
+    """Whether a package is installed; a mere folder of its name, which Python can import, is none."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None
 
 
 def installed(group: str, shipped: Collection[str] = ()) -> dict[str, EntryPoint]:

@@ -11,7 +11,6 @@ import json
 import logging
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import write_whole
 from rlsync.evaluation.policy import Policy
 from rlsync.workers import frames as keys
@@ -43,7 +43,7 @@ def check_file(file: Path) -> None:
         what, known = f"a policy cannot be written as {file.suffix!r}", ", ".join(FORMATS)
         raise ConfigError(what, str(file), f"name one of {known}")
     for name in FORMATS[file.suffix][1]:
-        if find_spec(name) is None:
+        if not has_package(name):
             what = f"{name} is not installed, which {file.suffix} needs"
             raise ConfigError(what, str(file), "pip install 'rlsync[export]'")
     if not file.parent.is_dir():

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError, RlsyncError, first_line
+from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import write_whole
 from rlsync.workers.devices import CPU
 from rlsync.workers.envs.specs import AtariEnvs, EnvSpec, GymnasiumEnvs, draw_into_memory
@@ -283,7 +283,7 @@ def check_packages(file: Path) -> None:
     if suffix not in _PACKAGES:
         raise ConfigError(f"a video cannot be written as {suffix!r}", str(file), "name a .gif or an .mp4")
     for module, package in _PACKAGES[suffix].items():
-        if find_spec(module) is None:
+        if not has_package(module):
             other = "" if suffix == ".gif" else ", or name a .gif"
             what = f"{module} is not installed, which writes {suffix}"
             raise ConfigError(what, str(file), f"pip install '{package}'{other}")

@@ -6,7 +6,6 @@ environment. What a recipe's own settings have to say stands in their method ``e
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import resource
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
-from rlsync.core.extensions import BOARD
+from rlsync.core.extensions import BOARD, has_package
 from rlsync.evaluation.play import check_packages
 from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.registry import SHIPPED, recipe_named
@@ -55,7 +54,7 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     yield from file_errors(config)
     yield from update_errors(config)
     kind = config.logger.kind
-    if kind in LOGGER_PACKAGES and importlib.util.find_spec(kind) is None:
+    if kind in LOGGER_PACKAGES and not has_package(kind):
         yield ConfigError(f"{kind} is not installed", "logger.kind", f"pip install 'rlsync[{kind}]'")
     if config.recipe.in_stock_collectors:
         yield from stock_device_errors(config)

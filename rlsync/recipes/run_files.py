@@ -37,6 +37,7 @@ CLUSTER = "cluster.json"  #: what a run on a cluster tells of its nodes, for ``r
 CREW = "crew.json"  #: the name by which a resumed run finds the agents that a learner left on a cluster
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
+ROOM = ".ended.json"  #: the room that is kept for it while the run lasts, on a disk that may fill up
 STARTED = "started"  #: a random number, by which rlsync knows the folder of a run that this user started
 PLOT = "plot.png"  #: the picture that ``rlsync plot`` draws
 TIMELINE = "timeline.png"  #: the one that ``rlsync timeline`` draws
@@ -101,6 +102,7 @@ class RunStatistics:
         default=None,
     )
     total_frames: int | None = _said("environment steps after which the run ends", default=None)
+    run_id: str = _said("the run's id, as in its receipts; empty if it is not known", default="")
     return_mean: float | None = _said(
         "mean return of the newest finished episodes; null before the first one", default=None
     )
@@ -161,6 +163,7 @@ def statistics_schema() -> dict[str, Any]:
     """The JSON schema of ``statistics.json``, draft 2020-12."""
     types = {
         "int": "integer",
+        "str": "string",
         "float": "number",
         "int | None": ["integer", "null"],
         "str | None": ["string", "null"],

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import multiprocessing.process
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from rlsync.cli.main import main
+from rlsync.core.errors import ConfigError
 from rlsync.recipes.run_files import RECEIPTS
+from rlsync.workers.cluster.session import check_address
 from tests.tools.parts.processes import child_pids
 
 #: What is wrong with words and options of groups, and what each says. Which keys there are is not known then.
@@ -178,6 +181,17 @@ def test_the_keys_of_one_recipe_under_the_name_of_another_are_refused(
 ) -> None:
     (error,) = checked(capsys, "recipe=ppo", "recipe.name=dqn")
     assert "choose recipe=dqn" in error["cure"]
+
+
+def test_a_folder_with_the_name_of_a_package_is_not_that_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # as where ray is not installed
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    assert find_spec("ray") is not None, "Python would import the folder"
+    with pytest.raises(ConfigError, match=r"ray is not installed(?s:.*)rlsync\[ray\]"):
+        check_address("auto")
 
 
 def test_a_logger_that_is_not_installed_is_one_error_of_several(

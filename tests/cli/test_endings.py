@@ -27,7 +27,7 @@ from rlsync.core.errors import WorkerLost
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.run_files import CHECKPOINT
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState, save_before_the_end
-from tests.cli.test_main import ENDLESS, REPO, Run, finished
+from tests.cli.test_main import ENDLESS, REPO, Run, finished, receipts_in
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
 from tests.tools.parts.namespaces import ALONE, may_unshare
 from tests.tools.parts.processes import (
@@ -101,6 +101,9 @@ def test_a_run_that_ends_by_itself_says_when_and_how(
         "checkpoint it/checkpoint",
     ]
     assert told["statistics"]["frames"] == 256
+    (run_id,) = {receipt["run_id"] for receipt in receipts_in(Path("it"))}
+    assert run_id
+    assert (end["run_id"], told["statistics"]["run_id"]) == (run_id, run_id)
 
 
 @pytest.mark.slow
@@ -505,6 +508,38 @@ def test_the_note_is_whole_or_not_there(tmp_path: Path) -> None:
     end.write(tmp_path)
     assert ended(tmp_path) == end
     assert [path.name for path in tmp_path.iterdir()] == ["ended.json"], "the board's address goes with it"
+
+
+#: A run's folder on a disk that fills up between the begin of the run and its end.
+FULL = """
+from contextlib import suppress
+from pathlib import Path
+from rlsync.cli.status import Ended, begin, ended
+
+begin(Path())
+with suppress(OSError), open("rest", "wb", buffering=0) as rest:
+    while True:
+        rest.write(bytes(4096))
+with suppress(OSError):
+    Path("more").write_text("more")
+assert not Path("more").read_text()
+for error in ("no space", "No space left on device\\n  where  here\\n  cure   free some"):
+    end = Ended("failed", "2026-11-20 18:00:00", 1, 10, 2, error)
+    end.write(Path())
+    assert ended(Path()) == end
+"""
+
+
+@pytest.mark.skipif(not may_unshare("-m"), reason="needs the right to mount")
+@pytest.mark.seconds
+@pytest.mark.processes
+def test_a_full_disk_takes_the_note_too(tmp_path: Path) -> None:
+    mounted = 'mount -t tmpfs -o size=100k x "$0" && cd "$0" && exec "$1" -c "$2"'
+    subprocess.run(
+        ["unshare", "-m", "sh", "-c", mounted, str(tmp_path), sys.executable, FULL],
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        check=True,
+    )
 
 
 def test_a_run_that_has_no_board_yet_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
@@ -17,6 +16,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.cli.job import examined
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.extensions import has_package
 from rlsync.evaluation.play import FilmedAtari, film, filmed, play
 from rlsync.evaluation.process import EvaluationFilms, Filming, video_of_version
 from rlsync.recipes import parts
@@ -267,7 +267,7 @@ def test_a_missing_package_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "rlsync.evaluation.play.find_spec", lambda name: None if name == "imageio" else find_spec(name)
+        "rlsync.evaluation.play.has_package", lambda name: name != "imageio" and has_package(name)
     )
     assert "pip install 'rlsync[video]'" in refused(config_of("dqn", tmp_path))
 

@@ -43,6 +43,35 @@ if __name__ == "__main__":
     raise SystemExit(main())
 """
 
+#: A run that benchmarks/kills.py starts, and whether it tells the processes apart as their board does.
+ROLES = f"""
+import os, random, signal, sys
+from pathlib import Path
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import kills
+from rlsync.cli.status import handle_in
+from rlsync.transport.board.format import EVALUATOR, BoardWatch
+
+def main():
+    kills.own_shared_memory()
+    life = kills.Life(Path(sys.argv[1]), (*kills.RECIPES[sys.argv[2]].words, *kills.COMMON))
+    try:
+        chance = random.Random(0)
+        assert kills.until(lambda: life.over or handle_in(life.run) and life.pid_of("evaluator", chance))
+        readers = BoardWatch(*handle_in(life.run).open()).status()
+        samplers = {{reader.pid for reader in readers if reader.reader != EVALUATOR}}
+        assert len(samplers) == kills.WORKERS
+        assert {{life.pid_of("sampler", chance) for _ in range(50)}} == samplers
+        (evaluator,) = {{life.pid_of("evaluator", chance) for _ in range(50)}}
+        os.kill(evaluator, signal.SIGKILL)
+        assert kills.until(lambda: "the evaluator killed by SIGKILL" in life.output()), life.output()
+    finally:
+        life.destroy()
+
+if __name__ == "__main__":  # a fork server imports this file
+    main()
+"""
+
 
 def _run(script: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return fresh_python(str(script), *map(str, arguments), check=False)
@@ -62,6 +91,17 @@ def test_a_short_soak_counts_kills_stops_and_layouts_and_finds_nothing_bad(tmp_p
     assert counts["layouts"] >= 2  # the first, and the last one that all must reach
     assert counts["publishes"] > 100
     assert 3 <= counts["adoptions"] <= counts["looks"]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("recipe", ["impala", "ppo"])
+def test_the_signals_of_kills_go_to_the_processes_that_they_are_meant_for(
+    recipe: str, tmp_path: Path
+) -> None:
+    (script := tmp_path / "roles.py").write_text(ROLES)
+    ended = _run(script, tmp_path, recipe)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.thorough

@@ -362,3 +362,21 @@ def test_what_the_page_on_reliability_promises_has_tests_that_exist() -> None:
             file = ROOT / path.split()[0]
             assert file.exists(), named
             assert not test or f"def {test.partition('[')[0]}(" in file.read_text(), named
+
+
+def test_the_table_of_claims_is_written_only_if_all_of_them_were_run_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = runpy.run_path(str(DOCS / "claims.py"))
+    main, page = script["main"], tmp_path / "page.md"
+    before = f"{script['BEGIN']}| what is proven no longer |\n{script['END']}\n"
+    monkeypatch.setitem(main.__globals__, "PAGE", page)
+    monkeypatch.setitem(main.__globals__, "proven", lambda chosen, options: {chosen[0]: 1} if chosen else {})
+    for arguments in (["no promise has this"], ["Weights arrive"], ["--", "-k", "typo"], ["--", "--lf"]):
+        page.write_text(before)
+        assert main(arguments) == int(arguments != ["Weights arrive"])
+        assert page.read_text() == before
+    assert main(["--", "-n", "4"]) == 1, "all but the first promise are not proven"
+    rows = page.read_text().splitlines()
+    assert len(rows) == 5, "of these, one has a promise"
+    assert "no longer" not in page.read_text()

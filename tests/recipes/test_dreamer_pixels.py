@@ -243,7 +243,7 @@ def test_what_cannot_be_drawn_or_seen_is_refused(words: list[str], what: str) ->
 
 
 def test_a_missing_pillow_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dreamer_config, "find_spec", lambda name: None)
+    monkeypatch.setattr(dreamer_config, "has_package", lambda name: False)
     with pytest.raises(ConfigError, match=r"pillow is not installed(?s:.*)rlsync\[video\]"):
         built(config_of("recipe=dreamer_v3", "env=rendered_cartpole"))
 

@@ -17,7 +17,7 @@ from functools import partial
 import pytest
 import torch
 from tensordict import TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.objectives import SoftUpdate
@@ -357,6 +357,34 @@ def test_a_worker_that_never_starts_ends_the_construction_and_is_named(
             weight_sync_schemes={"policy": BoardScheme(start_timeout_s=2.0)},
         )
     assert in_three_lines(refusal.value)
+    assert child_pids() <= before
+
+
+class _AsksForMore(nn.Module):
+    """A policy that TorchRL cannot wrap: the environment has nothing for its second argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+
+    def forward(self, observation: Tensor, other_stuff: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(observation), other_stuff.sum()
+
+
+@both_kinds
+@pytest.mark.one_case
+def test_a_worker_that_cannot_be_built_raises_what_it_raised(kind: type) -> None:
+    before = child_pids()
+    wrapping = "Arguments to policy.forward are incompatible|Failed to wrap the policy"
+    with pytest.raises(TypeError, match=wrapping) as refusal:  # as in TorchRL's test_auto_wrap_error
+        kind(
+            [CountingEnv] * 2,
+            _AsksForMore(),
+            frames_per_batch=FRAMES_PER_BATCH,
+            total_frames=-1,
+            weight_sync_schemes={"policy": BoardScheme()},
+        )
+    assert isinstance(refusal.value.__cause__, WorkerLost)
     assert child_pids() <= before
 
 

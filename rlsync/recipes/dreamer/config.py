@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 
 from rlsync.core.errors import ConfigError, RlsyncError
+from rlsync.core.extensions import has_package
 from rlsync.recipes import bounds
 from rlsync.recipes.replay.settings import BUFFER, PaceConfig, ReplayConfig
 from rlsync.recipes.settings import Config, RenderedConfig
@@ -138,7 +138,7 @@ class DreamerV3Config(DreamerConfig):
                 what = f"the encoder cannot halve a picture of {env.img_height} x {env.img_width} four times"
                 cure = f"give multiples of {SHRINKS_BY}, like 64"
                 yield ConfigError(what, "env.img_height, env.img_width", cure)
-            if self.open_loop.every_frames and find_spec("PIL") is None:
+            if self.open_loop.every_frames and not has_package("PIL"):
                 what = "pillow is not installed, which writes the pictures that the model imagines"
                 cure = "pip install 'rlsync[video]', or give 0"
                 yield ConfigError(what, "recipe.open_loop.every_frames", cure)

@@ -253,6 +253,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
             outputs_held_time_s=None if self.verify is None else self.verify.behaviour_held_time_s,
             outputs_open=None if self.verify is None else "; ".join(self.verify.untold) or None,
             total_frames=None if self._trainer is None else self._trainer.total_frames,
+            run_id=self.sync.ledger.run_id,
             return_mean=next((mean for mean in means if not math.isnan(mean)), None),
             frames_by_worker={str(worker): self._made[worker] for worker in sorted(self._made)},
         )

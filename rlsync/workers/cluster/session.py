@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rlsync.core.errors import ConfigError, first_line
+from rlsync.core.extensions import has_package
 from rlsync.core.whole_file import write_whole
 from rlsync.transport.contract import ReaderStatus
 
@@ -97,7 +97,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 def check_address(address: str | None) -> None:
     """Refuse a missing Ray, or an address that :class:`Session` cannot use; connects to nothing."""
-    if find_spec("ray") is None:
+    if not has_package("ray"):
         raise ConfigError("ray is not installed", "cluster=ray", "pip install 'rlsync[ray]'")
     if address is None or address == "auto":
         return
