@@ -131,9 +131,7 @@ def _not_below_zero(text: str) -> int:
 
 
 def config_of(run: Path, trusted: bool = False) -> Config:
-    """The configuration that a run wrote; a ConfigError if the folder is not a run's, it is unreadable, or it
-    names code and is neither this user's nor ``trusted``.
-    """
+    """A run's configuration; ConfigError: none is there, it is unreadable, or names code without trust."""
     file = RunFolder(run).path / RESOLVED
     config = written(file, trusted=trusted)
     trust.check_code(config, trust.OF_ENV, file, trusted)
@@ -143,9 +141,7 @@ def config_of(run: Path, trusted: bool = False) -> Config:
 
 
 def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
-    """The checkpoint of a run, or the one asked for; a ConfigError if there is none, it is damaged, could run
-    code, or is of another recipe or environment.
-    """
+    """The checkpoint to play; ConfigError: there is none, it is damaged, unsafe, or of something else."""
     folder = run if asked is None else asked
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
     found = checkpoint_at(folder)

@@ -129,9 +129,7 @@ class ManyErrors(ConfigError):
 
 
 def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
-    """Compose and check the config of every job of a command line, without starting a worker. Returns the
-    jobs that nothing is wrong with, and the errors; one that several jobs share is told once.
-    """
+    """The jobs of a line that nothing is wrong with, and each error once; no worker is started."""
     jobs: list[Job] = []
     errors: list[RlsyncError] = list(line.errors)
     with own_hydra.initialised(line.flags.config_path):

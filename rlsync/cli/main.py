@@ -150,9 +150,7 @@ def refused(error: BaseException | None, run: Path) -> Refused | None:
 
 @contextmanager
 def output_read(run: Path = Path()) -> Iterator[None]:
-    """Inside, what is printed has a reader until the end, unlike in ``rlsync status RUN | head -1``; and what
-    the machine refuses, for example to a ``run``, is told in three lines.
-    """
+    """Inside, output has a reader to the end, and what the machine refuses a ``run`` is told as an error."""
     try:
         yield
         sys.stdout.flush()
@@ -169,9 +167,7 @@ def output_read(run: Path = Path()) -> Iterator[None]:
 
 
 def drop_unread() -> list[int]:
-    """Drop what is printed from here on where nobody reads it: in a pipe without a reader, or a terminal
-    that was closed. Returns which of the descriptors of standard output and standard error these are.
-    """
+    """Drop what is printed from here on where nobody reads it, and return which of descriptors 1 and 2."""
     poll = select.poll()
     for number in (1, 2):
         poll.register(number, 0)

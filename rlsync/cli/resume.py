@@ -44,9 +44,7 @@ class Change:
 
 
 def checkpoint_in(path: str, trusted: bool) -> Taken:
-    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder. It is whole;
-    one that cannot be checked, or could run code, has to be ``trusted``.
-    """
+    """The whole checkpoint that ``resume=path`` means; an unchecked or unsafe one has to be ``trusted``."""
     folder = Path(path)
     for checkpoint in places(folder):
         check_checkpoint(checkpoint, trusted)
@@ -153,10 +151,7 @@ def seed_after(seed: int, frames: int) -> int:
 
 
 class Settings:
-    """What the config has set in a trainer, to put changes in again after a checkpoint is loaded: optimizers
-    and TorchRL's losses bring the old values back. Fields say where; see
-    :class:`rlsync.recipes.bounds.Restored`.
-    """
+    """What the config has set in a trainer, put in again where a checkpoint has brought old values back."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._optimizers = trainers.optimizers(trainer)

@@ -36,9 +36,7 @@ class Curve:
 
 
 class RunFolder:
-    """One run's folder; a ConfigError if it is none, :class:`NotRecorded` where there is nothing to read.
-    Newer points replace those of frames that a resumed run did again.
-    """
+    """A run's folder, else ConfigError. Newer points replace those of frames that a resumed run did again."""
 
     def __init__(self, path: Path) -> None:
         if not (path / RESOLVED).is_file():

@@ -106,9 +106,7 @@ def run_job(line: CommandLine, jobs: list[Job]) -> None:
 
 
 def train_job(job: Job) -> int:
-    """Build, resume if asked, train, and say how it went; ``rlsync status`` reads it from the run's folder.
-    Returns 0, or 128 and the number of the signal that ended it.
-    """
+    """Build, resume if asked, and train; returns 0, or 128 and the number of the signal that ended it."""
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)

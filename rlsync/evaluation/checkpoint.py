@@ -69,9 +69,7 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
 
 
 def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: bool = False) -> Trained:
-    """Give a player the weights of the run's best version; see :func:`best_in` for ``trusted``. Frames are
-    those of the receipts; 0 if these do not name it. ConfigError if it is missing, damaged, or does not fit.
-    """
+    """Load a run's best version, whose frames are in the receipts, else 0; ConfigError: none, or no fit."""
     best = best_in(file, trusted=trusted)
     if best is None:
         raise ConfigError(

@@ -77,9 +77,7 @@ _FULL_WORKER = 16  #: with more environments a worker gains little: it steps the
 
 
 def more_frames(config: Config) -> str | None:
-    """The override with which workers make more frames a second: more environments share a policy call, more
-    workers use other cores, asynchronous ones collect while the learner updates. None if there is none.
-    """
+    """The override with which workers make more frames a second: more environments, or workers, or async."""
     envs, collector = config.env.num_envs, config.collector
     workers, off_policy = collector.num_workers, isinstance(config.recipe, ReplayConfig)
     ways: list[tuple[bool, str, dict[str, Any]]] = [

@@ -50,9 +50,7 @@ class EnvConfig:
 
 @dataclass
 class AtariConfig(EnvConfig):
-    """An Atari game from pixels, by gymnasium's v5 protocol unless keys say otherwise: those of
-    :class:`~rlsync.workers.envs.specs.AtariEnvs`; ``kwargs`` are its ``options``.
-    """
+    """A game from pixels, by the v5 protocol; the keys are those of AtariEnvs, ``kwargs`` its ``options``."""
 
     kind: ClassVar[str] = "pixels"
     #: The id of the game, as ALE/<Game>-v5. You must give it.
@@ -116,10 +114,7 @@ class AtariConfig(EnvConfig):
 
 @dataclass
 class RenderedConfig(EnvConfig):
-    """Any gymnasium id that renders ``rgb_array``, observed as its picture and as nothing else.
-
-    The keys are those of :class:`~rlsync.workers.envs.specs.RenderedEnvs`; ``kwargs`` are its ``options``.
-    """
+    """An id seen as its ``rgb_array``; the keys are those of RenderedEnvs, ``kwargs`` its ``options``."""
 
     kind: ClassVar[str] = "rendered"
     #: The id of the environment in gymnasium. You must give it.

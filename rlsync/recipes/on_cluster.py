@@ -48,9 +48,7 @@ class Cluster:
     def transitions(
         self, policy: TensorDictModuleBase, *, random_frames: int, ladder: EpsilonLadder | None, maker: Maker
     ) -> BaseCollector:
-        """Workers that make a stock collector's transitions. A batch is a rollout of each worker of
-        ``cluster.min_nodes`` nodes, of the newest version; with ``collector=async`` a rollout of one worker.
-        """
+        """A batch is a rollout of each worker of ``min_nodes`` nodes; if asynchronous, one of one worker."""
         config, spaces = self._run.config, self._run.spaces
         settings, num_envs = config.collector, config.env.num_envs
         waits = settings.kind == "sync"

@@ -101,10 +101,8 @@ class Recipe:
         return self.trainer(run)
 
     def player(self, config: Config, spaces: Any, deterministic: bool) -> CheckpointPlayer:
-        """What acts with the weights of a run's checkpoint, once they are loaded into it.
-
-        ``spaces`` is what ``probe`` returned. With ``deterministic`` it takes the likeliest action in place
-        of drawing one. ConfigError if the config has the settings of another recipe.
+        """What acts with a checkpoint's weights, once they are loaded into it. ``spaces`` is what ``probe``
+        returned; ``deterministic`` takes the likeliest action. ConfigError: settings of another recipe.
         """
         from tensordict.nn import TensorDictModuleBase
 
@@ -131,11 +129,7 @@ def names() -> list[str]:
 
 
 def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -> Recipe:
-    """The recipe of this name, which lies ``at`` a ``module:OBJECT``, or is shipped or installed.
-
-    ConfigError, which names the place ``where`` the name stands, if there is no such recipe, it cannot be
-    imported, or its name is that of a shipped one.
-    """
+    """The recipe of this name, at a ``module:OBJECT``, shipped or installed; ConfigError names ``where``."""
     if at is not None and name in SHIPPED:
         raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")
     value = at or SHIPPED.get(name)

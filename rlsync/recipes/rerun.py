@@ -77,9 +77,7 @@ def _print_of(resumed: Path) -> str | None:
 
 
 def keep_life(run: Path, checkpoint: Path) -> Path | None:
-    """Keep what the last life of a run has left, before the one that has just begun replaces it; None if the
-    run has no schedule. The files are linked where that is possible, and not copied.
-    """
+    """Keep what a run's last life has left, linked where possible; None if the run has no schedule."""
     if not (run / SCHEDULE).is_file():
         return None
     kept = run / LIVES / str(len(lives_in(run / SCHEDULE)) - 1)
@@ -97,11 +95,7 @@ def keep_life(run: Path, checkpoint: Path) -> Path | None:
 
 
 def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int, tuple[Life, Config]]:
-    """What the lives of the run in a folder have recorded, by number from 1, and the config of each, if all
-    that they need to be made again is there. ``config_in`` reads the one in a folder.
-
-    ConfigError: it has no schedule, one of another config, or it cannot be made again, and why.
-    """
+    """The lives of a run that can be made again, by number from 1, and their configs; else ConfigError."""
     file, found = run / SCHEDULE, dict[int, tuple[Life, Config]]()
     for number, life in enumerate(lives_in(file), 1):
         if not life.rollouts:  # it was killed before it had written a block

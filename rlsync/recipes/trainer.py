@@ -172,9 +172,7 @@ class RandomState(GlobalRNGState):
 
 
 def make_logger(config: Config) -> Logger | None:
-    """The logger that a config names, or None; a Weights & Biases run is told all keys, and goes on in place
-    of the one that ``resume`` names. ConfigError if it cannot start: no worker runs yet.
-    """
+    """The logger that a config names, or None; ConfigError if it cannot start: no worker runs yet."""
     kind, run_dir, kwargs = config.logger.kind, config.run_dir, config.logger.kwargs
     if run_dir is None or kind == "none":
         return None

@@ -12,9 +12,7 @@ CPU = torch.device("cpu")
 
 
 def device_named(name: str | torch.device, where: str) -> torch.device:
-    """The device of this name, an accelerator with its number; nothing starts on it. One that torch cannot
-    compute on, or this machine does not have, is refused; ``where`` is the place of the name in the error.
-    """
+    """The device of this name, an accelerator with its number; ConfigError if this machine has none."""
     try:
         device = torch.device(name)
         count = 1 if device.type == "cpu" else int(torch.get_device_module(device).device_count())

@@ -55,9 +55,7 @@ class RolloutMakers(Protocol):
 
 
 class PinnedSlots:
-    """Pins the slots of a ring, so that copies to a CUDA device need not wait for the host. For any other
-    device, or if CUDA refuses, which is logged, it does nothing.
-    """
+    """Pins slots, so that copies to CUDA need not wait for the host; if refused, it is logged once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -263,9 +263,7 @@ def check_fits(player: Player, envs: Envs, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A player on its device, for callers whose environments and tensors are in host memory: only the action
-    comes back, state and records stay on the device. On the CPU nothing is copied.
-    """
+    """A player on its device, for callers in host memory: only actions come back. A CPU copies nothing."""
 
     player: Player
     generator: Generator

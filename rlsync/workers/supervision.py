@@ -120,9 +120,7 @@ class Supervisor:
         return sum(self._lives)
 
     def await_start(self, timeout_s: float, logs: StartLogs) -> None:
-        """Wait until all workers are ready, and close the logs of their start. AdoptionTimeout: one is late.
-        WorkerLost: one ended; it is not started again, because its job has never worked yet.
-        """
+        """Wait until all are ready. AdoptionTimeout: one is late. WorkerLost: one ended, and stays so."""
 
         def last_words(worker: int) -> str:
             logs.show(worker)
@@ -139,10 +137,7 @@ class Supervisor:
         return self._ring.writer(worker).ready
 
     def look(self) -> bool:
-        """Note which workers have ended, kill silent ones, and start those again whose pause is over; whether
-        one was killed or started: its slot is free again. WorkerLost: one ended too often, or none is left.
-        AdoptionTimeout: all are silent.
-        """
+        """Note ends, kill the silent, start who is due; whether one was killed or started. Else it raises."""
         for worker, process in enumerate(self.procs):
             if worker not in self._pauses.due and process.exitcode is not None:
                 self._note_end(worker)

@@ -127,11 +127,9 @@ def adopting(
     *,
     prove: bool = False,
 ) -> Adopter:
-    """Give a player memory on a device, and attach it to the board as this reader; it has the newest version
-    when this returns.
+    """Give a player memory on a device, and attach it to the board with the newest version.
 
-    On any device but the CPU, parameters are copied out of the board, whatever ``adopt`` says. This process
-    ends when the board's publisher is killed. BoardClosed: the learner has closed the board or died.
+    Only the CPU aliases. This process ends when the publisher is killed; BoardClosed: it has closed or died.
     """
     materialised(player, device)
     places = {

@@ -49,9 +49,7 @@ class Composition:
 
 
 def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | None, list[ConfigError]]:
-    """Compose a job, only where Hydra is initialised: what the overrides make without those that name no key,
-    or None if Hydra cannot compose them; and all errors that were seen on the way.
-    """
+    """What a job's overrides make, without those that name no key; None if Hydra refuses. And all errors."""
     overrides = [parsed(word) for word in words]
     hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
     groups = own_hydra.group_names()

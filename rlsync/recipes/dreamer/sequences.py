@@ -30,9 +30,7 @@ STREAM, ROW = "stream", "row"
 
 
 class NumberRows(OwnTransform):
-    """Writes a number on each observation, which grows by one from row to row, and the random id of its
-    stream. Sequences are found by these, in whatever order frames arrive; a lost rollout leaves a gap.
-    """
+    """Writes on each observation its stream's random id and its row's number; a lost rollout leaves a gap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,9 +63,7 @@ class NumberRows(OwnTransform):
 
 
 def as_rows(batch: TensorDictBase) -> TensorDictBase:
-    """The rows ``[rows]`` that frames bring: ``action``, ``is_init``, ``stream``, ``row``, ``policy_version``
-    and, under ``next``, what the action led to. An episode's first row has an action of zeros.
-    """
+    """The rows that frames bring; an episode's first one has an action of zeros."""
     frames = batch.reshape(-1)
     after = frames.get("next")
     flags = {name: after.get(name).reshape(-1, 1) for name in ("done", "terminated")}
@@ -97,10 +93,7 @@ def as_rows(batch: TensorDictBase) -> TensorDictBase:
 
 
 class Sequences(OwnSampler):
-    """Draws sequences of ``length`` rows of one stream, all alike likely, found by the rows' numbers.
-    TorchRL's SliceSampler wants them one behind the other in the storage. Those ``within_episodes`` cross no
-    end. Checkpoints keep nothing of it.
-    """
+    """Draws sequences of ``length`` rows of one stream, wherever they are stored, all alike likely."""
 
     def __init__(self, length: int, *, within_episodes: bool = False) -> None:
         self.length = length

@@ -49,9 +49,7 @@ _PICTURE = "picture"  #: TorchRL's loss sums its errors over the last three dime
 
 
 class DreamerV1Loss(LossModule):
-    """The losses of world model, actor and critic in one: their sum has the gradient of each, and none
-    reaches another's weights. Model and critic learn rewards times ``reward_scale``.
-    """
+    """The three losses in one: none reaches another's weights. Rewards are learned times ``reward_scale``."""
 
     def __init__(
         self,

@@ -186,9 +186,7 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
 
 
 def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
-    """What reads an observation, how many numbers it makes of it, and what says which one to expect. Pictures
-    stay uint8 until TorchRL's encoder and loss use them: so players and learner convert them alike.
-    """
+    """Encoder, width of its output, decoder. Pictures stay uint8 until TorchRL's own encoder and loss."""
     if spaces.picture is None:
         encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
         return encoder, recipe.cells, SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)

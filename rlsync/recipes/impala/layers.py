@@ -18,9 +18,7 @@ TORSOS = ("mlp", "shallow", "deep")
 
 
 class PixelConv2d(nn.Conv2d):
-    """A convolution that takes uint8 pixels and computes with pixels / 255, by dividing its few weights;
-    bfloat16 represents 0 to 255 exactly.
-    """
+    """A convolution of uint8 pixels / 255, by dividing its few weights; bfloat16 has 0 to 255 exactly."""
 
     def __init__(
         self, inputs: int, outputs: int, size: int, *, stride: int, padding: int, channels_last: bool
@@ -152,9 +150,7 @@ class EpisodicLSTM(nn.Module):
             self.inward.bias[units : 2 * units] = 1.0
 
     def forward(self, features: Tensor, is_init: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [T, N, units] and states [T, N, 2, units] without gradient, of ``features`` [T, N, inputs],
-        ``is_init`` [T, N] and the first ``state`` [N, 2, units], output and cell.
-        """
+        """Outputs [T, N, units], and states [T, N, 2, units] (output and cell) without gradient."""
         keep = (~is_init).to(features.dtype).unsqueeze(-1)
         h, c = state.unbind(1)
         outputs, cells = [], []

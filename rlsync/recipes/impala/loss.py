@@ -208,9 +208,7 @@ class Steps(NamedTuple):
 def loss_terms(
     seen: Unrolled, steps: Steps, head: PolicyHead, settings: LossSettings
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The policy, baseline and entropy losses before their coefficients, and detached scalars to log; no
-    branch on values, so it compiles whole. ConfigError if an option needs a tensor that is None in ``steps``.
-    """
+    """The losses before their coefficients, and scalars to log; no branch on values, so it compiles whole."""
     params = seen.params[:-1]
     log_prob, entropy = head.score(params, steps.action)
     log_prob, values, behaviour = wide(log_prob, seen.value, steps.behaviour_log_prob)

@@ -101,9 +101,8 @@ class Standardized(nn.Module):
 
 
 class Normalize(TrainerHookBase):
-    """Counts every collected frame, and writes the statistics into all networks of the trainer's loss.
-    Rewards are divided by the root of their mean square when they are drawn, so that frames of any age count
-    in one unit; subtracting would change which policy is best. It logs ``normalize/frames`` and the scale.
+    """Counts every frame, and writes the statistics into all networks of the loss. Drawn rewards are divided
+    by their root mean square, so that frames of any age count in one unit.
     """
 
     def __init__(self, config: NormalizeConfig, features: int) -> None:

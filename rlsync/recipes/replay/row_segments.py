@@ -135,10 +135,8 @@ MOST_SEGMENTS = 1_000  #: with so many segments of single checkpoints, these are
 
 
 class RowSegments(TensorStorageCheckpointer):
-    """The checkpointer of a round-robin replay buffer's storage: writes only the new rows, and links the
-    segments of the checkpoint before, or writes again what cannot be linked. A segment is on disk before
-    ``dumps`` returns, and the checkpoint before stays untouched. Each row is written twice at most, whatever
-    :data:`MOST_SEGMENTS`. Stored rows must not change: ``TensorDictReplayBuffer.extend`` is the only way in.
+    """Writes only the new rows of a round-robin buffer, and links older segments or writes them again, once
+    at most. Stored rows must not change: ``TensorDictReplayBuffer.extend`` is the only way in.
     """
 
     def __init__(

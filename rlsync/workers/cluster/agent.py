@@ -45,9 +45,7 @@ def has_version(receiver: NodeReceiver, timeout_s: float) -> bool:
 
 
 class NodeAgent:
-    """Starts a node's workers, looks after them, and hands their rollouts out in the order of the ring. Ray
-    calls its methods from several threads.
-    """
+    """Starts and keeps a node's workers, and hands rollouts out in order. Several threads of Ray call it."""
 
     def __init__(self, job: NodeJob) -> None:
         torch.set_num_threads(1)
@@ -68,9 +66,7 @@ class NodeAgent:
         threading.Thread(target=self._end_with_the_learner, name="rlsync-learner-watch", daemon=True).start()
 
     def start(self, timeout_s: float) -> int:
-        """Wait for the newest version, then start the workers; returns this agent's process id.
-        AdoptionTimeout: no version came, or a worker is not ready, in time. WorkerLost: a worker ended.
-        """
+        """Wait for a version, then start the workers; returns the process id. AdoptionTimeout, WorkerLost."""
         deadline, job = time.monotonic() + timeout_s, self._job
         # A player without weights publishes no version.
         if job.settings.player.modules and not has_version(self._receiver, timeout_s):
@@ -96,9 +92,7 @@ class NodeAgent:
             self._orders = orders
 
     def take(self, number: int, timeout_s: float) -> Flat | None:
-        """The oldest rollout that is not taken yet, in the order of calls; ``None`` if none came in time.
-        Errors are those of :meth:`Supervisor.look`; PublishError: no weights come here any more.
-        """
+        """The oldest rollout, in the order of calls, or ``None``. PublishError: no weights come any more."""
         turns = self._turns
         if number < turns.first:
             return None  # a call of a learner that is gone
@@ -126,9 +120,7 @@ class NodeAgent:
         )
 
     def follow(self, mailbox: Any, keep_s: float) -> AgentState:
-        """Follow the next learner, and wait ``keep_s`` for the one after it. Workers begin no rollout until
-        it gives orders. PublishError: the learner before is not gone, or this agent is about to end.
-        """
+        """Follow the next learner, and await orders. PublishError: the one before lives, or this one ends."""
         with self._supervising, self._ordering:
             if self._ending.is_set() or not self._receiver.learner_died:
                 why = "this agent is about to end" if self._ending.is_set() else "its learner lives"

@@ -52,20 +52,10 @@ _THREADS_BESIDE = 4
 class ClusterCollector(RolloutCollector):
     """Collects unrolls as :class:`~rlsync.workers.collector.UnrollCollector` does, on the nodes of a cluster.
 
-    One agent on each node keeps a board and a ring, as on one host, and starts workers there. Versions reach
-    the boards through Ray's object store, once for each node; full slots come back as one flat object each,
-    no more than ``placement.credits`` ahead of the learner, so a slow learner stops its workers.
-
-    A node that joins later gets an agent. What had arrived of a node that is lost is good; what had not is
-    lost and counted in :attr:`tally`. Agents and workers end with :meth:`shutdown`, and with this process.
-
-    ``workers_per_node`` have two slots more than they are, and act on one ``policy_device`` or one each. The
-    agents that an earlier learner of the same ``crew`` left are taken over or ended; versions follow theirs,
-    in the next generation. ``session`` is closed at the end. Other arguments: see ``UnrollCollector``.
-
-    ConfigError: a number is out of range, Ray is not initialised, or the agents of ``crew`` belong to a
-    learner that lives. WorkerLost: a node was lost before its workers were ready, or, later, none is left.
-    AdoptionTimeout: nodes are not ready in time, or no rollout comes from any. Source: arXiv 1802.01561.
+    One agent on each node keeps a board, a ring and workers. Versions reach it through Ray's object store;
+    slots come back as flat objects, at most ``placement.credits`` ahead of the learner. Nodes may join later;
+    rollouts lost with one are counted in :attr:`tally`. Agents that an earlier learner of the ``crew`` left
+    are taken over or ended; versions follow theirs. ``session`` is closed at the end.
     """
 
     def __init__(
@@ -200,9 +190,7 @@ class ClusterCollector(RolloutCollector):
         return self._arrivals.counters()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Reset all environments and random numbers, as ``UnrollCollector`` does, from the first node on.
-        Returns the first seed that the nodes that there are do not use, or with ``static_seed`` the same one.
-        """
+        """Reset all with new seeds; returns the first that no node uses, or with ``static_seed`` the same."""
         self._arrivals.seed(seed)
         return seed if static_seed else seed + self._nodes.seats * self._envs_per_node
 
@@ -265,9 +253,7 @@ class ClusterCollector(RolloutCollector):
 
 
 class BoardHere:
-    """A board on the learner's machine with every version that nodes get, for readers that are no workers:
-    the learner waits for none of them. AdoptionTimeout: the first version did not come in time.
-    """
+    """A board here with every version that nodes get, for readers whom the learner does not wait for."""
 
     def __init__(self, mailbox: Any, timeout_s: float = 60.0) -> None:
         self._board = BoardWriter()
@@ -298,12 +284,9 @@ _LOOK_S = 0.005
 
 
 class TransitionCollector(ClusterCollector):
-    """Collects transitions as TorchRL's process collectors do, on a cluster; see
-    :func:`~rlsync.workers.players.torchrl_policy.transitions`. With ``waits``, each batch has frames of the
-    newest version alone: between two batches no worker begins a rollout, and others are left out and counted
-    as dropped. Without it, workers never wait for the learner. Workers draw their actions uniformly until
-    ``random_frames`` were collected and a version was published after that: publish ``collector.prefill`` as
-    ``"prefill"``, with the weights.
+    """Collects transitions as TorchRL does. With ``waits`` a batch has frames of the newest version alone,
+    and others are dropped. Actions are random until ``random_frames`` were collected and a version came after
+    that: publish ``collector.prefill`` as ``"prefill"``, with the weights.
     """
 
     def __init__(

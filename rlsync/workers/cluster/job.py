@@ -130,9 +130,7 @@ def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:
 
 
 class Turns:
-    """Serves numbered calls one at a time, in order, from ``first``: Ray does not promise that an actor with
-    several threads begins them so. Every number must be used. A call ends its turn however it ends.
-    """
+    """Serves calls one at a time in order of their numbers, all of which must be used: Ray promises none."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
@@ -183,9 +181,7 @@ def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
 
 
 def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
-    """Copy a rollout out of :func:`pack`'s array into ``uint8`` memory of ``layout.image_bytes``, which its
-    views lie in; PublishError if it is none of this layout.
-    """
+    """Copy what :func:`pack` made into memory that the views lie in; PublishError if of another layout."""
     head = flat[:_HEAD_BYTES].view(np.int64).tolist() if flat.nbytes >= _HEAD_BYTES else [0] * _HEAD_WORDS
     magic, count, used, writer, number, *counted = head
     if magic != _MAGIC or used != flat.nbytes - _HEAD_BYTES or used != _used_bytes(layout, count):

@@ -123,9 +123,7 @@ class VectorEnvs(Envs):
 
 
 class AleEnvs(VectorEnvs):
-    """A game on ale-py's vector environment, whose threads step while the caller does something else. With
-    ``life_loss_ends_episode`` a lost life is reported as the end of an episode, although the game goes on.
-    """
+    """A game on ale-py's threads; ``life_loss_ends_episode`` reports lost lives as ends, and games go on."""
 
     def __init__(
         self, game: str, num_envs: int, options: Mapping[str, Any], life_loss_ends_episode: bool = False

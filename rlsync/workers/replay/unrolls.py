@@ -271,9 +271,7 @@ class RowStore:
 
 
 def _to_rows(batch: TensorDictBase, records: Sequence[Record]) -> tuple[TensorDict, TensorDict, Tensor]:
-    """Copies on the CPU: the B unrolls of a batch as rows, its final observations, unroll by unroll, and how
-    many of these each unroll has, [B].
-    """
+    """Copies on the CPU: B unrolls as rows, final observations by unroll, and how many each has, [B]."""
     known, timed = keys.known_keys(records), keys.timed_keys(records)
     _check_keys(batch, known)
     columns = {}
