@@ -48,28 +48,24 @@ class MakesPlayer(Protocol):
 class Recipe:
     """All that rlsync must know of a recipe to train, evaluate, resume and list it.
 
-    Args:
-        name: what ``recipe.name`` says in a config, and the name of its YAML file.
-        settings: the dataclass of its settings, a :class:`~rlsync.recipes.settings.RecipeConfig`.
-        probe: makes one environment, looks at it, closes it, and returns what the networks must know of it.
-            Raises ConfigError where the environment cannot serve.
-        trainer: makes the trainer of a :class:`~rlsync.recipes.run.Run`, whose config has been checked. Its
-            workers run, and its sync map is resolved.
-        acting: the network that acts with the weights of a checkpoint, new, for ``rlsync eval``: a TorchRL
-            policy that reads ``observation`` and writes ``action``, or a network that makes its own player.
-            TorchRL's Trainer saves the policy of the loss module's ``actor_network``, else of its
-            ``value_network``.
-
     Example:
         >>> recipe = recipe_named("dqn")
         >>> recipe.settings().name
         'dqn'
     """
 
-    name: str
+    name: str  #: what ``recipe.name`` says in a config, and the name of its YAML file
+    #: The dataclass of its settings, a :class:`~rlsync.recipes.settings.RecipeConfig`.
     settings: type[RecipeConfig]
+    #: Makes one environment, looks at it, closes it, and returns what the networks must know of it. Raises
+    #: ConfigError where the environment cannot serve.
     probe: Callable[[EnvConfig], Any]
+    #: Makes the trainer of a :class:`~rlsync.recipes.run.Run`, whose config has been checked. Its workers
+    #: run, and its sync map is resolved.
     trainer: Callable[[Run[Any]], Trainer]
+    #: The network that acts with the weights of a checkpoint, new, for ``rlsync eval``: a TorchRL policy that
+    #: reads ``observation`` and writes ``action``, or a network that makes its own player. TorchRL's Trainer
+    #: saves the policy of the loss module's ``actor_network``, else of its ``value_network``.
     acting: Callable[[Run[Any]], TensorDictModuleBase | MakesPlayer]
 
     def build(self, config: Config, spaces: Any = None, again: Life | None = None) -> Trainer:

@@ -27,25 +27,20 @@ State = dict[str, Tensor]  #: what a player remembers of N environments: tensors
 class Record:
     """One array that a player adds to the frames.
 
-    Args:
-        name: its key in the batch.
-        shape: of one environment's entry, without time and environments.
-        dtype: how it is stored.
-        per: ``"step"``: :meth:`Player.act` returns it at every step. ``"unroll"``: it is the entry ``name``
-            of the state before the unroll's first step. The worker itself knows ``last_reward``: it is not
-            taken from the state.
-        beside: True stores it under ``"collector"`` in the batch: something to look at, which no loss reads
-            and no replay keeps.
-
     Example:
         >>> Record("behaviour_log_prob", (), torch.float32).per
         'step'
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    name: str  #: its key in the batch
+    shape: tuple[int, ...]  #: of one environment's entry, without time and environments
+    dtype: torch.dtype  #: how it is stored
+    #: ``"step"``: :meth:`Player.act` returns it at every step. ``"unroll"``: it is the entry ``name`` of the
+    #: state before the unroll's first step. The worker itself knows ``last_reward``: it is not taken from the
+    #: state.
     per: Literal["step", "unroll"] = "step"
+    #: True stores it under ``"collector"`` in the batch: something to look at, which no loss reads and no
+    #: replay keeps.
     beside: bool = False
 
 

@@ -30,12 +30,6 @@ _AFTER_SIGKILL_S = 10.0
 class Restarts:
     """How often, and how soon, a worker that ended is started again.
 
-    Args:
-        at_most: restarts of one worker within ``window_s``; if it ends once more, the run ends.
-        window_s: seconds after which a restart no longer counts.
-        first_pause_s: seconds before the first restart; each further pause is twice as long.
-        longest_pause_s: upper limit of a pause, seconds.
-
     Raises:
         ConfigError: a number is out of range.
 
@@ -44,10 +38,10 @@ class Restarts:
         [0.5, 1.0, 2.0, 4.0]
     """
 
-    at_most: int = 5
-    window_s: float = 600.0
-    first_pause_s: float = 0.5
-    longest_pause_s: float = 30.0
+    at_most: int = 5  #: restarts of one worker within ``window_s``; if it ends once more, the run ends
+    window_s: float = 600.0  #: seconds after which a restart no longer counts
+    first_pause_s: float = 0.5  #: seconds before the first restart; each further pause is twice as long
+    longest_pause_s: float = 30.0  #: upper limit of a pause, seconds
 
     def __post_init__(self) -> None:
         if self.at_most < 0 or min(self.window_s, self.first_pause_s, self.longest_pause_s) < 0:

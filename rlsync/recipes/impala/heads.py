@@ -118,9 +118,6 @@ class PolicyHead(ABC):
 class Categorical(PolicyHead):
     """One of ``actions``, from logits [..., actions]; an action is an int64 index.
 
-    Args:
-        actions: how many there are to choose from.
-
     Source: torch.distributions.Categorical, to which tests compare it.
 
     Example:
@@ -131,7 +128,7 @@ class Categorical(PolicyHead):
 
     action_shape: ClassVar[tuple[int, ...]] = ()
     action_dtype: ClassVar[torch.dtype] = torch.int64
-    actions: int
+    actions: int  #: how many there are to choose from
 
     @property
     def width(self) -> int:

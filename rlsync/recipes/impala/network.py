@@ -40,10 +40,7 @@ class Finals(NamedTuple):
     """The observations that truncations hid: each followed step ``time`` of environment ``env``.
 
     Args:
-        observation: [K, ...].
         time, env: [K] int64.
-        last_action: [K, ...], the action of that step; None for a network that does not take it.
-        last_reward: [K], its reward; None likewise.
 
     Example:
         >>> finals = Finals(torch.zeros(1, 4), time=torch.tensor([7]), env=torch.tensor([0]))
@@ -51,11 +48,12 @@ class Finals(NamedTuple):
         True
     """
 
-    observation: Tensor
+    observation: Tensor  #: [K, ...]
     time: Tensor
     env: Tensor
+    #: [K, ...], the action of that step; None for a network that does not take it.
     last_action: Tensor | None = None
-    last_reward: Tensor | None = None
+    last_reward: Tensor | None = None  #: [K], its reward; None likewise
 
 
 class ImpalaNet(nn.Module):

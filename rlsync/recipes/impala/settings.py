@@ -22,29 +22,19 @@ if TYPE_CHECKING:
 class Trust(NamedTuple):
     """What a trust region decided about the steps of an unroll.
 
-    Args:
-        accepted: [T, ...] bool, true for the steps inside.
-        gate_delta: whether a rejected step loses its temporal difference, too.
-
     Example:
         >>> import torch
         >>> Trust(torch.tensor([True, False]), gate_delta=False).accepted.sum()
         tensor(1)
     """
 
-    accepted: Tensor
-    gate_delta: bool
+    accepted: Tensor  #: [T, ...] bool, true for the steps inside
+    gate_delta: bool  #: whether a rejected step loses its temporal difference, too
 
 
 @dataclass(frozen=True, slots=True)
 class TrustRegion:
     """Accepts a step when KL(target policy || reference policy) at its observation is below a threshold.
-
-    Args:
-        threshold: in nats, above zero.
-        reference: ``"mu"``, the behaviour policy; or ``"implied"``, the policy whose value V-trace estimates:
-            min(rho_bar * behaviour policy, target policy), normalised (categorical policies only).
-        gate_delta: whether a rejected step loses its temporal difference, too.
 
     Raises:
         ConfigError: the threshold is not above zero, or there is no such reference.
@@ -57,9 +47,11 @@ class TrustRegion:
         tensor([ True, False])
     """
 
-    threshold: float = bounds.above_zero(MISSING)
+    threshold: float = bounds.above_zero(MISSING)  #: in nats, above zero
+    #: ``"mu"``, the behaviour policy; or ``"implied"``, the policy whose value V-trace estimates: min(rho_bar
+    #: * behaviour policy, target policy), normalised (categorical policies only).
     reference: str = bounds.one_of("mu", "implied")
-    gate_delta: bool = False
+    gate_delta: bool = False  #: whether a rejected step loses its temporal difference, too
 
     def __post_init__(self) -> None:
         bounds.refuse(bounds.bound_errors(self, "TrustRegion."))
@@ -77,15 +69,6 @@ class TrustRegion:
 class VTraceSettings:
     """The values of V-trace.
 
-    Args:
-        gamma: discount.
-        rho_bar: bound of the probability ratio in the temporal difference. It decides which policy's value is
-            learned.
-        c_bar: bound of the ratio in the trace. It decides how far back a temporal difference reaches.
-        pg_rho_bar: bound of the ratio in the advantage.
-        lam: the lambda of TD(lambda) and GAE(lambda). 1 is plain V-trace; smaller values give shorter
-            returns.
-
     Raises:
         ConfigError: a value is out of its range.
 
@@ -96,10 +79,13 @@ class VTraceSettings:
         1.0
     """
 
-    gamma: float = bounds.same_as(RecipeConfig, "gamma")
+    gamma: float = bounds.same_as(RecipeConfig, "gamma")  #: discount
+    #: Bound of the probability ratio in the temporal difference. It decides which policy's value is learned.
     rho_bar: float = bounds.above_zero(1.0)
+    #: Bound of the ratio in the trace. It decides how far back a temporal difference reaches.
     c_bar: float = bounds.above_zero(1.0)
-    pg_rho_bar: float = bounds.above_zero(1.0)
+    pg_rho_bar: float = bounds.above_zero(1.0)  #: bound of the ratio in the advantage
+    #: The lambda of TD(lambda) and GAE(lambda). 1 is plain V-trace; smaller values give shorter returns.
     lam: float = bounds.fraction(1.0)
 
     def __post_init__(self) -> None:
@@ -112,13 +98,6 @@ class LossSettings(VTraceSettings):
 
     Args:
         gamma, rho_bar, c_bar, pg_rho_bar, lam: see :class:`VTraceSettings`.
-        entropy_coeff: weight of the entropy bonus.
-        baseline_coeff: weight of the baseline's loss. The paper has 0.5; where returns are large, the
-            baseline's gradient is then many times the policy's.
-        reward_clipping: ``"none"``, or ``"clip"`` to [-1, 1].
-        reduction: ``"mean"`` or ``"sum"`` (as in the paper) over the T * B steps.
-        entropy_on: ``"all"`` unrolls, or only the ``"online"`` ones, as in LASER.
-        trust_region: LASER's, or None. The policy and the baseline do not learn from steps outside.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -130,11 +109,16 @@ class LossSettings(VTraceSettings):
         'mean'
     """
 
-    entropy_coeff: float = bounds.not_below_zero(0.01)
+    entropy_coeff: float = bounds.not_below_zero(0.01)  #: weight of the entropy bonus
+    #: Weight of the baseline's loss. The paper has 0.5; where returns are large, the baseline's gradient is
+    #: then many times the policy's.
     baseline_coeff: float = bounds.not_below_zero(0.02)
-    reward_clipping: str = bounds.one_of("none", "clip")
+    reward_clipping: str = bounds.one_of("none", "clip")  #: ``"none"``, or ``"clip"`` to [-1, 1]
+    #: ``"mean"`` or ``"sum"`` (as in the paper) over the T * B steps.
     reduction: str = bounds.one_of("mean", "sum")
+    #: ``"all"`` unrolls, or only the ``"online"`` ones, as in LASER.
     entropy_on: str = bounds.one_of("all", "online")
+    #: LASER's, or None. The policy and the baseline do not learn from steps outside.
     trust_region: TrustRegion | None = None
 
 

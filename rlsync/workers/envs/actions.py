@@ -15,15 +15,12 @@ from rlsync.core.errors import ConfigError
 class DiscreteActions:
     """An action is an int64 index, 0 to ``n - 1``.
 
-    Args:
-        n: how many actions there are to choose from.
-
     Example:
         >>> DiscreteActions(3).shape, DiscreteActions(3).dtype
         ((), torch.int64)
     """
 
-    n: int
+    n: int  #: how many actions there are to choose from
 
     @property
     def shape(self) -> tuple[int, ...]:
