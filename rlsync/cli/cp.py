@@ -35,7 +35,6 @@ _OF_A_KIND = {
 
 
 def main(arguments: list[str]) -> int:
-    """Copy one file, and print the commands that use the copy."""
     parser = parser_of("cp", "Copy a shipped config, to edit it.", _EXAMPLES)
     folder = Path("my_configs")
     parser.add_argument("config", metavar="GROUP/NAME", help="as rlsync ls lists it")
@@ -60,7 +59,6 @@ def main(arguments: list[str]) -> int:
 
 
 def find(name: str) -> Shipped:
-    """The config that ``GROUP/NAME`` names."""
     known = {str(config): config for options in shipped.groups().values() for config in options}
     if name in known:
         return known[name]

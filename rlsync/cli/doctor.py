@@ -66,7 +66,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the checks, print the findings, and return 1 if a check fails."""
     given = parser().parse_args(arguments)
     named = given.target if given.trainer is None else given.trainer
     target = None if named is None else users_trainer.target_of(named)

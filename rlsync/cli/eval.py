@@ -50,7 +50,6 @@ line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    """Print the policy's score in one line, and where the video is; or JSON."""
     given = _parser().parse_args(arguments)
     prepare_process()
     config = config_of(given.run, given.trust)

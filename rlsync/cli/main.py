@@ -83,7 +83,6 @@ def _run(words: list[str]) -> int:
 
 
 def run_verb(verb: str, arguments: list[str]) -> int:
-    """Import the verb's module, and only it, and call its ``main``."""
     if verb not in VERBS:
         hint = did_you_mean(nearest_name(verb, VERBS))
         raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")

@@ -193,7 +193,6 @@ def _put_back(group: dict[str, Any], fresh: dict[str, Any], name: str) -> None:
 
 
 def schedulers(trainer: Trainer) -> list[LRScheduler]:
-    """The learning rate schedules of a trainer's registered hooks."""
     return [value for value in _held_by_hooks(trainer) if isinstance(value, LRScheduler)]
 
 

@@ -64,7 +64,6 @@ def main(arguments: list[str]) -> int:
 
 
 def help_text() -> str:
-    """What ``rlsync train --help`` prints."""
     groups = "\n".join(f"  {g}={'|'.join(options)}" for g, options in command_line.choices().items())
     return f"""usage: rlsync train [group=option | key=value ...]
 
@@ -157,7 +156,6 @@ def train_job(job: Job) -> int:
 
 
 def told_of_resume(trainer: Trainer, job: Job) -> str:
-    """What is resumed, and with what changed."""
     told = f"resumed from {job.checkpoint}  frames {trainer.collected_frames:,}"
     if job.changes is None:
         return (
@@ -236,7 +234,6 @@ class LiveLine:
             self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def reason(self, interrupts: Interrupts) -> str:
-        """Why the training is over."""
         if interrupts.signal is not None:
             return "interrupted" if interrupts.signal == signal.SIGINT else "terminated"
         return "target return reached" if self.returns.reached else "total_frames collected"

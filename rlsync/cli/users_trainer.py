@@ -217,7 +217,8 @@ def run_apart(work: Work, *arguments: object) -> object:
         said = _hear(ours, process, Stage("starting its process", _START_TIMEOUT_S))
         wait([process.sentinel], 0.0 if isinstance(said, Failed) else _SHUTDOWN_TIMEOUT_S)
     finally:
-        _end(process)
+        end_group(process)  # in every case: all processes of its session
+        process.join()
         ours.close()
     if isinstance(said, RlsyncError):
         raise said
@@ -225,7 +226,6 @@ def run_apart(work: Work, *arguments: object) -> object:
 
 
 def _hear(pipe: Connection, process: SpawnProcess, stage: Stage) -> object:
-    """The result of the child, or why there is none."""
     try:
         while pipe.poll(stage.limit_s):
             said = pipe.recv()
@@ -237,12 +237,6 @@ def _hear(pipe: Connection, process: SpawnProcess, stage: Stage) -> object:
         how = "without a word" if process.exitcode is None else ending(process.exitcode)
         return Failed(f"{stage.name}: its process ended, {how}", "look for its own error above")
     return Failed(f"{stage.name} took more than {stage.limit_s:g} s", stage.cure)
-
-
-def _end(process: SpawnProcess) -> None:
-    """Kill all processes of its session, in every case."""
-    end_group(process)
-    process.join()
 
 
 def _in_child(work: Work, arguments: tuple[object, ...], pipe: Connection) -> None:

@@ -1,8 +1,7 @@
 """Checkpoints of a run: on disk before they replace the one before, and checked before anything is read.
 
-A checkpoint has a manifest of ours, with the size and the digest of each file. Whoever reads a checkpoint
-asks :func:`require_whole` or :func:`taken` first: TorchRL maps the tensors of a checkpoint into memory for
-writing, so a file that is too short is grown with zeros.
+Whoever reads one asks :func:`require_whole` or :func:`taken` first: TorchRL maps tensors for writing, so a
+file that is too short is grown with zeros.
 """
 
 from __future__ import annotations

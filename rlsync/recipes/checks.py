@@ -1,7 +1,6 @@
-"""What is wrong with a config: generators of errors, for what one field's bounds cannot say.
+"""What is wrong with a config beyond its fields' bounds, as generators of errors: nothing is started or made.
 
-``rlsync check`` lists all errors; a builder raises the first. Nothing here starts a process or makes an
-environment. What a recipe's own settings have to say stands in their method ``errors``.
+``rlsync check`` lists all errors; a builder raises the first. Recipes have a method ``errors`` of their own.
 """
 
 from __future__ import annotations

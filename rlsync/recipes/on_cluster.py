@@ -18,6 +18,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.whole_file import write_whole
+from rlsync.recipes.bounds import values_for
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CLUSTER, CREW, VERSIONS
@@ -96,14 +97,7 @@ class Cluster:
     def _connected(self) -> Iterator[dict[str, Any]]:
         """Connect to the cluster, and say where workers act; inside, a collector is made of it."""
         run, cluster = self._run, self._run.config.cluster
-        placement = Placement(
-            beside_learner=cluster.placement == "all",
-            resources=cluster.resources,
-            min_nodes=cluster.min_nodes,
-            credits=cluster.credits,
-            node_timeout_s=cluster.node_timeout_s,
-            start_timeout_s=cluster.start_timeout_s,
-        )
+        placement = Placement(cluster.placement == "all", **values_for(Placement, cluster))
         devices = run.worker_devices  # before there is a session to close
         session = Session(cluster.address)
         try:

@@ -1,8 +1,7 @@
-"""Updates as functions of tensors: no module stands between losses and what they are differentiated by.
+"""Updates as functions of tensors, which TorchRL's loss and the optimizer hold; the optimizer makes the step.
 
-TorchRL's loss and the optimizer hold the tensors, and the optimizer makes the step, so that sync maps,
-checkpoints and hooks on the optimizer see what they see in TorchRL's way. An algorithm's file has its losses
-as functions of a :data:`Batch` and noise, and lists its phases in an :class:`Update`.
+So sync maps, checkpoints and hooks on the optimizer see what they see in TorchRL's way. An algorithm's file
+has its losses as functions of a :data:`Batch` and noise, and lists its phases in an :class:`Update`.
 """
 
 from __future__ import annotations
@@ -215,7 +214,6 @@ class PureStepper(OptimizationStepper):
         self.look()
 
     def look(self) -> None:
-        """Decide how the next updates are made."""
         self._averages = {}
         self.why_not = self._never or foreign_hand(self._of, self._update.networks)
 
@@ -292,7 +290,6 @@ class Graphs:
         return f"compiled in {self.seconds:.0f} s" if self._shapes else "compiled at the first of them"
 
     def gradients(self, losses: Losses, parameters: Any, batch: Batch, *rest: Any) -> Any:
-        """Those of the function of this name."""
         shapes = [(name, tensor.shape) for name, tensor in batch.items()]
         try:
             if self.why_not is None:

@@ -120,7 +120,6 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def names() -> list[str]:
-    """The name of every recipe that is shipped or installed."""
     return [*SHIPPED, *installed()]
 
 

@@ -222,11 +222,9 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
 
 
 class Rerun:
-    """A recorded life of a run, made again by a trainer of that run's config, in a folder of its own.
-
-    ``trainer`` is built with ``again=life`` from :func:`config_of_rerun`. The rerun ends where the record
-    ends, where a digest differs, or ``until`` a version is published or a batch with a frame is learned from;
-    then with a checkpoint. Before it is built, :func:`number_versions`.
+    """A recorded life, made again by a trainer that was built with ``again=life``. It ends where the record
+    ends, a digest differs, or ``until`` a version is published or a frame's batch is learned from; then with
+    a checkpoint. Before the trainer is built: :func:`number_versions`.
     """
 
     def __init__(self, trainer: Trainer, life: Life, folder: Path, until: int | Frame | None = None) -> None:
@@ -246,7 +244,6 @@ class Rerun:
         trainer.register_op("shutdown", self._let_workers_go)
 
     def run(self) -> Comparison:
-        """Train, and compare the digests."""
         try:
             self._trainer.train()
         finally:

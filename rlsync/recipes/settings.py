@@ -1,9 +1,7 @@
 """The settings of a run, as plain dataclasses. Every default value is written here, and only here.
 
-The settings of environments, of publishing and of each recipe stand beside what uses them. The command line
-fills all of them from configs/*.yaml and overrides; in Python they are built directly. The YAML files repeat
-the defaults for people to read and copy, and a test compares the two. The defaults of :class:`Config` train
-PPO on CartPole.
+Those of environments, publishing and recipes stand beside what uses them. configs/*.yaml repeat the defaults
+for people to read and copy, and a test compares the two.
 """
 
 from __future__ import annotations

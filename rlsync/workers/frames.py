@@ -98,7 +98,6 @@ class RolloutShape:
         return Layout.build({"rollout": [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]})
 
     def arrays(self, player: Player) -> _Arrays:
-        """By name, the shape and dtype of each array of a slot."""
         steps, envs = (self.steps, self.num_envs), (self.num_envs,)
         seen = (self.steps + 1, self.num_envs)
         observation = player.observation_shape

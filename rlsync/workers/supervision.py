@@ -82,13 +82,9 @@ class Pauses(Generic[_Who]):
 
 
 class Supervisor:
-    """Starts worker processes and keeps them running.
-
-    A worker that ends by an error, or is killed, is started again after a pause; the others go on meanwhile.
-    If one worker is silent for too long and others are not, it is killed. The run ends when one worker ends
-    too often, when all were killed, or when all are silent. A worker that waits for a free slot is not
-    silent, and silence counts only while :meth:`look` is called. In the ring, workers leave signs of life,
-    and why they ended. ``start(worker, life)`` starts the process of a worker; life 0 is its first start.
+    """Starts worker processes and keeps them running: one that ends is started again after a pause, and a
+    silent one is killed. The run ends when one ends too often, all were killed, or all are silent. Silence
+    counts while :meth:`look` is called, and not for one that waits for a slot; life 0 is a first start.
     """
 
     def __init__(

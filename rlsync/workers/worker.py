@@ -77,7 +77,6 @@ def start_workers(
 
 
 def start_worker(job: WorkerJob, worker: int, life: int) -> BaseProcess:
-    """Start the process of a worker that was started ``life`` times before."""
     method = job.settings.start_method
     if method == "forkserver":  # imports take seconds: the fork server does them once, for restarts too
         set_forkserver_preload(["__main__", __name__, type(job.settings.player).__module__])

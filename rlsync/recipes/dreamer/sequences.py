@@ -1,8 +1,7 @@
 """The rows of an episode as Dreamer's recurrent model reads them, and the sequences that it learns from.
 
-A row is what a step brought, with the action that led to it. An episode of n steps has n + 1 rows: the first
-one has no action, and the first observation. TorchRL's collectors give a frame for each step, so the first
-row is made from what the first frame began with.
+A row is what a step brought, with the action that led to it; the first of an episode's n + 1 has none, and is
+made from what the first of TorchRL's frames began with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """DreamerV1: a world model from replayed sequences; the actor's gradient goes through what is imagined.
 
 Workers hold the player as ``policy.player``: encoder, posterior, actor, noise and prior.
-
 Source: Hafner et al. 2019, https://arxiv.org/abs/1912.01603; torchrl.objectives.DreamerModelLoss.
 """
 
@@ -65,7 +64,6 @@ class DreamerV1Loss(LossModule):
         self.value_loss = value_loss
 
     def forward(self, sample: TensorDictBase) -> TensorDictBase:
-        """The losses of sequences ``[sequences, length]``."""
         sample = sample.copy()
         seen = sample["next", "observation"]
         sample["next", _PICTURE] = seen.reshape(*seen.shape[:-1], 1, 1, -1)
@@ -162,7 +160,6 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
 
 
 def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDictSequential:
-    """What chooses an action within its bounds from a state."""
     low, high = spaces.bounds()
     return ProbabilisticTensorDictSequential(
         TensorDictModule(

@@ -1,8 +1,6 @@
 """DreamerV3: a world model from replayed sequences, an actor and a critic from what it imagines.
 
-Workers hold the player as ``policy.player``, with the encoder, the recurrent model and the actor as its
-three modules.
-
+Workers hold the player as ``policy.player``: encoder, recurrent model and actor.
 Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives.DreamerV3Loss.
 """
 

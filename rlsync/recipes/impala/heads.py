@@ -1,7 +1,6 @@
 """What a network's policy outputs mean: sampling for workers, log-probabilities for the loss.
 
-The same few lines serve both, so that an action's importance ratio is exactly one while the weights agree.
-torch.distributions computes the same, but builds objects and checks its arguments at every call.
+The same lines serve both, so that ratios are exactly one while weights agree; torch.distributions is slower.
 """
 
 from __future__ import annotations

@@ -344,5 +344,4 @@ class ImpalaPlayer(FixedPlayer):
 
 
 def actions_of(head: PolicyHead) -> ActionSpec:
-    """The actions that a policy head chooses from."""
     return BoxActions(head.action_shape[0]) if head.action_shape else DiscreteActions(head.features)

@@ -39,7 +39,6 @@ class VectorSpaces:
 
 
 def build(run: Run[ImpalaConfig]) -> Trainer:
-    """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     if recipe.evaluation.every_frames and run.folder is None:
         raise ConfigError(
@@ -93,19 +92,16 @@ def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | No
 
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
-    """The loss that a recipe describes, for this network."""
     return ImpalaLoss(network, **vars(recipe.loss_settings()))
 
 
 def make_optimizer(recipe: ImpalaConfig, loss: ImpalaLoss) -> optim.Optimizer:
-    """RMSProp as in IMPALA, or Adam."""
     if recipe.optimizer == "adam":
         return optim.Adam(loss.parameters(), lr=recipe.lr, eps=recipe.adam_eps)
     return optim.RMSprop(loss.parameters(), lr=recipe.lr, alpha=recipe.rms_alpha, eps=recipe.rms_eps)
 
 
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
-    """The workers, on this machine or on the nodes of a cluster."""
     recipe, config = run.recipe, run.config
     return run.place.unrolls(
         network,

@@ -1,8 +1,4 @@
-"""The settings of the recipes ``impala`` and ``laser``, of V-trace and of the IMPALA loss, each written once.
-
-The recipe's config, :class:`ImpalaLoss` and :func:`vtrace` refer to these classes. No torch is imported
-here, so that a config can be read without it.
-"""
+"""The settings of ``impala`` and ``laser``, of V-trace and of the loss, each written once, without torch."""
 
 from __future__ import annotations
 

@@ -20,10 +20,7 @@ _ENDS = ("done", "terminated", "truncated")  #: what says that an episode is ove
 
 
 def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDictBase:
-    """The same steps with rewards summed over up to ``n`` of them and the observation after these, until the
-    episode or the batch ends. Unlike TorchRL 0.14's MultiStep, ``done`` and ``terminated`` are those of the
-    sum's last step, so no loss adds the value of a terminal state.
-    """
+    """The same steps with rewards of up to ``n``; unlike MultiStep's, ends are those of the last step."""
     if n == 1:
         return batch
     summed = MultiStep(gamma=gamma, n_steps=n)(batch)
@@ -54,7 +51,6 @@ class Memory(ABC):
         return batch
 
     def draw(self, batch: Any) -> TensorDictBase:
-        """The batch of the next optimizer step."""
         return self.buffer.sample()
 
     @abstractmethod

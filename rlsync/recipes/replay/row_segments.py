@@ -1,9 +1,7 @@
-"""A replay buffer in checkpoints: every row is written to disk once.
+"""A replay buffer in checkpoints: every row is written to disk once, in a segment with the new ones.
 
-TorchRL's own checkpointer writes the whole storage each time, rows that were never filled included. Here a
-checkpoint writes the rows that are new since the one before, as a file: a segment. Of the older segments it
-gets hard links, which are new names of the same files and cost no room. So each checkpoint is complete by
-itself: it can be moved, copied and deleted, and the file system frees a segment with its last name.
+A checkpoint has hard links to older segments, which cost no room. So each is complete by itself, and the file
+system frees a segment with its last name. TorchRL's own checkpointer writes the whole storage each time.
 """
 
 from __future__ import annotations
@@ -115,13 +113,11 @@ def read(folder: Path, segment: Segment) -> TensorDict:
 
 
 def unread(what: str, file: Path) -> ConfigError:
-    """The error about a file that cannot be read."""
     cure = "resume from another checkpoint, or from a whole copy of this one"
     return ConfigError(f"a part of the checkpoint's replay buffer {what}", str(file), cure)
 
 
 def unwritten(folder: Path, error: Exception) -> RlsyncError:
-    """The error about a file that cannot be written."""
     reason = error.__context__ if isinstance(error.__context__, OSError) else error
     cure = "make room there; the checkpoint before is whole, and resume=RUN goes on from it"
     return RlsyncError(f"the replay buffer could not be written: {first_line(reason)}", str(folder), cure)

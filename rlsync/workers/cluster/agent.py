@@ -1,7 +1,4 @@
-"""A node's agent: an ordinary board, an ordinary ring and ordinary workers, and their rollouts on their way.
-
-The agent is an actor of Ray. Its workers do not know that Ray exists.
-"""
+"""A node's agent, an actor of Ray: an ordinary board, ring and workers, which do not know that Ray exists."""
 
 from __future__ import annotations
 

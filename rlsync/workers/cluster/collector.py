@@ -18,7 +18,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlsync.core.errors import AdoptionTimeout
 from rlsync.core.ledger import NOTHING, Ledger
 from rlsync.sync.adopter import Adopt
-from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
@@ -121,7 +120,7 @@ class ClusterCollector(RolloutCollector):
             ledger=ledger,
             versions_file=versions_file,
         )
-        self.publisher.expected = self._leaves_in_workers
+        self.publisher.expected = lambda name: Leaves(self.worker_player.modules[name], name).specs()
         self.workers_per_node = workers_per_node
         self._placement = placement or Placement()
         self._starts: Counter[int] = Counter()  # by seat
@@ -214,9 +213,6 @@ class ClusterCollector(RolloutCollector):
         self._arrivals.begin_batch()
         return super()._next_batch()
 
-    def _leaves_in_workers(self, destination: str) -> list[LeafSpec]:
-        return Leaves(self.worker_player.modules[destination], destination).specs()
-
     def _joined(self, node: Node) -> None:
         self.num_workers = self._nodes.seats * self.workers_per_node
         self._arrivals.order(node)
@@ -272,7 +268,6 @@ class BoardHere:
         return self._board.handle
 
     def close(self) -> None:
-        """Stop receiving, and close the board. A second call does nothing."""
         self._receiver.close()
         self._board.close()
 

@@ -1,7 +1,4 @@
-"""What passes between learner and agents: a job, orders, numbered calls, the state of an agent, and rollouts.
-
-This file does not need Ray.
-"""
+"""What passes between learner and agents, without Ray: jobs, orders, numbered calls, states and rollouts."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from threading import Condition
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -77,19 +74,8 @@ class AgentState:
 
 def likeness_of(settings: CollectSettings) -> dict[str, str]:
     """The digests of what two agents must have alike for one to take the place of the other."""
-    return likeness(
-        player=settings.player,
-        environment=settings.env,
-        rollout=(settings.shape, settings.shape.layout(settings.player).to_json()),
-        workers=len(settings.devices),
-        slots=settings.slots,
-        adopt=settings.adopt,
-        overlap=settings.overlap,
-        devices=settings.devices,
-        restarts=settings.restarts,
-        start_method=settings.start_method,
-        silent_timeout_s=settings.silent_timeout_s,
-    )
+    parts = {spec.name: getattr(settings, spec.name) for spec in fields(settings)}
+    return likeness(**parts, layout=settings.shape.layout(settings.player).to_json())
 
 
 def likeness(**things: Any) -> dict[str, str]:
@@ -98,7 +84,6 @@ def likeness(**things: Any) -> dict[str, str]:
 
 
 def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:
-    """What a thing consists of, line by line."""
     if id(thing) in within:
         yield "itself"
         return

@@ -121,12 +121,10 @@ class Node:
         )
 
     def note_ready(self, pid: int) -> None:
-        """Note that its workers are ready, and ask for the first rollouts."""
         self.pid = pid
         self._refill()
 
     def note_taken(self) -> None:
-        """Note that the head was read, and ask for another rollout."""
         self._calls.popleft()
         self._refill()
 

@@ -33,9 +33,8 @@ _OWN_RAY = {"worker_niceness": 0}
 
 
 class Session:
-    """Ray, for as long as a run needs it: this process's connection, if it has one, which stays; else one to
-    ``address``, ``HOST:PORT`` or ``"auto"`` (this machine's). ``None`` starts a Ray that ends with
-    :meth:`close`. ConfigError: it is not installed, refuses, or nothing answers.
+    """Ray, for as long as a run needs it: a connection that is there stays; else one to ``address``, ``None``
+    starting a Ray that ends with :meth:`close`. ConfigError: not installed, refused, or nothing answers.
     """
 
     def __init__(self, address: str | None = None) -> None:

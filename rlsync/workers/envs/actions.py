@@ -89,6 +89,5 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
 
 
 def unusable_actions(space: object, name: str) -> ConfigError:
-    """The error for actions that are neither a choice nor a vector."""
     what = f"{name} takes actions of {space}"
     return ConfigError(what, "environment", "wrap it so that an action is one of n, or a vector of numbers")

@@ -1,8 +1,6 @@
 """Which environments workers step: gymnasium's, as they are or as pictures, ale-py's own, or TorchRL's.
 
-All of them behave alike. An episode that has ended is reset in the same step: the observation that comes back
-is the first of the next episode, and the last observation of a truncated episode comes beside it. See
-:mod:`rlsync.workers.frames`.
+All behave alike: an episode that has ended is reset in the same step. See :mod:`rlsync.workers.frames`.
 """
 
 from __future__ import annotations

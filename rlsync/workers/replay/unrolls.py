@@ -1,7 +1,4 @@
-"""LASER's replay: whole unrolls as the workers recorded them, drawn uniformly, in memory or on disk.
-
-Unrolls are one row each in a TorchRL storage, under numbers that are never used again.
-"""
+"""LASER's replay: whole unrolls as the workers recorded them, drawn uniformly, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -110,16 +107,12 @@ class UnrollReplay:
     @property
     def steps(self) -> int:
         """How many steps are held."""
-        return len(self) * self._length
+        return len(self) * self._form[keys.REWARD][0][0] if self._form else 0
 
     @property
     def full(self) -> bool:
         """Whether unrolls were dropped already because the replay was full."""
         return self._full
-
-    @property
-    def _length(self) -> int:
-        return self._form[keys.REWARD][0][0] if self._form else 0
 
     def extend(self, batch: TensorDictBase, agent: int | Tensor = 0) -> None:
         """Add the unrolls of a batch; the last one is the newest.
