@@ -70,7 +70,6 @@ class Reading:
 
 
 def check_format(out: Path) -> None:
-    """Refuse a file name whose ending is not a picture format."""
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
         raise ConfigError(
@@ -136,7 +135,6 @@ def _finish(axes: Axes, panel: Panel) -> None:
 def _name_runs(
     figure: Figure, runs: dict[str, RunFolder], styles: dict[str, Style], readings: list[Reading]
 ) -> None:
-    """Add a legend above all panels: the line of each run, and the other marks."""
     handles = [
         Line2D([], [], color=styles[name].colour, ls=styles[name].dashes, label=f"{name}: {run.describe()}")
         for name, run in runs.items()

@@ -44,7 +44,6 @@ class RunFolder:
         self.path = path
 
     def describe(self) -> str:
-        """Recipe, environment and seed, in a few words."""
         config = config_in(self.path / RESOLVED)
         recipe, env, seed = (OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed"))
         replay = " with replay" if OmegaConf.select(config, "recipe.replay.ratio") else ""

@@ -88,10 +88,17 @@ class Cluster:
         return {}
 
     def watch(self, trainer: Trainer) -> None:
-        """Tell of the nodes in the run's folder, if it has one."""
-        file = self._run.file(CLUSTER)
-        if file is not None:
-            tell_of_nodes(trainer, file)
+        """Write what is known of the nodes into the run's folder: now, and then every few seconds."""
+        file, next_s = self._run.file(CLUSTER), 0.0
+
+        def tell(batch: TensorDictBase | None = None) -> None:
+            nonlocal next_s
+            if file is not None and time.monotonic() >= next_s:
+                trainer.collector.status().write(file)
+                next_s = time.monotonic() + _TELL_EVERY_S
+
+        tell()
+        trainer.register_op("post_steps_log", tell)
 
     @contextmanager
     def _connected(self) -> Iterator[dict[str, Any]]:
@@ -112,20 +119,6 @@ class Cluster:
         except BaseException:
             session.close()
             raise
-
-
-def tell_of_nodes(trainer: Trainer, file: Path) -> None:
-    """Write what is known of the nodes of a cluster into a file: now, and every few seconds after a batch."""
-    collector, next_s = trainer.collector, 0.0
-
-    def tell(batch: TensorDictBase | None = None) -> None:
-        nonlocal next_s
-        if time.monotonic() >= next_s:
-            collector.status().write(file)
-            next_s = time.monotonic() + _TELL_EVERY_S
-
-    tell()
-    trainer.register_op("post_steps_log", tell)
 
 
 def crew_of(run: Run[Any]) -> Crew | None:

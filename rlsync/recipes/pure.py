@@ -200,7 +200,6 @@ class PureStepper(OptimizationStepper):
 
     @classmethod
     def of(cls, run: Run[Any], make: Callable[[], Update]) -> PureStepper:
-        """One that does what the config of a run says."""
         graphs = Graphs() if compiles(run.config) else None
         return cls(make, graphs, bfloat16=run.recipe.update_dtype == BFLOAT16)
 
@@ -218,7 +217,6 @@ class PureStepper(OptimizationStepper):
         self.why_not = self._never or foreign_hand(self._of, self._update.networks)
 
     def way(self) -> str:
-        """How updates are made, in words."""
         dtype = ", losses in bfloat16" if self._bfloat16 else ""
         if self.why_not is not None:
             return f"in TorchRL's way{dtype}: {self.why_not}"

@@ -203,8 +203,9 @@ class RecipeConfig:
         yield from ()
 
     def evaluations(self) -> EvaluationConfig:
-        """The settings of the process that evaluates while the run goes on; by default there is none."""
-        return EvaluationConfig()
+        """The settings of the process that evaluates meanwhile: the field ``evaluation``, if there is one."""
+        own = vars(self).get("evaluation")
+        return own if isinstance(own, EvaluationConfig) else EvaluationConfig()
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int | None:
         """How many optimizer steps follow a batch; None if the recipe cannot tell, and has no plan.
@@ -265,9 +266,6 @@ class PPOConfig(RecipeConfig):
     #: A separate process of low priority that plays greedily while the run goes on. It writes evaluations.csv
     #: and best.pt.
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
-    def evaluations(self) -> EvaluationConfig:
-        return self.evaluation
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return self.num_epochs * math.ceil(config.collector.frames_per_batch / self.batch_size)

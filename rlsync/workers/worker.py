@@ -210,14 +210,6 @@ class Rows:
         return cls(steps, records, once)
 
 
-def add_final(slot: Views, step: int, column: int, observation: Tensor) -> None:
-    """Keep the last observation of the episode that was truncated at this step, in this column."""
-    count = int(slot[keys.FINAL_COUNT])
-    slot[keys.FINAL_OBSERVATION][count].copy_(observation)
-    slot[keys.FINAL_INDEX][count].copy_(torch.tensor([step, column]))
-    slot[keys.FINAL_COUNT].fill_(count + 1)
-
-
 class Group:
     """Environments that step together, in a slot from column ``first`` on, and their state between steps."""
 
@@ -297,7 +289,10 @@ class Group:
         rows[keys.TRUNCATED][step].copy_(answer.truncated)
         ended = torch.logical_or(answer.terminated, answer.truncated, out=rows[keys.IS_INIT][step + 1])
         for env, observation in answer.finals:
-            add_final(self._slot, step, self.columns[env], observation)
+            count = int(self._slot[keys.FINAL_COUNT])
+            self._slot[keys.FINAL_OBSERVATION][count].copy_(observation)
+            self._slot[keys.FINAL_INDEX][count].copy_(torch.tensor([step, self.columns[env]]))
+            self._slot[keys.FINAL_COUNT].fill_(count + 1)
         self._returns += answer.reward
         self._lengths += 1
         if ended.any():  # a game ends with an episode, but not every episode with a game

@@ -245,9 +245,6 @@ class ImpalaConfig(RecipeConfig):
         """With a replay it is LASER: its checkpoints have the replay's state."""
         return "laser" if self.replay.ratio else self.name
 
-    def evaluations(self) -> EvaluationConfig:
-        return self.evaluation
-
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return 1
 

@@ -210,7 +210,7 @@ class ClusterCollector(RolloutCollector):
         self._nodes.end(timeout_s)
 
     def _next_batch(self) -> Any:
-        self._arrivals.begin_batch()
+        self._arrivals.origins = []
         return super()._next_batch()
 
     def _joined(self, node: Node) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Box, Discrete, Space
@@ -20,15 +20,9 @@ class DiscreteActions:
         ((), torch.int64)
     """
 
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[torch.dtype] = torch.int64
     n: int  #: how many actions there are to choose from
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +38,7 @@ class BoxActions:
         (2,)
     """
 
+    dtype: ClassVar[torch.dtype] = torch.float32
     size: int
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
@@ -51,10 +46,6 @@ class BoxActions:
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.size,)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
 
 ActionSpec = DiscreteActions | BoxActions
