@@ -34,7 +34,8 @@ from rlsync.cli.resume import load
 from rlsync.cli.watch import EVERY_S, PLAIN_EVERY_S
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.whole_file import write_whole
-from rlsync.recipes.hooks import EpisodeReturns, InSummary, StatisticsHook
+from rlsync.recipes.hooks.measuring import InSummary, StatisticsHook
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.pure import PureStepper
 from rlsync.recipes.rerun import keep_life
 from rlsync.recipes.run_files import BOARD, RESOLVED

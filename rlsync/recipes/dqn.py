@@ -23,7 +23,7 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of
-from rlsync.recipes.hooks import EpsilonDecay
+from rlsync.recipes.hooks.steering import EpsilonDecay
 from rlsync.recipes.networks import PlainModule, PlainQActor, PlainSequential
 from rlsync.recipes.replay.building import make_trainer, seeing
 from rlsync.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig

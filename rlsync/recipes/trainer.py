@@ -22,12 +22,9 @@ from rlsync.core.extensions import LOGGERS, imported, installed
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Component
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.checks import more_frames
-from rlsync.recipes.hooks import (
-    EpisodeReturns,
-    StalenessHistogram,
-    StatisticsHook,
-    StopIfNotFinite,
-)
+from rlsync.recipes.hooks.finite import StopIfNotFinite
+from rlsync.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.pure import PureStepper
 from rlsync.recipes.rerun import schedule_facts

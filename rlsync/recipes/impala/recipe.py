@@ -15,7 +15,7 @@ from rlsync import LogPolicyLag
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.env_settings import refuse_unsaid_protocol
-from rlsync.recipes.hooks import MixReplayed, UnrollReturns
+from rlsync.recipes.hooks.steering import MixReplayed, UnrollReturns
 from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet

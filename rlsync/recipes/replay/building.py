@@ -15,7 +15,7 @@ from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
 
 from rlsync.evaluation.checkpoint import Component
-from rlsync.recipes.hooks import KeepPace
+from rlsync.recipes.hooks.steering import KeepPace
 from rlsync.recipes.networks import MixedMLP, mlp
 from rlsync.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
 from rlsync.recipes.replay.normalize import Normalize, Standardized
