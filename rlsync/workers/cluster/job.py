@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from threading import Condition
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -29,7 +29,6 @@ Flat = NDArray[np.uint8]
 
 _MAGIC = 0x4C4F_5259_4152  # "RAYROL"
 _HEAD_BYTES = 2 * ALIGN_BYTES
-_HEAD_WORDS = _HEAD_BYTES // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,37 +156,29 @@ def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
     count = int(rollout.views[keys.FINAL_COUNT])
     used = _used_bytes(layout, count)
     flat = np.empty(_HEAD_BYTES + used, dtype=np.uint8)
-    head: NDArray[Any] = flat[:_HEAD_BYTES].view(np.int64)
-    words = [_MAGIC, count, used, rollout.writer, rollout.number, *_in_words(counters)]
-    head[:] = 0
-    head[: len(words)] = words
+    words = [_MAGIC, count, used, rollout.writer, rollout.number, *astuple(counters)]
+    flat[:_HEAD_BYTES].view(np.float64)[: len(words)] = words  # which has whole numbers to 2 ** 53
     torch.from_numpy(flat[_HEAD_BYTES:]).copy_(rollout.image[:used])
     return flat
 
 
 def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
     """Copy what :func:`pack` made into memory that the views lie in; PublishError if of another layout."""
-    head = flat[:_HEAD_BYTES].view(np.int64).tolist() if flat.nbytes >= _HEAD_BYTES else [0] * _HEAD_WORDS
+    head = flat[:_HEAD_BYTES].view(np.float64).tolist() if flat.nbytes >= _HEAD_BYTES else [0.0] * 5
     magic, count, used, writer, number, *counted = head
-    if magic != _MAGIC or used != flat.nbytes - _HEAD_BYTES or used != _used_bytes(layout, count):
+    if magic != _MAGIC or used != flat.nbytes - _HEAD_BYTES or used != _used_bytes(layout, int(count)):
         raise PublishError(
             "what came from a node is not a rollout of this run",
             f"{flat.nbytes:,} bytes",
             "run the same version of rlsync, with the same environment, on all nodes",
         )
-    np.copyto(into.numpy()[:used], flat[_HEAD_BYTES:])
+    np.copyto(into.numpy()[: int(used)], flat[_HEAD_BYTES:])
     names = [entry.leaf.name for entry in layout.entries]
     views = dict(zip(names, layout.views(into), strict=True))
     for name in keys.FINAL:
-        views[name] = views[name][:count]
-    counters = RingCounters(*counted[:6], *(ns / 1e9 for ns in counted[6:8]))
-    return Arrived(writer, number, counters, views)
-
-
-def _in_words(counters: RingCounters) -> list[int]:
-    c = counters
-    waits = [int(c.worker_wait_s * 1e9), int(c.learner_wait_s * 1e9)]
-    return [c.free, c.writing, c.full, c.reading, c.written, c.taken, *waits]
+        views[name] = views[name][: int(count)]
+    counters = RingCounters(*map(int, counted[:6]), *counted[6:8], int(counted[8]))
+    return Arrived(int(writer), int(number), counters, views)
 
 
 def _used_bytes(layout: Layout, finals: int) -> int:
