@@ -79,10 +79,7 @@ def _run(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"rlsync {__version__}")
         return 0
-    return run_verb(words[0], words[1:])
-
-
-def run_verb(verb: str, arguments: list[str]) -> int:
+    verb, *arguments = words
     if verb not in VERBS:
         hint = did_you_mean(nearest_name(verb, VERBS))
         raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")

@@ -31,7 +31,7 @@ from rlsync.workers import frames as keys
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.envs.vectors import Envs
 from rlsync.workers.frames import RolloutShape
-from rlsync.workers.player import Acted, Player, Seat, State, check_fits, materialised, player_call
+from rlsync.workers.player import Player, Seat, State, check_fits, materialised, player_call
 from rlsync.workers.supervision import Restarts, Supervisor
 
 Views = Mapping[str, Tensor]  #: the arrays of a slot, by name
@@ -250,18 +250,15 @@ class Group:
         seen, is_init = rows[keys.OBSERVATION][step], rows[keys.IS_INIT][step]
         acted = self._seat.act(seen, is_init, self._reward, self._state)
         if not self._checked:
-            self._check_records(acted)
+            wanted = {name: steps[0].shape for name, steps in self._rows.records.items()}
+            wanted = {keys.ACTION: rows[keys.ACTION][0].shape, **wanted}
+            self._require("act", wanted, {keys.ACTION: acted.action, **acted.records})
+            self._checked = True
         self.envs.send(acted.action)
         self._state = acted.state
         rows[keys.ACTION][step].copy_(acted.action)
         for name, steps in self._rows.records.items():
             steps[step].copy_(acted.records[name])
-
-    def _check_records(self, acted: Acted) -> None:
-        wanted = {name: steps[0].shape for name, steps in self._rows.records.items()}
-        wanted = {keys.ACTION: self._rows.steps[keys.ACTION][0].shape, **wanted}
-        self._require("act", wanted, {keys.ACTION: acted.action, **acted.records})
-        self._checked = True
 
     def _require(self, where: str, wanted: Mapping[str, torch.Size], given: Mapping[str, Tensor]) -> None:
         """Refuse what is missing, and what copy_() would broadcast."""

@@ -48,7 +48,11 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
         )
     network = make_network(recipe, run.config.env, run.spaces)
     loss = make_loss(recipe, network).to(run.device)
-    optimizer = make_optimizer(recipe, loss)
+    optimizer: optim.Optimizer
+    if recipe.optimizer == "adam":
+        optimizer = optim.Adam(loss.parameters(), recipe.lr, eps=recipe.adam_eps)
+    else:
+        optimizer = optim.RMSprop(loss.parameters(), recipe.lr, recipe.rms_alpha, recipe.rms_eps)
     settings = parts.trainer_settings(run)
     collector = make_collector(run, network)
     try:
@@ -93,12 +97,6 @@ def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | No
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
     return ImpalaLoss(network, **vars(recipe.loss_settings()))
-
-
-def make_optimizer(recipe: ImpalaConfig, loss: ImpalaLoss) -> optim.Optimizer:
-    if recipe.optimizer == "adam":
-        return optim.Adam(loss.parameters(), lr=recipe.lr, eps=recipe.adam_eps)
-    return optim.RMSprop(loss.parameters(), lr=recipe.lr, alpha=recipe.rms_alpha, eps=recipe.rms_eps)
 
 
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:

@@ -163,7 +163,8 @@ class RowSegments(TensorStorageCheckpointer):
         alive = [segment for segment in known if segment.end > first]
         merging = sum(not segment.merged for segment in alive) >= self._most_segments
         kept = [s for s in alive if (s.merged or not merging) and self._link(s, folder)]
-        rows = max(1, self._segment_bytes // _row_bytes(storage))
+        one = storage.get(slice(0, 1)).values(True, True) if len(storage) else ()
+        rows = max(1, self._segment_bytes // max(1, sum(leaf.nbytes for leaf in one)))
         new = [
             write(storage.get(place), folder, number, merged=merging)
             for gap in _gaps(first, end, kept)
@@ -220,12 +221,6 @@ class RowSegments(TensorStorageCheckpointer):
 def digests_in(index: Path) -> dict[str, str]:
     """The digests of the segments that an index names, by file, as far as they are known."""
     return {s["file"]: s["digest"] for s in json.loads(index.read_text())["segments"] if s["digest"]}
-
-
-def _row_bytes(storage: TensorStorage) -> int:
-    if not len(storage):
-        return 1
-    return max(1, sum(leaf.nbytes for leaf in storage.get(slice(0, 1)).values(True, True)))
 
 
 def _gaps(first: int, end: int, segments: Iterable[Segment]) -> Iterator[tuple[int, int]]:

@@ -26,7 +26,7 @@ from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.cluster.agent import NodeAgent, has_version
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
-from rlsync.workers.cluster.crew import Crew, LeftAgent, taken_over
+from rlsync.workers.cluster.crew import Crew, taken_over
 from rlsync.workers.cluster.job import NodeJob, likeness_of
 from rlsync.workers.cluster.node import Machine, Node
 from rlsync.workers.cluster.nodes import NodeCounts, Nodes, Placement
@@ -143,7 +143,11 @@ class ClusterCollector(RolloutCollector):
             self._arrivals, self._nodes, rollouts_per_batch, player.records, silent_timeout_s, stored_on
         )
         try:
-            self._take_over(left)
+            job, place = self._template, self._placement
+            for machine, agent, state in taken_over(left, job.likeness, job.mailbox, job.keep_s):
+                self._starts[state.seat] += 1
+                node = Node(machine, state.seat, agent, place.credits, place.start_timeout_s, state)
+                self._nodes.take_over(node)
             self._nodes.await_start()
         except BaseException:
             self.shutdown()
@@ -216,13 +220,6 @@ class ClusterCollector(RolloutCollector):
     def _joined(self, node: Node) -> None:
         self.num_workers = self._nodes.seats * self.workers_per_node
         self._arrivals.order(node)
-
-    def _take_over(self, left: Sequence[LeftAgent]) -> None:
-        job, placement = self._template, self._placement
-        for machine, agent, state in taken_over(left, job.likeness, job.mailbox, job.keep_s):
-            node = Node(machine, state.seat, agent, placement.credits, placement.start_timeout_s, state)
-            self._starts[state.seat] += 1
-            self._nodes.take_over(node)
 
     def _start_agent(self, machine: Machine, seat: int) -> Node:
         life, orders, placement = self._starts[seat], self._arrivals.orders, self._placement

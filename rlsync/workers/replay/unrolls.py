@@ -93,7 +93,11 @@ class UnrollReplay:
         self.records = tuple(records)
         self.generator = torch.Generator().manual_seed(seed)
         self._final_capacity = final_capacity
-        self._folder = None if path is None else _own_folder(self, Path(path))
+        self._folder: Path | None = None
+        if path is not None:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="replay-", dir=path))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._form: _Form = {}
         self._unrolls = self._finals = RowStore(0, None)
         self._first = 0  # the number of the oldest unroll
@@ -230,13 +234,6 @@ class UnrollReplay:
             out[keys.FINAL_OBSERVATION] = finals[keys.FINAL_OBSERVATION]
             out[keys.FINAL_INDEX] = torch.stack([finals[_TIME], unroll], -1)
         return Drawn(TensorDict(out), rows[_AGENT])
-
-
-def _own_folder(owner: UnrollReplay, path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="replay-", dir=path))
-    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 class RowStore:
