@@ -177,8 +177,8 @@ def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
     views = dict(zip(names, layout.views(into), strict=True))
     for name in keys.FINAL:
         views[name] = views[name][: int(count)]
-    counters = RingCounters(*map(int, counted[:6]), *counted[6:8], dropped=int(counted[8]))
-    return Arrived(int(writer), int(number), counters, views)
+    numbers: list[Any] = [*map(int, counted[:6]), *counted[6:8], int(counted[8])]
+    return Arrived(int(writer), int(number), RingCounters(*numbers), views)
 
 
 def _used_bytes(layout: Layout, finals: int) -> int:
