@@ -116,29 +116,18 @@ def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int,
     return found
 
 
-def _why_not(config: Config, life: Life) -> list[tuple[str, str]]:
+def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
     """What lacks or is not recorded, and what to do about it."""
     began_from, when = life.facts.get("checkpoint"), config.sync.when
-    gone = life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {None}
-    reasons = (
-        (
-            gone,
-            f"the checkpoint in {config.resume} is not the one that it began from",
-            "put that one back, or begin at a later life with --from",
-        ),
-        (not config.cluster.here, "its workers were on a cluster", "make a run with cluster=none again"),
-        (
-            when.unit == "seconds" and when.every is not None,
-            "it published every so many seconds",
-            "count batches, frames or optim_steps",
-        ),
-        (
-            asdict(config.recipe).get("when_full") == "drop_newest",
-            "its workers dropped rollouts, which are not recorded",
-            "give when_full=block or drop_oldest",
-        ),
-    )
-    return [(what, cure) for holds, what, cure in reasons if holds]
+    if life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {None}:
+        what = f"the checkpoint in {config.resume} is not the one that it began from"
+        yield what, "put that one back, or begin at a later life with --from"
+    if not config.cluster.here:
+        yield "its workers were on a cluster", "make a run with cluster=none again"
+    if when.unit == "seconds" and when.every is not None:
+        yield "it published every so many seconds", "count batches, frames or optim_steps"
+    if asdict(config.recipe).get("when_full") == "drop_newest":
+        yield "its workers dropped rollouts, which are not recorded", "give when_full=block or drop_oldest"
 
 
 def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:

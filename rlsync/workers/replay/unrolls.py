@@ -17,7 +17,6 @@ from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
 from rlsync.workers import frames as keys
 from rlsync.workers.player import Record
 
@@ -295,18 +294,11 @@ def _in_words(column: tuple[tuple[int, ...], torch.dtype] | None) -> str:
 
 
 def _check_keys(batch: TensorDictBase, known: Sequence[str]) -> None:
-    has = sorted(map(str, batch.keys()))
-    where = f"batch; it has: {', '.join(has) or 'nothing'}"
     needed = [*keys.REQUIRED, *(keys.FINAL if any(key in batch for key in keys.FINAL) else ())]
     for key in needed:
         if key not in batch:
-            raise ConfigError(f"the batch has no {key!r}", where, f"write {key!r}")
-    for key in has:
-        if key not in known:
-            near = nearest_name(key, known)
-            cure = f"did you mean {near!r}?" if near else "drop it; rlsync.workers.frames lists the keys"
-            raise ConfigError(f"no batch has {key!r}", where, cure)
+            raise keys.bad_batch(f"the batch has no {key!r}", batch, f"write {key!r}")
+    keys.check_known(batch, known)
     if keys.REPLAYED in batch and bool(batch.get(keys.REPLAYED).any()):
-        raise ConfigError(
-            "unrolls from replay would be held twice", where, "extend the replay with online unrolls only"
-        )
+        cure = "extend the replay with online unrolls only"
+        raise keys.bad_batch("unrolls from replay would be held twice", batch, cure)
