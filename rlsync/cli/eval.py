@@ -145,11 +145,9 @@ def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool =
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
     found = checkpoint_at(folder)
     if found is None:
-        raise ConfigError(
-            f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist",
-            where,
-            "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames",
-        )
+        what = f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist"
+        cure = "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames"
+        raise ConfigError(what, where, cure)
     trust.check_checkpoint(found, trusted)
     if not require_whole(found, trusted=trusted, components=COMPONENTS):
         print(f"unchecked: {found} has no {DIGESTS}", file=sys.stderr)
@@ -166,11 +164,8 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
         for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
             theirs = OmegaConf.select(written, key)
             if theirs != ours:
-                raise ConfigError(
-                    f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}",
-                    where,
-                    f"name its own run: rlsync eval {checkpoint.parent}",
-                )
+                what = f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}"
+                raise ConfigError(what, where, f"name its own run: rlsync eval {checkpoint.parent}")
     elif Checkpoint.is_checkpoint(own):
         odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {*Checkpoint.manifest(own)["components"]}
         if odd:

@@ -87,11 +87,8 @@ def plan_of(trainer: Trainer) -> SyncPlan:
     own = [sync for sync in syncs if sync.feeds is trainer.collector]
     for sync in own or syncs:
         return sync.plan
-    raise ConfigError(
-        "the trainer has no SyncWeights hook",
-        type(trainer).__name__,
-        "SyncWeights({...}).register(trainer) before the function returns",
-    )
+    cure = "SyncWeights({...}).register(trainer) before the function returns"
+    raise ConfigError("the trainer has no SyncWeights hook", type(trainer).__name__, cure)
 
 
 def from_config(arguments: list[str]) -> Callable[[], Trainer]:

@@ -208,11 +208,9 @@ class LiveLine:
         statistics = [hook for hook in hooks if isinstance(hook, StatisticsHook)]
         counts = len(syncs), len(returns), len(statistics)
         if counts != (1, 1, 1):
-            raise ConfigError(
-                "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(*counts),
-                "the recipe's build()",
-                "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, run)",
-            )
+            what = "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(*counts)
+            cure = "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, run)"
+            raise ConfigError(what, "the recipe's build()", cure)
         self.trainer, self.sync, self.returns, self.statistics = trainer, syncs[0], returns[0], statistics[0]
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._every_s = PLAIN_EVERY_S if self._live is None else EVERY_S

@@ -225,11 +225,8 @@ class DiagonalGaussian(PolicyHead):
         return (0.5 * ((2 * wider).exp() + shift.square() - 1) - wider).sum(-1)
 
     def kl_implied(self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar) -> Tensor:
-        raise ConfigError(
-            "the implied policy of two Gaussians has no closed form",
-            "TrustRegion(reference='implied')",
-            "use reference='mu'",
-        )
+        what = "the implied policy of two Gaussians has no closed form"
+        raise ConfigError(what, "TrustRegion(reference='implied')", "use reference='mu'")
 
     def encode(self, action: Tensor) -> Tensor:
         return action.to(torch.float32)

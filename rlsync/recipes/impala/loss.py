@@ -185,11 +185,9 @@ def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
     """Checked for every batch: without the final value, the next episode's value would be bootstrapped."""
     truncated = int((batch.get(keys.TRUNCATED) & ~batch.get(keys.TERMINATED)).sum())
     if given < truncated:
-        raise ConfigError(
-            f"{truncated} steps were truncated, and {given} final observations are given",
-            "batch, 'final_observation' and 'final_index'",
-            "keep the last observation of each episode that is truncated; see rlsync.workers.frames",
-        )
+        what = f"{truncated} steps were truncated, and {given} final observations are given"
+        cure = "keep the last observation of each episode that is truncated; see rlsync.workers.frames"
+        raise ConfigError(what, "batch, 'final_observation' and 'final_index'", cure)
 
 
 class Steps(NamedTuple):
@@ -249,11 +247,8 @@ def _trust(
     if region is None:
         return None, {}
     if steps.behaviour_params is None:
-        raise ConfigError(
-            "a trust region needs the behaviour policy",
-            "Steps(behaviour_params=None)",
-            "let the workers store their policy's outputs with each step",
-        )
+        cure = "let the workers store their policy's outputs with each step"
+        raise ConfigError("a trust region needs the behaviour policy", "Steps(behaviour_params=None)", cure)
     if region.reference == "implied":
         kl = head.kl_implied(params, steps.behaviour_params, settings.rho_bar)
     else:
@@ -266,11 +261,8 @@ def _online(entropy: Tensor, steps: Steps, settings: LossSettings) -> Tensor:
     if settings.entropy_on == "all":
         return entropy
     if steps.replayed is None:
-        raise ConfigError(
-            "entropy on online data needs to know which unrolls are replayed",
-            "Steps(replayed=None)",
-            "give [B] bool, True for unrolls from replay",
-        )
+        what = "entropy on online data needs to know which unrolls are replayed"
+        raise ConfigError(what, "Steps(replayed=None)", "give [B] bool, True for unrolls from replay")
     return entropy * ~steps.replayed
 
 

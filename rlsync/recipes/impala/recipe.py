@@ -41,11 +41,8 @@ class VectorSpaces:
 def build(run: Run[ImpalaConfig]) -> Trainer:
     recipe = run.recipe
     if recipe.evaluation.every_frames and run.folder is None:
-        raise ConfigError(
-            "an evaluation needs a run folder to write to",
-            "recipe.evaluation.every_frames, run_dir",
-            "give run_dir, or every_frames=0",
-        )
+        what = "an evaluation needs a run folder to write to"
+        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
     network = make_network(recipe, run.config.env, run.spaces)
     loss = make_loss(recipe, network).to(run.device)
     optimizer: optim.Optimizer

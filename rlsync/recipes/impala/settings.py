@@ -260,11 +260,8 @@ class ImpalaConfig(RecipeConfig):
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         if config.collector.kind != "async":
-            yield ConfigError(
-                f"the workers of {self.name} never wait for the learner: its collector cannot be sync",
-                "collector.kind",
-                "give collector.kind=async",
-            )
+            what = f"the workers of {self.name} never wait for the learner: its collector cannot be sync"
+            yield ConfigError(what, "collector.kind", "give collector.kind=async")
         wanted = self.batch_size * self.unroll_length
         if config.collector.frames_per_batch != wanted:
             yield ConfigError(
@@ -274,20 +271,13 @@ class ImpalaConfig(RecipeConfig):
                 f"give recipe.batch_size x recipe.unroll_length = {wanted}",
             )
         if self.when_full != "block" and not config.cluster.here:
-            yield ConfigError(
-                "the nodes of a cluster drop no unroll: their workers wait for a free slot",
-                "recipe.when_full",
-                "give recipe.when_full=block, or cluster=none",
-            )
+            what = "the nodes of a cluster drop no unroll: their workers wait for a free slot"
+            yield ConfigError(what, "recipe.when_full", "give recipe.when_full=block, or cluster=none")
         if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:
-            yield ConfigError(
-                f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}",
-                "recipe.batch_size",
-                f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout",
-            )
+            what = f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}"
+            cure = f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout"
+            yield ConfigError(what, "recipe.batch_size", cure)
         if self.replay.ratio and self.replay.min_steps > self.replay.capacity_steps:
-            yield ConfigError(
-                f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}",
-                "recipe.replay.min_steps",
-                f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}",
-            )
+            what = f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}"
+            cure = f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}"
+            yield ConfigError(what, "recipe.replay.min_steps", cure)

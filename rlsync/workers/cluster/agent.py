@@ -67,11 +67,9 @@ class NodeAgent:
         deadline, job = time.monotonic() + timeout_s, self._job
         # A player without weights publishes no version.
         if job.settings.player.modules and not has_version(self._receiver, timeout_s):
-            raise AdoptionTimeout(
-                f"no version of the weights came to this node within {timeout_s:g} s",
-                f"node {job.node}",
-                "look whether the node reaches the learner's node on all of Ray's ports",
-            ) from self._receiver.failure
+            what = f"no version of the weights came to this node within {timeout_s:g} s"
+            cure = "look whether the node reaches the learner's node on all of Ray's ports"
+            raise AdoptionTimeout(what, f"node {job.node}", cure) from self._receiver.failure
         logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
         self._workers = start_workers(job.settings, self._ring, self._board.handle, job.seed, logs)
         self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
@@ -135,11 +133,9 @@ class NodeAgent:
         deadline = time.monotonic() + timeout_s
         while not self._ending.is_set():
             if self._receiver.failure is not None:
-                raise PublishError(
-                    f"this node receives no weights any more: {self._receiver.failure!r}",
-                    f"node {self._job.node}",
-                    "nothing to do: its agent is ended",
-                ) from self._receiver.failure
+                what = f"this node receives no weights any more: {self._receiver.failure!r}"
+                cure = "nothing to do: its agent is ended"
+                raise PublishError(what, f"node {self._job.node}", cure) from self._receiver.failure
             with self._supervising:
                 if self._ending.is_set() or turns is not self._turns or self._receiver.learner_died:
                     return None  # the ring is closed, or nobody would get the rollout

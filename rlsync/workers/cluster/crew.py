@@ -59,11 +59,9 @@ class Crew:
                 return left
             if time.monotonic() >= until_s:
                 pids = ", ".join(str(agent.state.pid) for agent in with_learner)
-                raise ConfigError(
-                    f"the agents of this run belong to a learner that lives (their processes: {pids})",
-                    f"crew {self.name}",
-                    "end that learner, or resume from a copy of its checkpoint",
-                )
+                what = f"the agents of this run belong to a learner that lives (their processes: {pids})"
+                cure = "end that learner, or resume from a copy of its checkpoint"
+                raise ConfigError(what, f"crew {self.name}", cure)
             time.sleep(_LOOK_S)
             agents = [agent.agent for agent in left]
 

@@ -128,11 +128,9 @@ class Turns:
         with self._changed:
             while self._next != number:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and self._next != number:
-                    raise PublishError(
-                        f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next",
-                        "a node's agent",
-                        "look what holds that call up; the learner ends this agent and starts another one",
-                    )
+                    what = f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next"
+                    cure = "look what holds that call up; the learner ends this agent and starts another one"
+                    raise PublishError(what, "a node's agent", cure)
         try:
             yield
         finally:
@@ -167,11 +165,9 @@ def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
     head = flat[:_HEAD_BYTES].view(np.float64).tolist() if flat.nbytes >= _HEAD_BYTES else [0.0] * 5
     magic, count, used, writer, number, *counted = head
     if magic != _MAGIC or used != flat.nbytes - _HEAD_BYTES or used != _used_bytes(layout, int(count)):
-        raise PublishError(
-            "what came from a node is not a rollout of this run",
-            f"{flat.nbytes:,} bytes",
-            "run the same version of rlsync, with the same environment, on all nodes",
-        )
+        what = "what came from a node is not a rollout of this run"
+        cure = "run the same version of rlsync, with the same environment, on all nodes"
+        raise PublishError(what, f"{flat.nbytes:,} bytes", cure)
     np.copyto(into.numpy()[: int(used)], flat[_HEAD_BYTES:])
     names = [entry.leaf.name for entry in layout.entries]
     views = dict(zip(names, layout.views(into), strict=True))

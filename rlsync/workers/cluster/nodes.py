@@ -235,11 +235,8 @@ class Nodes:
 
     def _none_left(self, where: str) -> WorkerLost:
         causes = "; ".join(f"{machine}: {cause}" for machine, cause in self._causes.items())
-        return WorkerLost(
-            f"no node is left: {causes}" if not self._by_id else causes,
-            where,
-            "look at the workers' own errors in Ray's logs of these nodes; then resume the run",
-        )
+        cure = "look at the workers' own errors in Ray's logs of these nodes; then resume the run"
+        return WorkerLost(f"no node is left: {causes}" if not self._by_id else causes, where, cure)
 
     def _not_started(self, waiting: list[Node]) -> AdoptionTimeout:
         late = ", ".join(str(node.machine) for node in waiting) or "none that is there"
