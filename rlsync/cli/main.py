@@ -133,9 +133,8 @@ def refused(error: BaseException | None, run: Path) -> Refused | None:
         full = isinstance(error, RuntimeError) and os.strerror(errno.ENOSPC) in str(error)
         number = error.errno if isinstance(error, OSError) else errno.ENOSPC if full else None
         if number == errno.ENOENT and not run.is_dir():
-            return Refused(
-                "the folder of the run is gone", str(run), "leave it there until the run has ended"
-            )
+            what = "the folder of the run is gone"
+            return Refused(what, str(run), "leave it there until the run has ended")
         if number in _CURES:
             named = error.filename if isinstance(error, OSError) else first_line(error)
             places = [at for at in (str(run), "/tmp", "/dev/shm") if disk_usage(at).free < 1 << 20]

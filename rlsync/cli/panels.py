@@ -65,9 +65,8 @@ Reading = tuple[Panel, Layer, str, Curve]  #: the curve of the run of this name 
 def check_format(out: Path) -> None:
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
-        raise ConfigError(
-            f"no picture format {out.suffix!r}", f"--out {out}", f"end it in .png; also: {', '.join(known)}"
-        )
+        what = f"no picture format {out.suffix!r}"
+        raise ConfigError(what, f"--out {out}", f"end it in .png; also: {', '.join(known)}")
 
 
 def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:

@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 from rlsync.cli.trust import config_in
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
-from rlsync.recipes import run_files
-from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, STALENESS
+from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, SCALARS, STALENESS
 
 Numbers = NDArray[np.float64]
 
@@ -51,7 +50,7 @@ class RunFolder:
 
     def metric(self, name: str) -> Curve:
         """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
-        file = self.path / METRICS / run_files.SCALARS / run_files.metric_file(name)
+        file = self.path / METRICS / SCALARS / f"{name}.csv"
         if file.is_file():
             rows = [line.split(",") for line in _whole_lines(file)]
             return _curve(*_numbers(rows, file))

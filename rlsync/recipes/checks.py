@@ -147,9 +147,8 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
         yield ConfigError(what, "cluster.keep_agents=true", cure)
     for name, amount in cluster.resources.items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
-            yield ConfigError(
-                f"{amount!r} is no amount of a resource", f"cluster.resources.{name}", "give a number > 0"
-            )
+            what = f"{amount!r} is no amount of a resource"
+            yield ConfigError(what, f"cluster.resources.{name}", "give a number > 0")
     if not isinstance(config.collector.device, str):
         yield from caught(
             lambda: device_of_each(config.collector.device, config.workers_per_node, "collector.device")
@@ -201,9 +200,8 @@ def update_errors(config: Config) -> Iterator[RlsyncError]:
     for key, is_asked in asked.items():
         if is_asked and not recipe.pure_updates:
             others = f"only those of {_shipped(lambda settings: settings.pure_updates)} have it"
-            yield ConfigError(
-                f"the updates of {recipe.name!r} cannot do that: {others}", key, f"leave {key} out"
-            )
+            what = f"the updates of {recipe.name!r} cannot do that: {others}"
+            yield ConfigError(what, key, f"leave {key} out")
     if asked["recipe.compile"] and on_cpu and not has_compiler():
         cure = "install g++ and Python's headers, or give recipe.compile=off"
         yield ConfigError("there is no C++ compiler here", "recipe.compile=on", cure)

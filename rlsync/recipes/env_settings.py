@@ -136,9 +136,8 @@ class RenderedConfig(EnvConfig):
             cure = "give [top,bottom,left,right] in pixels of the rendering, or [] for all of it"
             yield ConfigError(f"env.crop cannot be {list(self.crop)}", "env.crop", cure)
         if "render_mode" in self.kwargs:
-            yield ConfigError(
-                "a picture is always rendered as rgb_array", "env.kwargs.render_mode", "leave it out"
-            )
+            what = "a picture is always rendered as rgb_array"
+            yield ConfigError(what, "env.kwargs.render_mode", "leave it out")
 
     def facts(self) -> str:
         part = f" of the part {list(self.crop)} of its rendering" if self.crop else " of its rendering"

@@ -1,7 +1,4 @@
-"""The one list of recipes: rlsync's own, those of installed packages, and those that a config file names.
-
-A recipe is found under its name. Its module is imported when it is used, so that listing names is cheap.
-"""
+"""The one list of recipes by name: shipped, installed, or of a config file; imported when used."""
 
 from __future__ import annotations
 

@@ -33,9 +33,8 @@ def device_of_each(
     if isinstance(names, str | torch.device):
         return (device_named(names, where),) * workers
     if not isinstance(names, Sequence):
-        raise ConfigError(
-            f"{names!r} is neither a device nor a list of devices", where, "give one, for example cpu"
-        )
+        what = f"{names!r} is neither a device nor a list of devices"
+        raise ConfigError(what, where, "give one, for example cpu")
     if len(names) != workers:
         what = f"{len(names)} device{'s' * (len(names) != 1)} for {workers} worker{'s' * (workers != 1)}"
         cure = f"give one device for all workers, or a list of {workers}, one for each"

@@ -1,7 +1,4 @@
-"""rlsync's own use of Hydra: which types and folders it knows, and handing checked jobs over to it.
-
-Only what Hydra documents is used: ``compose``, ``initialize_config_dir``, ``hydra.main`` and the ConfigStore.
-"""
+"""rlsync's use of Hydra, as far as Hydra documents it: types and folders, and jobs to hand over."""
 
 from __future__ import annotations
 

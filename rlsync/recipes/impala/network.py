@@ -108,13 +108,11 @@ class ImpalaNet(nn.Module):
         super().__init__()
         widths = _HIDDEN.get(torso, ()) if hidden is None else tuple(hidden)
         if lstm < 0:
-            raise ConfigError(
-                f"an LSTM cannot have {lstm} units", "lstm", "give a number of units, 0 for none"
-            )
+            what = f"an LSTM cannot have {lstm} units"
+            raise ConfigError(what, "lstm", "give a number of units, 0 for none")
         if torso_threads < 1:
-            raise ConfigError(
-                f"a torso cannot run in {torso_threads} threads", "torso_threads", "give 1 or more"
-            )
+            what = f"a torso cannot run in {torso_threads} threads"
+            raise ConfigError(what, "torso_threads", "give 1 or more")
         self.observation_shape = tuple(observation_shape)
         self.head = head
         self.takes_last_action = last_action

@@ -131,9 +131,8 @@ class AleEnvs(VectorEnvs):
         try:
             from ale_py import roms, vector_env
         except ImportError as error:
-            raise ConfigError(
-                "ale-py is not installed", f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'"
-            ) from error
+            what = "ale-py is not installed"
+            raise ConfigError(what, f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'") from error
         games = roms.get_all_rom_ids()
         if game not in games:
             cure = did_you_mean(nearest_name(game, games)) + "write it in snake_case: space_invaders"
