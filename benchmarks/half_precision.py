@@ -19,7 +19,7 @@ import torch
 
 from rlsync import SyncWeights
 from rlsync.recipes import ppo
-from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.settings import Config, RouteConfig, SyncConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 

@@ -9,7 +9,7 @@ import torch
 from rlsync_peer import NEVER, Report
 from torchrl.trainers import Trainer
 
-from rlsync.recipes.hooks import KeepPace
+from rlsync.recipes.hooks.steering import KeepPace
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, LoggerConfig, RecipeConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 

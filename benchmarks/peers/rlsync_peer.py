@@ -25,7 +25,7 @@ import torch
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import run_files
-from rlsync.recipes.hooks import StatisticsHook
+from rlsync.recipes.hooks.measuring import StatisticsHook
 from rlsync.recipes.impala import recipe
 from rlsync.recipes.impala.settings import ImpalaConfig, ModelConfig
 from rlsync.recipes.settings import (

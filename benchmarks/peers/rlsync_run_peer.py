@@ -16,7 +16,7 @@ import torch
 from rlsync import SyncWeights
 from rlsync.cli.compose import command_line
 from rlsync.cli.job import jobs_of
-from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 
 

@@ -85,7 +85,6 @@ class Measured:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure each model, and print a table or JSON."""
     parser = parser_of(
         "bench",
         "Measure what one publish costs on this machine, with worker processes on a board.",

@@ -33,7 +33,6 @@ exit status: 0 nothing is wrong, 2 something is
 
 
 def main(arguments: list[str]) -> int:
-    """Print every error in three lines, or as JSON."""
     parser = parser_of(
         "check",
         "List all that is wrong with a config, without training.",

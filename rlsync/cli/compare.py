@@ -20,7 +20,6 @@ cannot be read or a wrong command line
 
 
 def main(arguments: list[str]) -> int:
-    """Print how the digests of two runs compare, in a few lines; or JSON."""
     about = "Compare the recorded digests of two runs, version by version and leaf by leaf."
     parser = parser_of("compare", about, _EXAMPLES)
     parser.add_argument("one", type=Path, help="a run's folder")

@@ -35,7 +35,6 @@ _OF_A_KIND = {
 
 
 def main(arguments: list[str]) -> int:
-    """Copy one file, and print the commands that use the copy."""
     parser = parser_of("cp", "Copy a shipped config, to edit it.", _EXAMPLES)
     folder = Path("my_configs")
     parser.add_argument("config", metavar="GROUP/NAME", help="as rlsync ls lists it")
@@ -60,7 +59,6 @@ def main(arguments: list[str]) -> int:
 
 
 def find(name: str) -> Shipped:
-    """The config that ``GROUP/NAME`` names."""
     known = {str(config): config for options in shipped.groups().values() for config in options}
     if name in known:
         return known[name]
@@ -73,11 +71,8 @@ def _checked_name(name: str, config: Shipped) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w-]*", name):
         raise ConfigError(f"a config cannot be named {name!r}", "--as", "use letters, digits, _ and -")
     if name in [other.name for other in shipped.groups()[config.group]]:
-        raise ConfigError(
-            f"a shipped config is already named {config.group}/{name}, and Hydra would find that one first",
-            f"--as {name}",
-            f"choose another name, for example my_{name}",
-        )
+        what = f"a shipped config is already named {config.group}/{name}, and Hydra would find that one first"
+        raise ConfigError(what, f"--as {name}", f"choose another name, for example my_{name}")
     return name
 
 

@@ -66,7 +66,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the checks, print the findings, and return 1 if a check fails."""
     given = parser().parse_args(arguments)
     named = given.target if given.trainer is None else given.trainer
     target = None if named is None else users_trainer.target_of(named)
@@ -131,7 +130,6 @@ def _play(env: EnvConfig, seed: int, elsewhere: int, timeout_s: float, say: Say)
 
 
 def trainer_findings(target: NamedTrainer, timeout_s: float) -> list[Finding]:
-    """Build a user's trainer, examine it, and end all its processes."""
     said = users_trainer.run_apart(_examine, target, timeout_s)
     if isinstance(said, users_trainer.Failed):
         return [Finding("fail", "trainer", said.why, said.cure)]
@@ -147,7 +145,6 @@ def _examine(target: NamedTrainer, timeout_s: float, say: Say) -> None:
 
 
 def findings_of(found: Examination) -> list[Finding]:
-    """The findings of an examination, one for each line of the report."""
     return [
         Finding("ok", "trainer", f"{found.trainer}; {found.collector}"),
         _sync(found),

@@ -50,7 +50,6 @@ line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    """Print the policy's score in one line, and where the video is; or JSON."""
     given = _parser().parse_args(arguments)
     prepare_process()
     config = config_of(given.run, given.trust)
@@ -131,9 +130,7 @@ def _not_below_zero(text: str) -> int:
 
 
 def config_of(run: Path, trusted: bool = False) -> Config:
-    """The configuration that a run wrote; a ConfigError if the folder is not a run's, it is unreadable, or it
-    names code and is neither this user's nor ``trusted``.
-    """
+    """A run's configuration; ConfigError: none is there, it is unreadable, or names code without trust."""
     file = RunFolder(run).path / RESOLVED
     config = written(file, trusted=trusted)
     trust.check_code(config, trust.OF_ENV, file, trusted)
@@ -143,18 +140,14 @@ def config_of(run: Path, trusted: bool = False) -> Config:
 
 
 def checkpoint_of(run: Path, asked: Path | None, config: Config, trusted: bool = False) -> Path:
-    """The checkpoint of a run, or the one asked for; a ConfigError if there is none, it is damaged, could run
-    code, or is of another recipe or environment.
-    """
+    """The checkpoint to play; ConfigError: there is none, it is damaged, unsafe, or of something else."""
     folder = run if asked is None else asked
     where = f"rlsync eval {run}" if asked is None else f"--checkpoint {asked}"
     found = checkpoint_at(folder)
     if found is None:
-        raise ConfigError(
-            f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist",
-            where,
-            "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames",
-        )
+        what = f"{folder} holds no checkpoint" if folder.is_dir() else f"{folder} does not exist"
+        cure = "a run writes its first after a twentieth of its frames and 30 s, or checkpoint_every_frames"
+        raise ConfigError(what, where, cure)
     trust.check_checkpoint(found, trusted)
     if not require_whole(found, trusted=trusted, components=COMPONENTS):
         print(f"unchecked: {found} has no {DIGESTS}", file=sys.stderr)
@@ -171,11 +164,8 @@ def _check_owner(checkpoint: Path, run: Path, config: Config, where: str) -> Non
         for key, ours in (("recipe.name", config.recipe.name), ("env.id", config.env.id)):
             theirs = OmegaConf.select(written, key)
             if theirs != ours:
-                raise ConfigError(
-                    f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}",
-                    where,
-                    f"name its own run: rlsync eval {checkpoint.parent}",
-                )
+                what = f"that checkpoint is of {key} {theirs!r}, the run is of {ours!r}"
+                raise ConfigError(what, where, f"name its own run: rlsync eval {checkpoint.parent}")
     elif Checkpoint.is_checkpoint(own):
         odd = {*Checkpoint.manifest(checkpoint)["components"]} ^ {*Checkpoint.manifest(own)["components"]}
         if odd:

@@ -31,7 +31,6 @@ arguments name no trainer
 
 
 def main(arguments: list[str]) -> int:
-    """Print the plan of a config, or of a trainer in a file."""
     parser = parser_of("explain", "Print what a sync map moves, leaf by leaf, without training.", _EXAMPLES)
     folder = "a folder of your own configs, as for rlsync train"
     parser.add_argument("--config-dir", metavar="DIR", help=folder)
@@ -61,7 +60,6 @@ def named_target(words: list[str]) -> NamedTrainer | None:
 
 
 def plan_of_config(arguments: list[str]) -> SyncPlan:
-    """The plan of the trainer that the overrides describe."""
     make = from_config(arguments)
     prepare_process()
     # What a build prints is not the plan.
@@ -89,15 +87,11 @@ def plan_of(trainer: Trainer) -> SyncPlan:
     own = [sync for sync in syncs if sync.feeds is trainer.collector]
     for sync in own or syncs:
         return sync.plan
-    raise ConfigError(
-        "the trainer has no SyncWeights hook",
-        type(trainer).__name__,
-        "SyncWeights({...}).register(trainer) before the function returns",
-    )
+    cure = "SyncWeights({...}).register(trainer) before the function returns"
+    raise ConfigError("the trainer has no SyncWeights hook", type(trainer).__name__, cure)
 
 
 def from_config(arguments: list[str]) -> Callable[[], Trainer]:
-    """A function that builds the trainer that the overrides describe."""
     job, *more = jobs_of(command_line.read(arguments))
     if more:
         raise ConfigError("a sweep has many plans", "rlsync explain", "name one config")

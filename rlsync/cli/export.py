@@ -47,7 +47,6 @@ that this format cannot hold or a wrong command line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    """Print what the file holds, and how it was compared; or JSON."""
     given = _parser().parse_args(arguments)
     prepare_process()
     check_file(given.file)

@@ -32,7 +32,6 @@ the run cannot be made again, or a wrong command line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is known of a frame, a line for each thing; or JSON."""
     parser = parser_of("frame", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
     parser.add_argument("number", type=int, nargs="?", metavar="NUMBER", help="from 1, in order of use")

@@ -48,11 +48,9 @@ class Job:
         elsewhere = {str(p.device) for p in trainer.loss_module.parameters() if p.device != device}
         if elsewhere:
             trainer.shutdown()
-            raise ConfigError(
-                f"the recipe {self.recipe.name!r} trains on {', '.join(elsewhere)}, not on {device}",
-                "learner.device",
-                "let its build() move the networks to run.device before it makes the loss",
-            )
+            what = f"the recipe {self.recipe.name!r} trains on {', '.join(elsewhere)}, not on {device}"
+            cure = "let its build() move the networks to run.device before it makes the loss"
+            raise ConfigError(what, "learner.device", cure)
         return trainer
 
     def continues_in(self, run_dir: Path) -> bool:
@@ -109,11 +107,8 @@ def require_free_folder(job: Job) -> None:
     run_dir = job.config.run_dir
     if run_dir is None or job.continues_in(Path(run_dir)) or not (Path(run_dir) / RECEIPTS).is_file():
         return
-    raise ConfigError(
-        f"the folder {run_dir!r} holds another run",
-        f"run_dir={run_dir}",
-        f"give another folder, or resume={run_dir} to go on with that run",
-    )
+    cure = f"give another folder, or resume={run_dir} to go on with that run"
+    raise ConfigError(f"the folder {run_dir!r} holds another run", f"run_dir={run_dir}", cure)
 
 
 class ManyErrors(ConfigError):
@@ -129,9 +124,7 @@ class ManyErrors(ConfigError):
 
 
 def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
-    """Compose and check the config of every job of a command line, without starting a worker. Returns the
-    jobs that nothing is wrong with, and the errors; one that several jobs share is told once.
-    """
+    """The jobs of a line that nothing is wrong with, and each error once; no worker is started."""
     jobs: list[Job] = []
     errors: list[RlsyncError] = list(line.errors)
     with own_hydra.initialised(line.flags.config_path):

@@ -31,7 +31,6 @@ exit status: 0 listed, 2 no such group, config or folder
 
 
 def main(arguments: list[str]) -> int:
-    """Print each config with what it says of itself, or the keys that a run has."""
     parser = parser_of(
         "ls", "List the shipped recipes and configs, or the keys of a run, each with its comment.", _EXAMPLES
     )

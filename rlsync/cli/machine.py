@@ -38,7 +38,6 @@ class Finding:
 
 
 def worst(findings: list[Finding]) -> Grade:
-    """The worst verdict of the findings."""
     order: tuple[Grade, ...] = ("ok", "warn", "fail")
     return max((f.verdict for f in findings), key=order.index, default="ok")
 
@@ -145,7 +144,6 @@ def shm_size(folder: Path = Path("/dev/shm")) -> Finding:
 
 
 def descriptors() -> Finding:
-    """How many files a process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"at most {_limit(soft)} a process, {_limit(hard)} if raised"
     if soft == resource.RLIM_INFINITY or soft >= _FEW_DESCRIPTORS:
@@ -225,7 +223,6 @@ def packages() -> list[Finding]:
 
 
 def judged(name: str, version: str, tested: SpecifierSet) -> Finding:
-    """Compare one version with the tested range."""
     found = f"{version} (tested with {tested})" if tested else version
     if tested.contains(Version(version).base_version, prereleases=True):
         return Finding("ok", name, found)

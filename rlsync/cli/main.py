@@ -79,11 +79,7 @@ def _run(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"rlsync {__version__}")
         return 0
-    return run_verb(words[0], words[1:])
-
-
-def run_verb(verb: str, arguments: list[str]) -> int:
-    """Import the verb's module, and only it, and call its ``main``."""
+    verb, *arguments = words
     if verb not in VERBS:
         hint = did_you_mean(nearest_name(verb, VERBS))
         raise ConfigError(f"no verb {verb!r}", "rlsync VERB", f"{hint}verbs: {', '.join(VERBS)}")
@@ -137,9 +133,8 @@ def refused(error: BaseException | None, run: Path) -> Refused | None:
         full = isinstance(error, RuntimeError) and os.strerror(errno.ENOSPC) in str(error)
         number = error.errno if isinstance(error, OSError) else errno.ENOSPC if full else None
         if number == errno.ENOENT and not run.is_dir():
-            return Refused(
-                "the folder of the run is gone", str(run), "leave it there until the run has ended"
-            )
+            what = "the folder of the run is gone"
+            return Refused(what, str(run), "leave it there until the run has ended")
         if number in _CURES:
             named = error.filename if isinstance(error, OSError) else first_line(error)
             places = [at for at in (str(run), "/tmp", "/dev/shm") if disk_usage(at).free < 1 << 20]
@@ -150,9 +145,7 @@ def refused(error: BaseException | None, run: Path) -> Refused | None:
 
 @contextmanager
 def output_read(run: Path = Path()) -> Iterator[None]:
-    """Inside, what is printed has a reader until the end, unlike in ``rlsync status RUN | head -1``; and what
-    the machine refuses, for example to a ``run``, is told in three lines.
-    """
+    """Inside, output has a reader to the end, and what the machine refuses a ``run`` is told as an error."""
     try:
         yield
         sys.stdout.flush()
@@ -169,9 +162,7 @@ def output_read(run: Path = Path()) -> Iterator[None]:
 
 
 def drop_unread() -> list[int]:
-    """Drop what is printed from here on where nobody reads it: in a pipe without a reader, or a terminal
-    that was closed. Returns which of the descriptors of standard output and standard error these are.
-    """
+    """Drop what is printed from here on where nobody reads it, and return which of descriptors 1 and 2."""
     poll = select.poll()
     for number in (1, 2):
         poll.register(number, 0)

@@ -59,29 +59,20 @@ class Panel:
     scale: Callable[[Axes], object] = lambda axes: None  # sets scale and ticks, after everything is drawn
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The curve of one run for one layer."""
-
-    panel: Panel
-    layer: Layer
-    run: str
-    curve: Curve
+Reading = tuple[Panel, Layer, str, Curve]  #: the curve of the run of this name for one layer
 
 
 def check_format(out: Path) -> None:
-    """Refuse a file name whose ending is not a picture format."""
     known = Figure().canvas.get_supported_filetypes()
     if out.suffix.removeprefix(".") not in known:
-        raise ConfigError(
-            f"no picture format {out.suffix!r}", f"--out {out}", f"end it in .png; also: {', '.join(known)}"
-        )
+        what = f"no picture format {out.suffix!r}"
+        raise ConfigError(what, f"--out {out}", f"end it in .png; also: {', '.join(known)}")
 
 
 def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
     """Draw all runs, given by name, in one figure. Returns it with notes on what is left out."""
     readings, notes = _read(runs)
-    panels = list(dict.fromkeys(reading.panel for reading in readings))
+    panels = list(dict.fromkeys(panel for panel, *_ in readings))
     if not panels:
         raise ConfigError("there is nothing to draw", "; ".join(notes), "name a run that has published")
     looks = zip(runs, itertools.cycle(COLOURS), itertools.cycle(DASHES))
@@ -89,8 +80,8 @@ def draw(runs: dict[str, RunFolder]) -> tuple[Figure, list[str]]:
     rows = _rows(len(panels))
     figure = Figure(figsize=(10, 1.2 + 2.6 * len(rows)), dpi=120, layout="constrained")
     axes: dict[int, Axes] = figure.subplot_mosaic(rows)  # type: ignore[arg-type]
-    for reading in readings:
-        reading.layer.draw(axes[panels.index(reading.panel)], reading.curve, styles[reading.run])
+    for panel, layer, run, curve in readings:
+        layer.draw(axes[panels.index(panel)], curve, styles[run])
     over_frames = [axes[place] for place, panel in enumerate(panels) if panel.x == FRAMES]
     for other in over_frames[1:]:
         other.sharex(over_frames[0])
@@ -109,7 +100,7 @@ def _read(runs: dict[str, RunFolder]) -> tuple[list[Reading], list[str]]:
         for layer in panel.layers:
             for name, run in runs.items():
                 try:
-                    readings.append(Reading(panel, layer, name, layer.read(run)))
+                    readings.append((panel, layer, name, layer.read(run)))
                 except NotRecorded as lacking:
                     if layer.expected:
                         notes.append(f"{panel.title}, run {name}: {lacking}")
@@ -136,15 +127,14 @@ def _finish(axes: Axes, panel: Panel) -> None:
 def _name_runs(
     figure: Figure, runs: dict[str, RunFolder], styles: dict[str, Style], readings: list[Reading]
 ) -> None:
-    """Add a legend above all panels: the line of each run, and the other marks."""
     handles = [
         Line2D([], [], color=styles[name].colour, ls=styles[name].dashes, label=f"{name}: {run.describe()}")
         for name, run in runs.items()
     ]
-    if any(reading.layer.draw is _points for reading in readings):
+    if any(layer.draw is _points for _, layer, _, _ in readings):
         label = "evaluations, ± standard deviation"
         handles.append(Line2D([], [], color="0.3", marker="o", mfc="white", ls="none", label=label))
-    if any(len(reading.curve.frames) > MOST_POINTS for reading in readings):
+    if any(len(curve.frames) > MOST_POINTS for *_, curve in readings):
         handles.append(Line2D([], [], color="0.8", lw=6, label="5th to 95th percentile, around the median"))
     figure.legend(
         handles=handles, loc="outside upper left", frameon=False, ncols=2 if len(handles) > 1 else 1

@@ -42,7 +42,6 @@ GLOSSARY = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print the plan of every job, as text or as JSON."""
     parser = parser_of(
         "plan",
         "Print what a run will do, and when: prefill, updates, publishes, evaluations.",

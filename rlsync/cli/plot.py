@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +27,6 @@ exit status: 0 drawn, 1 the picture cannot be written, 2 not a run folder, nothi
 
 
 def main(arguments: list[str]) -> int:
-    """Draw the picture, print where it is, and print what is left out."""
     parser = parser_of(
         "plot",
         "Draw return, policy lag, staleness and publishes of one run, or of several to compare.",
@@ -53,11 +53,8 @@ def main(arguments: list[str]) -> int:
 
 def labels(paths: list[Path]) -> dict[str, Path]:
     """Short names for folders: their paths without the common beginning, such as ``a/0`` and ``b/0``."""
-    whole = [path.resolve() for path in paths]
-    shared = 0
-    while len({path.parts[: shared + 1] for path in whole}) == 1 and shared < len(whole[0].parts) - 1:
-        shared += 1
-    found = {"/".join(full.parts[shared:]): path for full, path in zip(whole, paths, strict=True)}
+    shared = os.path.commonpath([path.resolve().parent for path in paths])
+    found = {str(path.resolve().relative_to(shared)): path for path in paths}
     if len(found) < len(paths):
         raise ConfigError("a run is named twice", "rlsync plot", "name each folder once")
     return found

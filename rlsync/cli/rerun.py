@@ -42,7 +42,6 @@ wrong command line, 130 after Ctrl-C
 
 
 def main(arguments: list[str]) -> int:
-    """Print how the digests compare, in a few lines; or JSON."""
     parser = parser_of("rerun", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
     until = "stop when this version is published, with a checkpoint of that moment"

@@ -44,9 +44,7 @@ class Change:
 
 
 def checkpoint_in(path: str, trusted: bool) -> Taken:
-    """The checkpoint that ``resume=path`` means: ``path`` itself, or the one in that run folder. It is whole;
-    one that cannot be checked, or could run code, has to be ``trusted``.
-    """
+    """The whole checkpoint that ``resume=path`` means; an unchecked or unsafe one has to be ``trusted``."""
     folder = Path(path)
     for checkpoint in places(folder):
         check_checkpoint(checkpoint, trusted)
@@ -54,11 +52,8 @@ def checkpoint_in(path: str, trusted: bool) -> Taken:
     if found is not None:
         return found
     said = "holds no checkpoint" if folder.is_dir() else "does not exist"
-    raise ConfigError(
-        f"cannot resume: {path!r} {said}",
-        f"resume={path}",
-        f"give a run folder that has a {CHECKPOINT}/ in it, or the checkpoint folder itself",
-    )
+    cure = f"give a run folder that has a {CHECKPOINT}/ in it, or the checkpoint folder itself"
+    raise ConfigError(f"cannot resume: {path!r} {said}", f"resume={path}", cure)
 
 
 def changes(before: Config, now: Config) -> list[Change]:
@@ -79,19 +74,14 @@ def change_errors(before: Config, now: Config) -> Iterator[RlsyncError]:
     """What a run cannot resume with: another recipe, or another value of what the checkpoint holds."""
     old, new = before.recipe.variant(), now.recipe.variant()
     if old != new:
-        yield ConfigError(
-            f"cannot resume a run of {old!r} with the recipe {new!r}",
-            f"resume={now.resume}",
-            f"add recipe={old}, or start anew without resume",
-        )
+        what = f"cannot resume a run of {old!r} with the recipe {new!r}"
+        yield ConfigError(what, f"resume={now.resume}", f"add recipe={old}, or start anew without resume")
         return
     for change in changes(before, now):
         if change.kept:
-            yield ConfigError(
-                f"a resumed run cannot change {change}: {change.kept}",
-                f"resume={now.resume}",
-                f"leave {change.key} out, or start anew without resume",
-            )
+            what = f"a resumed run cannot change {change}: {change.kept}"
+            cure = f"leave {change.key} out, or start anew without resume"
+            yield ConfigError(what, f"resume={now.resume}", cure)
 
 
 def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, changed: list[Change]) -> None:
@@ -107,11 +97,9 @@ def require_fit(recipe: Recipe, config: Config, spaces: Any, checkpoint: Path, c
         raise _misfit(error, checkpoint, changed) from error
     total = config.recipe.total_frames
     if frames >= total:
-        raise ConfigError(
-            f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}",
-            f"resume={config.resume}",
-            f"give more, for example recipe.total_frames={2 * frames}",
-        )
+        what = f"the run has collected {frames:,} frames already, and recipe.total_frames is {total:,}"
+        cure = f"give more, for example recipe.total_frames={2 * frames}"
+        raise ConfigError(what, f"resume={config.resume}", cure)
 
 
 def _misfit(error: Exception, checkpoint: Path, changed: list[Change]) -> ConfigError:
@@ -153,10 +141,7 @@ def seed_after(seed: int, frames: int) -> int:
 
 
 class Settings:
-    """What the config has set in a trainer, to put changes in again after a checkpoint is loaded: optimizers
-    and TorchRL's losses bring the old values back. Fields say where; see
-    :class:`rlsync.recipes.bounds.Restored`.
-    """
+    """What the config has set in a trainer, put in again where a checkpoint has brought old values back."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._optimizers = trainers.optimizers(trainer)
@@ -198,7 +183,6 @@ def _put_back(group: dict[str, Any], fresh: dict[str, Any], name: str) -> None:
 
 
 def schedulers(trainer: Trainer) -> list[LRScheduler]:
-    """The learning rate schedules of a trainer's registered hooks."""
     return [value for value in _held_by_hooks(trainer) if isinstance(value, LRScheduler)]
 
 

@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 from rlsync.cli.trust import config_in
 from rlsync.core.errors import ConfigError
 from rlsync.core.plan import Receipt
-from rlsync.recipes import run_files
-from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, STALENESS
+from rlsync.recipes.run_files import EVALUATIONS, METRICS, RECEIPTS, RESOLVED, SCALARS, STALENESS
 
 Numbers = NDArray[np.float64]
 
@@ -36,9 +35,7 @@ class Curve:
 
 
 class RunFolder:
-    """One run's folder; a ConfigError if it is none, :class:`NotRecorded` where there is nothing to read.
-    Newer points replace those of frames that a resumed run did again.
-    """
+    """A run's folder, else ConfigError. Newer points replace those of frames that a resumed run did again."""
 
     def __init__(self, path: Path) -> None:
         if not (path / RESOLVED).is_file():
@@ -46,7 +43,6 @@ class RunFolder:
         self.path = path
 
     def describe(self) -> str:
-        """Recipe, environment and seed, in a few words."""
         config = config_in(self.path / RESOLVED)
         recipe, env, seed = (OmegaConf.select(config, key) for key in ("recipe.name", "env.id", "seed"))
         replay = " with replay" if OmegaConf.select(config, "recipe.replay.ratio") else ""
@@ -54,7 +50,7 @@ class RunFolder:
 
     def metric(self, name: str) -> Curve:
         """A metric that the run's logger wrote, for example ``"sync/lag_versions"``."""
-        file = self.path / METRICS / run_files.SCALARS / run_files.metric_file(name)
+        file = self.path / METRICS / SCALARS / f"{name}.csv"
         if file.is_file():
             rows = [line.split(",") for line in _whole_lines(file)]
             return _curve(*_numbers(rows, file))

@@ -26,7 +26,6 @@ exit status: 0 drawn or written, 2 no schedule, nothing to draw, or no matplotli
 
 
 def main(arguments: list[str]) -> int:
-    """Draw or write, and print where it is."""
     about = "Draw who made which rollout with which version, and when each publish fell."
     parser = parser_of("timeline", about, _EXAMPLES)
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")

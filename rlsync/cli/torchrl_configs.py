@@ -66,9 +66,7 @@ class BoardSchemeConfig:
 
 
 def make_sync_weights(map: list[RouteConfig], when: WhenConfig, **options: Any) -> SyncWeights:
-    """The hook that a :class:`SyncWeightsConfig` describes; it meets its trainer when TorchRL registers it. A
-    ConfigError if the map is empty, an entry is incomplete, or there is no trigger.
-    """
+    """The hook of a :class:`SyncWeightsConfig`; ConfigError if map or trigger say nothing, or not all."""
     return SyncWeights(sync_map(SyncConfig(map=map)), trigger(when), **options)
 
 

@@ -34,7 +34,8 @@ from rlsync.cli.resume import load
 from rlsync.cli.watch import EVERY_S, PLAIN_EVERY_S
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.whole_file import write_whole
-from rlsync.recipes.hooks import EpisodeReturns, InSummary, StatisticsHook
+from rlsync.recipes.hooks.measuring import InSummary, StatisticsHook
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.pure import PureStepper
 from rlsync.recipes.rerun import keep_life
 from rlsync.recipes.run_files import BOARD, RESOLVED
@@ -64,7 +65,6 @@ def main(arguments: list[str]) -> int:
 
 
 def help_text() -> str:
-    """What ``rlsync train --help`` prints."""
     groups = "\n".join(f"  {g}={'|'.join(options)}" for g, options in command_line.choices().items())
     return f"""usage: rlsync train [group=option | key=value ...]
 
@@ -106,9 +106,7 @@ def run_job(line: CommandLine, jobs: list[Job]) -> None:
 
 
 def train_job(job: Job) -> int:
-    """Build, resume if asked, train, and say how it went; ``rlsync status`` reads it from the run's folder.
-    Returns 0, or 128 and the number of the signal that ended it.
-    """
+    """Build, resume if asked, and train; returns 0, or 128 and the number of the signal that ended it."""
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -159,7 +157,6 @@ def train_job(job: Job) -> int:
 
 
 def told_of_resume(trainer: Trainer, job: Job) -> str:
-    """What is resumed, and with what changed."""
     told = f"resumed from {job.checkpoint}  frames {trainer.collected_frames:,}"
     if job.changes is None:
         return (
@@ -211,11 +208,9 @@ class LiveLine:
         statistics = [hook for hook in hooks if isinstance(hook, StatisticsHook)]
         counts = len(syncs), len(returns), len(statistics)
         if counts != (1, 1, 1):
-            raise ConfigError(
-                "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(*counts),
-                "the recipe's build()",
-                "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, run)",
-            )
+            what = "the trainer has {} SyncWeights, {} EpisodeReturns and {} StatisticsHook".format(*counts)
+            cure = "register one of each, for example with rlsync.recipes.parts.register_hooks(trainer, run)"
+            raise ConfigError(what, "the recipe's build()", cure)
         self.trainer, self.sync, self.returns, self.statistics = trainer, syncs[0], returns[0], statistics[0]
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._every_s = PLAIN_EVERY_S if self._live is None else EVERY_S
@@ -238,7 +233,6 @@ class LiveLine:
             self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def reason(self, interrupts: Interrupts) -> str:
-        """Why the training is over."""
         if interrupts.signal is not None:
             return "interrupted" if interrupts.signal == signal.SIGINT else "terminated"
         return "target return reached" if self.returns.reached else "total_frames collected"

@@ -99,7 +99,6 @@ def check_checkpoint(checkpoint: Path, trusted: bool) -> None:
 
 
 def check_file(file: Path, run: Path, trusted: bool) -> None:
-    """The same of one file of a run."""
     if file.exists() and not trusted and not is_mine(run):
         _check_file(file)
 

@@ -132,11 +132,8 @@ def _made(target: NamedTrainer, module: ModuleType) -> object:
     named = inspect.signature(value).parameters.values()
     needed = [p.name for p in named if p.default is p.empty and p.kind not in free]
     if needed:
-        raise ConfigError(
-            f"{target.name} needs arguments: {', '.join(needed)}",
-            target.word,
-            f"name a function that needs none, and makes collector, loss and hook itself; {target.offered}",
-        )
+        cure = f"name a function that needs none, and makes collector, loss and hook itself; {target.offered}"
+        raise ConfigError(f"{target.name} needs arguments: {', '.join(needed)}", target.word, cure)
     return value()
 
 
@@ -144,11 +141,8 @@ def _trainer_of(made: object, target: NamedTrainer) -> Trainer:
     values = made if isinstance(made, tuple) else (made,)
     trainers = [value for value in values if isinstance(value, Trainer)]
     if len(trainers) != 1:
-        raise ConfigError(
-            f"{target.name} gives {type(made).__name__}, and no trainer",
-            target.word,
-            "return a Trainer, or a tuple with one, before it is trained",
-        )
+        what = f"{target.name} gives {type(made).__name__}, and no trainer"
+        raise ConfigError(what, target.word, "return a Trainer, or a tuple with one, before it is trained")
     return trainers[0]
 
 
@@ -158,11 +152,9 @@ def _never_training() -> Iterator[None]:
 
     def refuse(trainer: Trainer, *_: object, **__: object) -> None:
         caller = inspect.stack()[1]
-        raise ConfigError(
-            "the trainer is trained before it can be looked at",
-            f"{Path(caller.filename).name}, line {caller.lineno}",
-            f"name a function that returns the trainer before it trains, or {_GUARD}",
-        )
+        what = "the trainer is trained before it can be looked at"
+        cure = f"name a function that returns the trainer before it trains, or {_GUARD}"
+        raise ConfigError(what, f"{Path(caller.filename).name}, line {caller.lineno}", cure)
 
     train, Trainer.train = Trainer.train, refuse
     try:
@@ -217,7 +209,8 @@ def run_apart(work: Work, *arguments: object) -> object:
         said = _hear(ours, process, Stage("starting its process", _START_TIMEOUT_S))
         wait([process.sentinel], 0.0 if isinstance(said, Failed) else _SHUTDOWN_TIMEOUT_S)
     finally:
-        _end(process)
+        end_group(process)  # in every case: all processes of its session
+        process.join()
         ours.close()
     if isinstance(said, RlsyncError):
         raise said
@@ -225,7 +218,6 @@ def run_apart(work: Work, *arguments: object) -> object:
 
 
 def _hear(pipe: Connection, process: SpawnProcess, stage: Stage) -> object:
-    """The result of the child, or why there is none."""
     try:
         while pipe.poll(stage.limit_s):
             said = pipe.recv()
@@ -237,12 +229,6 @@ def _hear(pipe: Connection, process: SpawnProcess, stage: Stage) -> object:
         how = "without a word" if process.exitcode is None else ending(process.exitcode)
         return Failed(f"{stage.name}: its process ended, {how}", "look for its own error above")
     return Failed(f"{stage.name} took more than {stage.limit_s:g} s", stage.cure)
-
-
-def _end(process: SpawnProcess) -> None:
-    """Kill all processes of its session, in every case."""
-    end_group(process)
-    process.join()
 
 
 def _in_child(work: Work, arguments: tuple[object, ...], pipe: Connection) -> None:

@@ -25,18 +25,13 @@ COMPONENTS = (_POLICY, _SYNC)  #: those that :func:`load` reads
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlayer:
-    """What a recipe hands to ``rlsync eval``: a policy that can play once its weights are loaded.
+    """What a recipe hands to ``rlsync eval``: a policy that can play once its weights are loaded."""
 
-    Args:
-        weights: the module into which the component ``policy`` of a checkpoint is loaded. TorchRL's Trainer
-            fills that component from the loss module's ``actor_network``, else from its ``value_network``.
-        player: acts with these weights.
-        env: the environments that the policy was trained in.
-    """
-
+    #: The module into which the component ``policy`` of a checkpoint is loaded. TorchRL's Trainer fills that
+    #: component from the loss module's ``actor_network``, else from its ``value_network``.
     weights: nn.Module
-    player: Player
-    env: EnvSpec
+    player: Player  #: acts with these weights
+    env: EnvSpec  #: the environments that the policy was trained in
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,7 @@ def load(checkpoint: Path, acting: CheckpointPlayer) -> Trained:
 
 
 def load_best(file: Path, receipts: Path, acting: CheckpointPlayer, *, trusted: bool = False) -> Trained:
-    """Give a player the weights of the run's best version; see :func:`best_in` for ``trusted``. Frames are
-    those of the receipts; 0 if these do not name it. ConfigError if it is missing, damaged, or does not fit.
-    """
+    """Load a run's best version, whose frames are in the receipts, else 0; ConfigError: none, or no fit."""
     best = best_in(file, trusted=trusted)
     if best is None:
         raise ConfigError(

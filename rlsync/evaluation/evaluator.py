@@ -26,9 +26,7 @@ _LEAVE_WITHIN_S = 5.0
 
 
 class Evaluator(TrainerHookBase):
-    """Starts a process that evaluates, and logs what it writes: ``eval/version``, ``eval/return``. It
-    keeps a version for a whole evaluation, while workers adopt newer ones.
-    """
+    """Starts a process that evaluates one version at a time; logs ``eval/version`` and ``eval/return``."""
 
     def __init__(self, job: EvaluationJob, start_method: str = "forkserver") -> None:
         blank = replace(job, player=without_memory(job.player))

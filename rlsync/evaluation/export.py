@@ -51,11 +51,9 @@ def check_file(file: Path) -> None:
 
 
 def export(policy: Policy, envs: Envs, file: Path) -> float:
-    """Write a greedy policy to a file that :func:`check_file` accepts, if it acts as the original does.
+    """Write a policy, for which :func:`check_file` was asked, if it acts as the original does in ``envs``.
 
-    Returns the largest difference of outputs. ``envs``, of the run's, give the observations; their number
-    divides 1,000. ConfigError if the format cannot hold this player, RlsyncError if the file would act in
-    another way.
+    Returns the largest difference of outputs. ConfigError if the format cannot hold this player.
     """
     check_fits(policy.player, envs, str(policy.env))
     if file.suffix == ".onnx" and _draws(policy, envs):
@@ -156,9 +154,7 @@ def _draws(policy: Policy, envs: Envs) -> bool:
 
 
 def _compared(policy: Policy, act: Act, envs: Envs) -> tuple[float, int]:
-    """The largest difference of outputs on the observations of a policy's own episodes, and how many are
-    answered in another way.
-    """
+    """The largest difference of outputs in the policy's own episodes, and how many observations differ."""
     apart, wrong = 0.0, 0
     observation, state = envs.reset(0), policy.begin(envs.num_envs)
     for at in range(OBSERVATIONS // envs.num_envs):

@@ -57,14 +57,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The returns and lengths of some episodes.
-
-    The standard deviation is that of these episodes (divided by their number), not an estimate for others.
-
-    Example:
-        >>> print(Score.of([Episode(3.0, 10), Episode(5.0, 20)]))
-        return 4.0 ± 1.0 (3.0 to 5.0)  length 15.0
-    """
+    """The returns and lengths of some episodes; the deviation is that of these, divided by their number."""
 
     episodes: int
     return_mean: float
@@ -123,11 +116,10 @@ def at_once(episodes: int) -> int:
 def play(
     player: Player, envs: Envs, episodes: int, seed: int, device: torch.device = CPU
 ) -> Iterator[list[Episode]]:
-    """Play episodes to their ends. Yields after the reset, and after each step the episodes that ended in it.
+    """Play as worker 0 of 1. Yields after the reset, and after each step the episodes that ended in it.
 
-    The player acts as worker 0 of 1, and its modules are moved to the device. ``episodes`` is a multiple of
-    ``envs.num_envs``: each environment plays an equal share, so that short episodes are not counted more
-    often. The seed is that of environments and actions.
+    ``episodes`` is a multiple of ``envs.num_envs``: each environment plays an equal share, so that short
+    episodes are not counted more often.
     """
     count = envs.num_envs
     left = [episodes // count] * count
@@ -183,12 +175,7 @@ class FilmedGymnasium(VectorEnvs):
 
 
 class FilmedAtari(AleEnvs):
-    """An Atari game, and the same game once more for its screen.
-
-    ale-py's vector environment shows what the network sees: small, grey and stacked. So there is a second
-    copy with the same options, but full size and in colour. It begins with the same seed and takes the same
-    actions; the rewards and ends of both are compared at every step.
-    """
+    """An Atari game as the network sees it, and once more in full size and colour: both must agree."""
 
     def __init__(self, spec: AtariEnvs) -> None:
         options = spec.ale_options()

@@ -198,10 +198,7 @@ def _values(row: dict[str, str]) -> dict[str, Any]:
 
 @dataclass
 class EvaluationFilms:
-    """Films the first episode of evaluations, after they were written: a film delays no result. It is played
-    again, with the evaluation's seed, where each step is drawn; a policy that draws its actions draws them
-    again only in evaluations of one episode. A film that cannot be made is logged once; evaluations go on.
-    """
+    """Films evaluations after they were written, played again with their seed: a film delays no result."""
 
     filming: Filming
     player: Player

@@ -1,7 +1,4 @@
-"""Fields that know their bounds, so that a bad value is refused before anything runs.
-
-A check is a generator of errors: ``rlsync check`` lists all of them, and a builder raises the first.
-"""
+"""Fields that know their bounds; checks are generators of errors, of which a builder raises the first."""
 
 from __future__ import annotations
 

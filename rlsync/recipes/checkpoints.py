@@ -1,8 +1,7 @@
 """Checkpoints of a run: on disk before they replace the one before, and checked before anything is read.
 
-A checkpoint has a manifest of ours, with the size and the digest of each file. Whoever reads a checkpoint
-asks :func:`require_whole` or :func:`taken` first: TorchRL maps the tensors of a checkpoint into memory for
-writing, so a file that is too short is grown with zeros.
+Whoever reads one asks :func:`require_whole` or :func:`taken` first: TorchRL maps tensors for writing, so a
+file that is too short is grown with zeros.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ _TORCHRLS, _TENSORS = "manifest.json", "meta.json"
 
 
 class WholeCheckpoint(Checkpoint):
-    """A checkpoint on disk, with its manifest, before it replaces the one before. If process or machine stops
-    at any moment, one of the two is left; :func:`places` finds it.
-    """
+    """A checkpoint, on disk with its manifest before it replaces the one before: one is always left."""
 
     #: When it was written last; when it was made, before that. In seconds of ``time.monotonic``.
     written: float
@@ -98,9 +95,7 @@ def _replace(at: Path, new: Path) -> None:
 
 
 def places(folder: Path) -> list[Path]:
-    """The checkpoints that a folder is, or that lie in it; the newest first. One that was about to be
-    replaced may have a name that begins with a dot.
-    """
+    """The checkpoints that a folder is, or has, newest first; a replaced one's name may begin with a dot."""
     replaced = [at for at in folder.glob(f".{CHECKPOINT}.backup-*") if _is_checkpoint(at)]
     replaced.sort(key=lambda at: at.stat().st_mtime, reverse=True)
     return [*(at for at in (folder, folder / CHECKPOINT) if _is_checkpoint(at)), *replaced]
@@ -151,9 +146,7 @@ def taken(folder: Path, *, trusted: bool, components: Collection[str] | None = N
 
 
 def require_whole(checkpoint: Path, *, trusted: bool, components: Collection[str] | None = None) -> bool:
-    """Refuse a checkpoint with a missing or damaged file, of ``components`` or of all. Only reads. Returns
-    False if it has no manifest: that needs ``trusted``, and only the sizes of tensors are checked.
-    """
+    """Refuse a checkpoint with a damaged file, of ``components`` or all. False: no manifest, but trusted."""
     record = checkpoint / DIGESTS
     if not record.is_file():
         if not trusted:

@@ -1,7 +1,6 @@
-"""What is wrong with a config: generators of errors, for what one field's bounds cannot say.
+"""What is wrong with a config beyond its fields' bounds, as generators of errors: nothing is started or made.
 
-``rlsync check`` lists all errors; a builder raises the first. Nothing here starts a process or makes an
-environment. What a recipe's own settings have to say stands in their method ``errors``.
+``rlsync check`` lists all errors; a builder raises the first. Recipes have a method ``errors`` of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.core.extensions import BOARD, has_package
@@ -76,31 +74,19 @@ _FULL_WORKER = 16  #: with more environments a worker gains little: it steps the
 
 
 def more_frames(config: Config) -> str | None:
-    """The override with which workers make more frames a second: more environments share a policy call, more
-    workers use other cores, asynchronous ones collect while the learner updates. None if there is none.
-    """
+    """The override with which workers make more frames a second: more environments, or workers, or async."""
     envs, collector = config.env.num_envs, config.collector
     workers, off_policy = collector.num_workers, isinstance(config.recipe, ReplayConfig)
-    ways: list[tuple[bool, str, dict[str, Any]]] = [
-        (
-            2 * envs <= _FULL_WORKER,
-            f"env.num_envs={2 * envs}",
-            {"env": replace(config.env, num_envs=2 * envs)},
-        ),
-        (
-            len(os.sched_getaffinity(0)) > workers + 1,
-            f"collector.num_workers={workers + 1}",
-            {"collector": replace(collector, num_workers=workers + 1)},
-        ),
-        (
-            collector.kind == "sync" and off_policy,
-            "collector=async",
-            {"collector": replace(collector, kind="async")},
-        ),
-    ]
+    ways: dict[str, Config] = {}
+    if 2 * envs <= _FULL_WORKER:
+        ways[f"env.num_envs={2 * envs}"] = replace(config, env=replace(config.env, num_envs=2 * envs))
+    if len(os.sched_getaffinity(0)) > workers + 1:
+        more = replace(collector, num_workers=workers + 1)
+        ways[f"collector.num_workers={workers + 1}"] = replace(config, collector=more)
+    if collector.kind == "sync" and off_policy:
+        ways["collector=async"] = replace(config, collector=replace(collector, kind="async"))
     before = len(list(_misfits(config)))
-    fits = (w for helps, w, keys in ways if helps and len(list(_misfits(replace(config, **keys)))) <= before)
-    return next(fits, None)
+    return next((word for word, other in ways.items() if len(list(_misfits(other))) <= before), None)
 
 
 def file_errors(config: Config) -> Iterator[RlsyncError]:
@@ -160,9 +146,8 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
         yield ConfigError(what, "cluster.keep_agents=true", cure)
     for name, amount in cluster.resources.items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not amount > 0:
-            yield ConfigError(
-                f"{amount!r} is no amount of a resource", f"cluster.resources.{name}", "give a number > 0"
-            )
+            what = f"{amount!r} is no amount of a resource"
+            yield ConfigError(what, f"cluster.resources.{name}", "give a number > 0")
     if not isinstance(config.collector.device, str):
         yield from caught(
             lambda: device_of_each(config.collector.device, config.workers_per_node, "collector.device")
@@ -173,21 +158,18 @@ def in_process_errors(config: Config) -> Iterator[RlsyncError]:
     """What needs worker processes, and is asked for without any."""
     if config.collector.kind != IN_PROCESS:
         return
-    asked = {
-        "collector.num_workers=1": (config.collector.num_workers > 1, "more than one worker"),
-        "cluster=none": (not config.cluster.here, "workers on a cluster"),
-        "recipe.evaluation.every_frames=0": (
-            config.recipe.evaluations().every_frames > 0,
-            "an evaluating process, which reads the workers' board",
-        ),
-    }
-    for other, (found, what) in asked.items():
-        if found:
-            yield ConfigError(
-                f"collector.kind={IN_PROCESS} has no worker processes, so not {what}",
-                other.partition("=")[0],
-                f"give {other}, or collector=sync or async, which have worker processes",
-            )
+    asked = []
+    if config.collector.num_workers > 1:
+        asked.append(("collector.num_workers=1", "more than one worker"))
+    if not config.cluster.here:
+        asked.append(("cluster=none", "workers on a cluster"))
+    if config.recipe.evaluations().every_frames > 0:
+        evaluator = "an evaluating process, which reads the workers' board"
+        asked.append(("recipe.evaluation.every_frames=0", evaluator))
+    for other, needs in asked:
+        what = f"collector.kind={IN_PROCESS} has no worker processes, so not {needs}"
+        cure = f"give {other}, or collector=sync or async, which have worker processes"
+        yield ConfigError(what, other.partition("=")[0], cure)
 
 
 def transport_errors(config: Config) -> Iterator[RlsyncError]:
@@ -217,9 +199,8 @@ def update_errors(config: Config) -> Iterator[RlsyncError]:
     for key, is_asked in asked.items():
         if is_asked and not recipe.pure_updates:
             others = f"only those of {_shipped(lambda settings: settings.pure_updates)} have it"
-            yield ConfigError(
-                f"the updates of {recipe.name!r} cannot do that: {others}", key, f"leave {key} out"
-            )
+            what = f"the updates of {recipe.name!r} cannot do that: {others}"
+            yield ConfigError(what, key, f"leave {key} out")
     if asked["recipe.compile"] and on_cpu and not has_compiler():
         cure = "install g++ and Python's headers, or give recipe.compile=off"
         yield ConfigError("there is no C++ compiler here", "recipe.compile=on", cure)

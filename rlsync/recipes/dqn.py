@@ -1,10 +1,7 @@
 """DQN with worker processes on a board: TorchRL's trainer, collector and loss.
 
-The Q network and the exploration rate are two entries of a sync map, published when the config says. Workers
-hold the Q network as ``policy.module[0]`` and the epsilon-greedy module as ``policy.module[1]``. Their rates
-may make a ladder: each worker's environments say how steep its rung is, and the module that all share reads
-it, so that one published rate is a different one for each worker, whichever collector runs them.
-
+Workers hold the Q network as ``policy.module[0]`` and the epsilon-greedy module as ``policy.module[1]``. With
+a ladder each worker's environments say how steep its rung is, and the one published rate differs by it.
 Source: Mnih et al. 2015; van Hasselt et al. 2016; Ape-X, arXiv 1803.00933; torchrl.objectives.DQNLoss.
 """
 
@@ -26,7 +23,7 @@ from torchrl.trainers import Trainer
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
 from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of
-from rlsync.recipes.hooks import EpsilonDecay
+from rlsync.recipes.hooks.steering import EpsilonDecay
 from rlsync.recipes.networks import PlainModule, PlainQActor, PlainSequential
 from rlsync.recipes.replay.building import make_trainer, seeing
 from rlsync.recipes.replay.settings import BUFFER, OffPolicyConfig, PaceConfig
@@ -112,7 +109,6 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
 
 
 def make_policy(recipe: DQNConfig, spaces: parts.Spaces) -> tuple[QValueActor, EGreedyModule]:
-    """The Q network, and the epsilon-greedy module that comes after it."""
     activation = _ACTIVATIONS[recipe.activation]
     q_net = parts.mlp(spaces.features, spaces.actions, recipe.hidden, last_gain=1.0, activation=activation)
     q_module = PlainModule(seeing(recipe, spaces, q_net), in_keys=["observation"], out_keys=["action_value"])
@@ -152,11 +148,7 @@ def pure_update(loss: DQNLoss, optimizer: optim.Adam) -> pure.Update:
 
 
 class CopyEvery(HardUpdate):
-    """Copies at every ``value_network_update_interval``-th step.
-
-    TorchRL 0.14.1 copies at every interval + 1 steps, because it compares before it counts, and never again
-    if a resumed run's interval is smaller than its count. Until HardUpdate counts first.
-    """
+    """Copies at every ``value_network_update_interval``-th step; HardUpdate compares before it counts."""
 
     counter: int
 

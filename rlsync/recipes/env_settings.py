@@ -50,9 +50,7 @@ class EnvConfig:
 
 @dataclass
 class AtariConfig(EnvConfig):
-    """An Atari game from pixels, by gymnasium's v5 protocol unless keys say otherwise: those of
-    :class:`~rlsync.workers.envs.specs.AtariEnvs`; ``kwargs`` are its ``options``.
-    """
+    """A game from pixels, by the v5 protocol; the keys are those of AtariEnvs, ``kwargs`` its ``options``."""
 
     kind: ClassVar[str] = "pixels"
     #: The id of the game, as ALE/<Game>-v5. You must give it.
@@ -116,10 +114,7 @@ class AtariConfig(EnvConfig):
 
 @dataclass
 class RenderedConfig(EnvConfig):
-    """Any gymnasium id that renders ``rgb_array``, observed as its picture and as nothing else.
-
-    The keys are those of :class:`~rlsync.workers.envs.specs.RenderedEnvs`; ``kwargs`` are its ``options``.
-    """
+    """An id seen as its ``rgb_array``; the keys are those of RenderedEnvs, ``kwargs`` its ``options``."""
 
     kind: ClassVar[str] = "rendered"
     #: The id of the environment in gymnasium. You must give it.
@@ -141,9 +136,8 @@ class RenderedConfig(EnvConfig):
             cure = "give [top,bottom,left,right] in pixels of the rendering, or [] for all of it"
             yield ConfigError(f"env.crop cannot be {list(self.crop)}", "env.crop", cure)
         if "render_mode" in self.kwargs:
-            yield ConfigError(
-                "a picture is always rendered as rgb_array", "env.kwargs.render_mode", "leave it out"
-            )
+            what = "a picture is always rendered as rgb_array"
+            yield ConfigError(what, "env.kwargs.render_mode", "leave it out")
 
     def facts(self) -> str:
         part = f" of the part {list(self.crop)} of its rendering" if self.crop else " of its rendering"

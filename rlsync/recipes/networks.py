@@ -48,9 +48,7 @@ def mlp(
 
 
 class _Plain(TensorDictModuleBase):
-    """A part of a policy that computes what the TorchRL class beside it does, on plain tensors, in workers:
-    tensordict's checks of outputs take longer than a small network, see docs/results/off_policy.md.
-    """
+    """Computes in workers what the TorchRL class beside it does, unchecked: docs/results/off_policy.md."""
 
     def forward(self, tensordict: TensorDictBase, *args: Any, **kwargs: Any) -> TensorDictBase:
         acts = exploration_type() is ExplorationType.RANDOM and isinstance(tensordict, TensorDictBase)

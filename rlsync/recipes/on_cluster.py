@@ -18,6 +18,7 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.whole_file import write_whole
+from rlsync.recipes.bounds import values_for
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import CLUSTER, CREW, VERSIONS
@@ -48,9 +49,7 @@ class Cluster:
     def transitions(
         self, policy: TensorDictModuleBase, *, random_frames: int, ladder: EpsilonLadder | None, maker: Maker
     ) -> BaseCollector:
-        """Workers that make a stock collector's transitions. A batch is a rollout of each worker of
-        ``cluster.min_nodes`` nodes, of the newest version; with ``collector=async`` a rollout of one worker.
-        """
+        """A batch is a rollout of each worker of ``min_nodes`` nodes; if asynchronous, one of one worker."""
         config, spaces = self._run.config, self._run.spaces
         settings, num_envs = config.collector, config.env.num_envs
         waits = settings.kind == "sync"
@@ -89,23 +88,23 @@ class Cluster:
         return {}
 
     def watch(self, trainer: Trainer) -> None:
-        """Tell of the nodes in the run's folder, if it has one."""
-        file = self._run.file(CLUSTER)
-        if file is not None:
-            tell_of_nodes(trainer, file)
+        """Write what is known of the nodes into the run's folder: now, and then every few seconds."""
+        file, next_s = self._run.file(CLUSTER), 0.0
+
+        def tell(batch: TensorDictBase | None = None) -> None:
+            nonlocal next_s
+            if file is not None and time.monotonic() >= next_s:
+                trainer.collector.status().write(file)
+                next_s = time.monotonic() + _TELL_EVERY_S
+
+        tell()
+        trainer.register_op("post_steps_log", tell)
 
     @contextmanager
     def _connected(self) -> Iterator[dict[str, Any]]:
         """Connect to the cluster, and say where workers act; inside, a collector is made of it."""
         run, cluster = self._run, self._run.config.cluster
-        placement = Placement(
-            beside_learner=cluster.placement == "all",
-            resources=cluster.resources,
-            min_nodes=cluster.min_nodes,
-            credits=cluster.credits,
-            node_timeout_s=cluster.node_timeout_s,
-            start_timeout_s=cluster.start_timeout_s,
-        )
+        placement = Placement(cluster.placement == "all", **values_for(Placement, cluster))
         devices = run.worker_devices  # before there is a session to close
         session = Session(cluster.address)
         try:
@@ -120,20 +119,6 @@ class Cluster:
         except BaseException:
             session.close()
             raise
-
-
-def tell_of_nodes(trainer: Trainer, file: Path) -> None:
-    """Write what is known of the nodes of a cluster into a file: now, and every few seconds after a batch."""
-    collector, next_s = trainer.collector, 0.0
-
-    def tell(batch: TensorDictBase | None = None) -> None:
-        nonlocal next_s
-        if time.monotonic() >= next_s:
-            collector.status().write(file)
-            next_s = time.monotonic() + _TELL_EVERY_S
-
-    tell()
-    trainer.register_op("post_steps_log", tell)
 
 
 def crew_of(run: Run[Any]) -> Crew | None:

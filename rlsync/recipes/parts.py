@@ -17,9 +17,9 @@ from rlsync.recipes.bounds import one_of as one_of
 from rlsync.recipes.checks import check as check
 from rlsync.recipes.evaluating import make_evaluator as make_evaluator
 from rlsync.recipes.evaluating import register_with_evaluations as register_with_evaluations
-from rlsync.recipes.hooks import InSummary as InSummary
-from rlsync.recipes.hooks import StopIfNotFinite as StopIfNotFinite
-from rlsync.recipes.hooks import ToLearner as ToLearner
+from rlsync.recipes.hooks.finite import StopIfNotFinite as StopIfNotFinite
+from rlsync.recipes.hooks.measuring import InSummary as InSummary
+from rlsync.recipes.hooks.steering import ToLearner as ToLearner
 from rlsync.recipes.networks import MixedMLP as MixedMLP
 from rlsync.recipes.networks import mlp as mlp
 from rlsync.recipes.networks import workers_dtype as workers_dtype

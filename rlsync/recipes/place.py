@@ -92,9 +92,7 @@ class Here:
         return collector
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
-        """Start workers that make unrolls with the learner's network. ``when_full`` is for here: nodes of a
-        cluster always wait. ``shared`` are arguments that ``UnrollCollector`` and ``ClusterCollector`` have.
-        """
+        """Start workers of unrolls; ``when_full`` is for here, ``shared`` are arguments of clusters, too."""
         env, again = self._run.config.env, self._run.again
         make = UnrollCollector if again is None else partial(RepeatedUnrolls, life=again)
         with naming_env(env):

@@ -17,7 +17,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.trainers.algorithms import PPOTrainer
 
 from rlsync.recipes import parts, pure
-from rlsync.recipes.hooks import ToLearner
+from rlsync.recipes.hooks.steering import ToLearner
 from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.settings import PPOConfig
 from rlsync.torchrl_plugin.compat.replay import RowBuffer

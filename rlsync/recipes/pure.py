@@ -1,8 +1,7 @@
-"""Updates as functions of tensors: no module stands between losses and what they are differentiated by.
+"""Updates as functions of tensors, which TorchRL's loss and the optimizer hold; the optimizer makes the step.
 
-TorchRL's loss and the optimizer hold the tensors, and the optimizer makes the step, so that sync maps,
-checkpoints and hooks on the optimizer see what they see in TorchRL's way. An algorithm's file has its losses
-as functions of a :data:`Batch` and noise, and lists its phases in an :class:`Update`.
+So sync maps, checkpoints and hooks on the optimizer see what they see in TorchRL's way. An algorithm's file
+has its losses as functions of a :data:`Batch` and noise, and lists its phases in an :class:`Update`.
 """
 
 from __future__ import annotations
@@ -201,7 +200,6 @@ class PureStepper(OptimizationStepper):
 
     @classmethod
     def of(cls, run: Run[Any], make: Callable[[], Update]) -> PureStepper:
-        """One that does what the config of a run says."""
         graphs = Graphs() if compiles(run.config) else None
         return cls(make, graphs, bfloat16=run.recipe.update_dtype == BFLOAT16)
 
@@ -215,12 +213,10 @@ class PureStepper(OptimizationStepper):
         self.look()
 
     def look(self) -> None:
-        """Decide how the next updates are made."""
         self._averages = {}
         self.why_not = self._never or foreign_hand(self._of, self._update.networks)
 
     def way(self) -> str:
-        """How updates are made, in words."""
         dtype = ", losses in bfloat16" if self._bfloat16 else ""
         if self.why_not is not None:
             return f"in TorchRL's way{dtype}: {self.why_not}"
@@ -292,7 +288,6 @@ class Graphs:
         return f"compiled in {self.seconds:.0f} s" if self._shapes else "compiled at the first of them"
 
     def gradients(self, losses: Losses, parameters: Any, batch: Batch, *rest: Any) -> Any:
-        """Those of the function of this name."""
         shapes = [(name, tensor.shape) for name, tensor in batch.items()]
         try:
             if self.why_not is None:

@@ -1,7 +1,4 @@
-"""The one list of recipes: rlsync's own, those of installed packages, and those that a config file names.
-
-A recipe is found under its name. Its module is imported when it is used, so that listing names is cheap.
-"""
+"""The one list of recipes by name: shipped, installed, or of a config file; imported when used."""
 
 from __future__ import annotations
 
@@ -48,28 +45,24 @@ class MakesPlayer(Protocol):
 class Recipe:
     """All that rlsync must know of a recipe to train, evaluate, resume and list it.
 
-    Args:
-        name: what ``recipe.name`` says in a config, and the name of its YAML file.
-        settings: the dataclass of its settings, a :class:`~rlsync.recipes.settings.RecipeConfig`.
-        probe: makes one environment, looks at it, closes it, and returns what the networks must know of it.
-            Raises ConfigError where the environment cannot serve.
-        trainer: makes the trainer of a :class:`~rlsync.recipes.run.Run`, whose config has been checked. Its
-            workers run, and its sync map is resolved.
-        acting: the network that acts with the weights of a checkpoint, new, for ``rlsync eval``: a TorchRL
-            policy that reads ``observation`` and writes ``action``, or a network that makes its own player.
-            TorchRL's Trainer saves the policy of the loss module's ``actor_network``, else of its
-            ``value_network``.
-
     Example:
         >>> recipe = recipe_named("dqn")
         >>> recipe.settings().name
         'dqn'
     """
 
-    name: str
+    name: str  #: what ``recipe.name`` says in a config, and the name of its YAML file
+    #: The dataclass of its settings, a :class:`~rlsync.recipes.settings.RecipeConfig`.
     settings: type[RecipeConfig]
+    #: Makes one environment, looks at it, closes it, and returns what the networks must know of it. Raises
+    #: ConfigError where the environment cannot serve.
     probe: Callable[[EnvConfig], Any]
+    #: Makes the trainer of a :class:`~rlsync.recipes.run.Run`, whose config has been checked. Its workers
+    #: run, and its sync map is resolved.
     trainer: Callable[[Run[Any]], Trainer]
+    #: The network that acts with the weights of a checkpoint, new, for ``rlsync eval``: a TorchRL policy that
+    #: reads ``observation`` and writes ``action``, or a network that makes its own player. TorchRL's Trainer
+    #: saves the policy of the loss module's ``actor_network``, else of its ``value_network``.
     acting: Callable[[Run[Any]], TensorDictModuleBase | MakesPlayer]
 
     def build(self, config: Config, spaces: Any = None, again: Life | None = None) -> Trainer:
@@ -101,10 +94,8 @@ class Recipe:
         return self.trainer(run)
 
     def player(self, config: Config, spaces: Any, deterministic: bool) -> CheckpointPlayer:
-        """What acts with the weights of a run's checkpoint, once they are loaded into it.
-
-        ``spaces`` is what ``probe`` returned. With ``deterministic`` it takes the likeliest action in place
-        of drawing one. ConfigError if the config has the settings of another recipe.
+        """What acts with a checkpoint's weights, once they are loaded into it. ``spaces`` is what ``probe``
+        returned; ``deterministic`` takes the likeliest action. ConfigError: settings of another recipe.
         """
         from tensordict.nn import TensorDictModuleBase
 
@@ -126,16 +117,11 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def names() -> list[str]:
-    """The name of every recipe that is shipped or installed."""
     return [*SHIPPED, *installed()]
 
 
 def recipe_named(name: str, where: str = "recipe.name", at: str | None = None) -> Recipe:
-    """The recipe of this name, which lies ``at`` a ``module:OBJECT``, or is shipped or installed.
-
-    ConfigError, which names the place ``where`` the name stands, if there is no such recipe, it cannot be
-    imported, or its name is that of a shipped one.
-    """
+    """The recipe of this name, at a ``module:OBJECT``, shipped or installed; ConfigError names ``where``."""
     if at is not None and name in SHIPPED:
         raise ConfigError(f"a recipe of rlsync's own is named {name!r}", where, f"name {at} otherwise")
     value = at or SHIPPED.get(name)

@@ -77,9 +77,7 @@ def _print_of(resumed: Path) -> str | None:
 
 
 def keep_life(run: Path, checkpoint: Path) -> Path | None:
-    """Keep what the last life of a run has left, before the one that has just begun replaces it; None if the
-    run has no schedule. The files are linked where that is possible, and not copied.
-    """
+    """Keep what a run's last life has left, linked where possible; None if the run has no schedule."""
     if not (run / SCHEDULE).is_file():
         return None
     kept = run / LIVES / str(len(lives_in(run / SCHEDULE)) - 1)
@@ -97,11 +95,7 @@ def keep_life(run: Path, checkpoint: Path) -> Path | None:
 
 
 def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int, tuple[Life, Config]]:
-    """What the lives of the run in a folder have recorded, by number from 1, and the config of each, if all
-    that they need to be made again is there. ``config_in`` reads the one in a folder.
-
-    ConfigError: it has no schedule, one of another config, or it cannot be made again, and why.
-    """
+    """The lives of a run that can be made again, by number from 1, and their configs; else ConfigError."""
     file, found = run / SCHEDULE, dict[int, tuple[Life, Config]]()
     for number, life in enumerate(lives_in(file), 1):
         if not life.rollouts:  # it was killed before it had written a block
@@ -122,29 +116,18 @@ def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int,
     return found
 
 
-def _why_not(config: Config, life: Life) -> list[tuple[str, str]]:
+def _why_not(config: Config, life: Life) -> Iterator[tuple[str, str]]:
     """What lacks or is not recorded, and what to do about it."""
     began_from, when = life.facts.get("checkpoint"), config.sync.when
-    gone = life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {None}
-    reasons = (
-        (
-            gone,
-            f"the checkpoint in {config.resume} is not the one that it began from",
-            "put that one back, or begin at a later life with --from",
-        ),
-        (not config.cluster.here, "its workers were on a cluster", "make a run with cluster=none again"),
-        (
-            when.unit == "seconds" and when.every is not None,
-            "it published every so many seconds",
-            "count batches, frames or optim_steps",
-        ),
-        (
-            asdict(config.recipe).get("when_full") == "drop_newest",
-            "its workers dropped rollouts, which are not recorded",
-            "give when_full=block or drop_oldest",
-        ),
-    )
-    return [(what, cure) for holds, what, cure in reasons if holds]
+    if life.facts.get("resumed") and began_from not in {_print_of(Path(str(config.resume)))} - {None}:
+        what = f"the checkpoint in {config.resume} is not the one that it began from"
+        yield what, "put that one back, or begin at a later life with --from"
+    if not config.cluster.here:
+        yield "its workers were on a cluster", "make a run with cluster=none again"
+    if when.unit == "seconds" and when.every is not None:
+        yield "it published every so many seconds", "count batches, frames or optim_steps"
+    if asdict(config.recipe).get("when_full") == "drop_newest":
+        yield "its workers dropped rollouts, which are not recorded", "give when_full=block or drop_oldest"
 
 
 def config_of_rerun(config: Config, life: Life, folder: Path) -> Config:
@@ -228,11 +211,9 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
 
 
 class Rerun:
-    """A recorded life of a run, made again by a trainer of that run's config, in a folder of its own.
-
-    ``trainer`` is built with ``again=life`` from :func:`config_of_rerun`. The rerun ends where the record
-    ends, where a digest differs, or ``until`` a version is published or a batch with a frame is learned from;
-    then with a checkpoint. Before it is built, :func:`number_versions`.
+    """A recorded life, made again by a trainer that was built with ``again=life``. It ends where the record
+    ends, a digest differs, or ``until`` a version is published or a frame's batch is learned from; then with
+    a checkpoint. Before the trainer is built: :func:`number_versions`.
     """
 
     def __init__(self, trainer: Trainer, life: Life, folder: Path, until: int | Frame | None = None) -> None:
@@ -252,7 +233,6 @@ class Rerun:
         trainer.register_op("shutdown", self._let_workers_go)
 
     def run(self) -> Comparison:
-        """Train, and compare the digests."""
         try:
             self._trainer.train()
         finally:

@@ -43,11 +43,6 @@ PLOT = "plot.png"  #: the picture that ``rlsync plot`` draws
 TIMELINE = "timeline.png"  #: the one that ``rlsync timeline`` draws
 
 
-def metric_file(name: str) -> str:
-    """The CSV file of one metric, below METRICS / SCALARS."""
-    return f"{name}.csv"
-
-
 def video_file(frames: int) -> str:
     """The video that ``rlsync eval`` makes of the checkpoint after so many collected frames."""
     return f"eval-{frames}.gif"

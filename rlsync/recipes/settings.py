@@ -1,9 +1,7 @@
 """The settings of a run, as plain dataclasses. Every default value is written here, and only here.
 
-The settings of environments, of publishing and of each recipe stand beside what uses them. The command line
-fills all of them from configs/*.yaml and overrides; in Python they are built directly. The YAML files repeat
-the defaults for people to read and copy, and a test compares the two. The defaults of :class:`Config` train
-PPO on CartPole.
+Those of environments, publishing and recipes stand beside what uses them. configs/*.yaml repeat the defaults
+for people to read and copy, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -205,8 +203,9 @@ class RecipeConfig:
         yield from ()
 
     def evaluations(self) -> EvaluationConfig:
-        """The settings of the process that evaluates while the run goes on; by default there is none."""
-        return EvaluationConfig()
+        """The settings of the process that evaluates meanwhile: the field ``evaluation``, if there is one."""
+        own = vars(self).get("evaluation")
+        return own if isinstance(own, EvaluationConfig) else EvaluationConfig()
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int | None:
         """How many optimizer steps follow a batch; None if the recipe cannot tell, and has no plan.
@@ -267,9 +266,6 @@ class PPOConfig(RecipeConfig):
     #: A separate process of low priority that plays greedily while the run goes on. It writes evaluations.csv
     #: and best.pt.
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
-    def evaluations(self) -> EvaluationConfig:
-        return self.evaluation
 
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return self.num_epochs * math.ceil(config.collector.frames_per_batch / self.batch_size)

@@ -189,9 +189,7 @@ _RESETS, _STEPS = 3, 400  # of a play: resets with a seed, and steps after each
 
 
 def played(config: EnvConfig, seed: int, elsewhere: int) -> Iterator[tuple[str, dict[str, int]]]:
-    """Play a worker's environments with actions that the seed decides, and yield each moment with a digest of
-    each answer. ``elsewhere`` seeds this process's global generators, from which no environment should draw.
-    """
+    """Play as ``seed`` decides, and yield digests of answers; ``elsewhere`` seeds the global generators."""
     seed_all(elsewhere)
     envs, generator = make_venv(config.spec(), config.num_envs), torch.Generator().manual_seed(seed)
     for each in range(seed, seed + _RESETS):

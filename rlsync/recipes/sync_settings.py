@@ -86,7 +86,6 @@ def verify_trigger(sync: SyncConfig) -> Trigger | None:
 
 
 def trigger_errors(when: WhenConfig) -> Iterator[RlsyncError]:
-    """All that is wrong with a trigger's settings."""
     for make in _makers(when):
         yield from caught(make, "sync.when")
     if when.every is None and when.steps_ahead is None:

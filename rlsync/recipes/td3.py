@@ -1,7 +1,6 @@
 """TD3 with worker processes on a board: TorchRL's trainer, collector, loss and stepper.
 
 Workers hold the actor as ``policy.module[0]`` and the noise as ``policy.module[1]``.
-
 Source: Fujimoto et al. 2018, https://arxiv.org/abs/1802.09477; torchrl.objectives.TD3Loss.
 """
 

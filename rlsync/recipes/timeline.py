@@ -1,7 +1,4 @@
-"""What a run will do, and when: asked of the same settings that the run keeps to.
-
-``rlsync plan`` prints it, and a test holds it against the trace of a run.
-"""
+"""What a run will do, and when: asked of the same settings that the run keeps to."""
 
 from __future__ import annotations
 

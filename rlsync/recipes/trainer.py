@@ -22,12 +22,9 @@ from rlsync.core.extensions import LOGGERS, imported, installed
 from rlsync.evaluation.checkpoint import CheckpointPlayer, Component
 from rlsync.recipes.checkpoints import WholeCheckpoint, taken
 from rlsync.recipes.checks import more_frames
-from rlsync.recipes.hooks import (
-    EpisodeReturns,
-    StalenessHistogram,
-    StatisticsHook,
-    StopIfNotFinite,
-)
+from rlsync.recipes.hooks.finite import StopIfNotFinite
+from rlsync.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.pure import PureStepper
 from rlsync.recipes.rerun import schedule_facts
@@ -172,9 +169,7 @@ class RandomState(GlobalRNGState):
 
 
 def make_logger(config: Config) -> Logger | None:
-    """The logger that a config names, or None; a Weights & Biases run is told all keys, and goes on in place
-    of the one that ``resume`` names. ConfigError if it cannot start: no worker runs yet.
-    """
+    """The logger that a config names, or None; ConfigError if it cannot start: no worker runs yet."""
     kind, run_dir, kwargs = config.logger.kind, config.run_dir, config.logger.kwargs
     if run_dir is None or kind == "none":
         return None

@@ -12,9 +12,7 @@ CPU = torch.device("cpu")
 
 
 def device_named(name: str | torch.device, where: str) -> torch.device:
-    """The device of this name, an accelerator with its number; nothing starts on it. One that torch cannot
-    compute on, or this machine does not have, is refused; ``where`` is the place of the name in the error.
-    """
+    """The device of this name, an accelerator with its number; ConfigError if this machine has none."""
     try:
         device = torch.device(name)
         count = 1 if device.type == "cpu" else int(torch.get_device_module(device).device_count())
@@ -35,9 +33,8 @@ def device_of_each(
     if isinstance(names, str | torch.device):
         return (device_named(names, where),) * workers
     if not isinstance(names, Sequence):
-        raise ConfigError(
-            f"{names!r} is neither a device nor a list of devices", where, "give one, for example cpu"
-        )
+        what = f"{names!r} is neither a device nor a list of devices"
+        raise ConfigError(what, where, "give one, for example cpu")
     if len(names) != workers:
         what = f"{len(names)} device{'s' * (len(names) != 1)} for {workers} worker{'s' * (workers != 1)}"
         cure = f"give one device for all workers, or a list of {workers}, one for each"

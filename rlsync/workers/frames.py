@@ -98,7 +98,6 @@ class RolloutShape:
         return Layout.build({"rollout": [LeafSpec(name, "buffer", *form) for name, form in arrays.items()]})
 
     def arrays(self, player: Player) -> _Arrays:
-        """By name, the shape and dtype of each array of a slot."""
         steps, envs = (self.steps, self.num_envs), (self.num_envs,)
         seen = (self.steps + 1, self.num_envs)
         observation = player.observation_shape
@@ -204,7 +203,7 @@ def check_batch(batch: TensorDictBase, network: Player | Playable, optional: Seq
         if key not in batch:
             near = nearest_name(key, sorted(map(str, batch.keys())))
             hint = f"rename {near!r}" if near and near not in KEYS else f"write {key!r}"
-            raise _bad_batch(f"the batch has no {key!r}", batch, hint)
+            raise bad_batch(f"the batch has no {key!r}", batch, hint)
     has_params = not isinstance(network, Player) and BEHAVIOUR_PARAMS in batch
     for key, shape, dtype in _expected(batch, player_of(network, store_params=has_params)):
         tensor = batch.get(key, None)
@@ -213,7 +212,7 @@ def check_batch(batch: TensorDictBase, network: Player | Playable, optional: Seq
         if tuple(tensor.shape) != shape or (dtype is not None and tensor.dtype != dtype):
             wants = f"{list(shape)}" + (f" of {dtype}" if dtype is not None else "")
             has = f"{list(tensor.shape)} of {tensor.dtype}"
-            raise _bad_batch(f"{key!r} is {has}, not {wants}", batch, "lay it out as listed")
+            raise bad_batch(f"{key!r} is {has}, not {wants}", batch, "lay it out as listed")
     _check_ends(batch)
 
 
@@ -253,18 +252,15 @@ def concatenate(batches: Sequence[TensorDictBase], records: Sequence[Record] = (
     keys = sorted({str(key) for batch in batches for key in batch.keys()})  # noqa: SIM118 - not a dict
     out = {}
     known, timed = known_keys(records), timed_keys(records)
+    for batch in batches:
+        check_known(batch, known)
     for key in keys:
-        if key not in known:
-            near = nearest_name(key, known)
-            raise _bad_batch(
-                f"no batch has {key!r}", batches[0], f"did you mean {near!r}?" if near else "drop it"
-            )
         if key in FINAL:
             continue
         parts = [batch.get(key, None) for batch in batches]
         lacking = [number for number, part in enumerate(parts) if part is None]
         if lacking:
-            raise _bad_batch(f"batch {lacking[0]} has no {key!r}, others have", batches[lacking[0]], "add it")
+            raise bad_batch(f"batch {lacking[0]} has no {key!r}, others have", batches[lacking[0]], "add it")
         out[key] = torch.cat(parts, 1 if key in timed else 0)
     finals = [batch.get(FINAL_OBSERVATION) for batch in batches if FINAL_INDEX in batch]
     if finals:
@@ -289,7 +285,7 @@ def _expected(
     """Key, shape and dtype; a dtype of None stands for any: of observations, and of floats but actions."""
     steps = tuple(batch.get(REWARD).shape[:2])
     if len(steps) != 2 or 0 in steps:
-        raise _bad_batch(
+        raise bad_batch(
             f"'reward' is {list(batch.get(REWARD).shape)}, not [T, B]", batch, "lay it out as listed"
         )
     finals = batch.get(FINAL_INDEX).shape[:1] if FINAL_INDEX in batch else (0,)
@@ -308,7 +304,7 @@ def _check_ends(batch: TensorDictBase) -> None:
     if len(odd):
         t, b = odd[0].tolist()
         cure = "write is_init[t+1] = terminated[t] | truncated[t], and reset at once after an episode"
-        raise _bad_batch(f"step {t} of unroll {b} and 'is_init' of what follows do not agree", batch, cure)
+        raise bad_batch(f"step {t} of unroll {b} and 'is_init' of what follows do not agree", batch, cure)
     has_final = torch.zeros_like(truncated)
     if FINAL_INDEX in batch:
         index = batch.get(FINAL_INDEX)
@@ -317,9 +313,16 @@ def _check_ends(batch: TensorDictBase) -> None:
     if len(lacking):
         t, b = lacking[0].tolist()
         cure = "keep the last observation of an episode that is truncated, in 'final_observation'"
-        raise _bad_batch(f"the truncated step {t} of unroll {b} has no final observation", batch, cure)
+        raise bad_batch(f"the truncated step {t} of unroll {b} has no final observation", batch, cure)
 
 
-def _bad_batch(what: str, batch: TensorDictBase, cure: str) -> ConfigError:
+def check_known(batch: TensorDictBase, known: Sequence[str]) -> None:
+    for key in sorted(map(str, batch.keys())):
+        if key not in known:
+            near = nearest_name(key, known)
+            raise bad_batch(f"no batch has {key!r}", batch, f"did you mean {near!r}?" if near else "drop it")
+
+
+def bad_batch(what: str, batch: TensorDictBase, cure: str) -> ConfigError:
     has = ", ".join(sorted(map(str, batch.keys()))) or "nothing"
     return ConfigError(what, f"batch; it has: {has}", f"{cure}; rlsync.workers.frames lists the keys")

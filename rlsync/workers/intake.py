@@ -55,9 +55,7 @@ class RolloutMakers(Protocol):
 
 
 class PinnedSlots:
-    """Pins the slots of a ring, so that copies to a CUDA device need not wait for the host. For any other
-    device, or if CUDA refuses, which is logged, it does nothing.
-    """
+    """Pins slots, so that copies to CUDA need not wait for the host; if refused, it is logged once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -88,11 +86,9 @@ class PinnedSlots:
 
 @dataclass(eq=False)
 class Intake:
-    """Takes rollouts in the order in which they were completed, and makes batches of so many of them.
-
-    On the CPU a single rollout is not copied; several are, and given back at once. On an accelerator all are
-    copied, and given back when the copies are done. ``silent_timeout_s`` is how long to wait for a rollout
-    while no worker is killed or started.
+    """Makes batches of rollouts in the order of their completion. On the CPU a single one is not copied;
+    copies are given back when they are done. ``silent_timeout_s`` is how long to wait for a rollout while no
+    worker is killed or started.
     """
 
     ring: Rollouts
@@ -140,7 +136,6 @@ class Intake:
         self._stopped = error
 
     def close(self) -> None:
-        """Give back the slots that are held, and take no more."""
         self.release()
         self._pinned.forget()
 

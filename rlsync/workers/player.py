@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -15,7 +16,7 @@ from rlsync.core.errors import ConfigError
 from rlsync.sync.acts import Call, mid_episode
 from rlsync.tensors.target import materialise
 from rlsync.workers.devices import CPU
-from rlsync.workers.envs.actions import ActionSpec, same_form
+from rlsync.workers.envs.actions import ActionSpec, BoxActions, same_form
 from rlsync.workers.envs.vectors import Envs
 
 _ROWS = 4  #: environments of a call that looks whether a player's parameters act
@@ -27,25 +28,20 @@ State = dict[str, Tensor]  #: what a player remembers of N environments: tensors
 class Record:
     """One array that a player adds to the frames.
 
-    Args:
-        name: its key in the batch.
-        shape: of one environment's entry, without time and environments.
-        dtype: how it is stored.
-        per: ``"step"``: :meth:`Player.act` returns it at every step. ``"unroll"``: it is the entry ``name``
-            of the state before the unroll's first step. The worker itself knows ``last_reward``: it is not
-            taken from the state.
-        beside: True stores it under ``"collector"`` in the batch: something to look at, which no loss reads
-            and no replay keeps.
-
     Example:
         >>> Record("behaviour_log_prob", (), torch.float32).per
         'step'
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    name: str  #: its key in the batch
+    shape: tuple[int, ...]  #: of one environment's entry, without time and environments
+    dtype: torch.dtype  #: how it is stored
+    #: ``"step"``: :meth:`Player.act` returns it at every step. ``"unroll"``: it is the entry ``name`` of the
+    #: state before the unroll's first step. The worker itself knows ``last_reward``: it is not taken from the
+    #: state.
     per: Literal["step", "unroll"] = "step"
+    #: True stores it under ``"collector"`` in the batch: something to look at, which no loss reads and no
+    #: replay keeps.
     beside: bool = False
 
 
@@ -153,6 +149,13 @@ class FixedPlayer(Player):
         modules, actions, observation_shape, observation_dtype, records: the properties of :class:`Player`.
     """
 
+    # In place of the abstract properties; the constructor sets them.
+    modules: Mapping[str, nn.Module] = MappingProxyType({})
+    actions: ActionSpec = BoxActions(0)
+    observation_shape: tuple[int, ...] = ()
+    observation_dtype: torch.dtype = torch.float32
+    records: Sequence[Record] = ()
+
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
@@ -161,28 +164,8 @@ class FixedPlayer(Player):
         observation_dtype: torch.dtype = torch.float32,
         records: Sequence[Record] = (),
     ) -> None:
-        self._modules, self._actions, self._records = dict(modules), actions, tuple(records)
-        self._observation = tuple(observation_shape), observation_dtype
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]:
-        return self._modules
-
-    @property
-    def actions(self) -> ActionSpec:
-        return self._actions
-
-    @property
-    def observation_shape(self) -> tuple[int, ...]:
-        return self._observation[0]
-
-    @property
-    def observation_dtype(self) -> torch.dtype:
-        return self._observation[1]
-
-    @property
-    def records(self) -> Sequence[Record]:
-        return self._records
+        self.modules, self.actions, self.records = dict(modules), actions, tuple(records)
+        self.observation_shape, self.observation_dtype = tuple(observation_shape), observation_dtype
 
 
 @runtime_checkable
@@ -263,9 +246,7 @@ def check_fits(player: Player, envs: Envs, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A player on its device, for callers whose environments and tensors are in host memory: only the action
-    comes back, state and records stay on the device. On the CPU nothing is copied.
-    """
+    """A player on its device, for callers in host memory: only actions come back. A CPU copies nothing."""
 
     player: Player
     generator: Generator

@@ -21,10 +21,7 @@ from rlsync.workers.worker import WorkerJob, start_worker
 
 
 class InRecordedOrder:
-    """A ring whose rollouts are taken in the order in which another run took them.
-
-    What was dropped there is made, and given back unseen. BoardClosed when the record is over.
-    """
+    """Takes a ring's rollouts in a recorded order, dropped ones unseen. BoardClosed: the record is over."""
 
     def __init__(self, ring: RolloutRing, recorded: Iterator[Rollout]) -> None:
         self._ring, self._recorded = ring, recorded
@@ -56,10 +53,8 @@ class InRecordedOrder:
 
 
 class RepeatedUnrolls(UnrollCollector):
-    """An :class:`UnrollCollector` that makes the rollouts of a recorded ``life`` of a run again.
-
-    The arguments are those of the run. Each worker waits for the version that its rollout had; where its
-    recorded life ends, it ends, and the next one begins. ConfigError if too many rollouts may have to wait.
+    """An :class:`UnrollCollector` that makes the rollouts of a recorded ``life`` again: each worker waits for
+    the version that its rollout had, and lives as long. ConfigError if too many rollouts may have to wait.
     """
 
     def __init__(

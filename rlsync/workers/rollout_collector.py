@@ -35,13 +35,8 @@ from rlsync.workers.worker import CollectSettings
 class RolloutCollector(BaseCollector):
     """A collector of batches that an :class:`Intake` makes of rollouts. A subclass starts the workers.
 
-    Workers act with copies of one player, whose weights they adopt from a board. It has what TorchRL and
-    :class:`SyncWeights` ask of a collector for its weights.
-
-    The settings have the learner's player, whose weights are version 1; one without modules publishes
-    nothing. ``dtype`` is that of the floating weights of the workers' copies, ``None`` the player's own.
-    ``total_frames=-1`` never ends. A ``ledger`` goes on with the versions of an earlier life of the learner;
-    see :meth:`Ledger.reserve_in` for ``versions_file``.
+    The settings have the learner's player, whose weights are version 1. ``dtype`` is that of the workers'
+    floating weights, ``None`` the player's own. A ``ledger`` goes on with the versions of an earlier life.
     """
 
     init_random_frames = 0

@@ -30,12 +30,6 @@ _AFTER_SIGKILL_S = 10.0
 class Restarts:
     """How often, and how soon, a worker that ended is started again.
 
-    Args:
-        at_most: restarts of one worker within ``window_s``; if it ends once more, the run ends.
-        window_s: seconds after which a restart no longer counts.
-        first_pause_s: seconds before the first restart; each further pause is twice as long.
-        longest_pause_s: upper limit of a pause, seconds.
-
     Raises:
         ConfigError: a number is out of range.
 
@@ -44,10 +38,10 @@ class Restarts:
         [0.5, 1.0, 2.0, 4.0]
     """
 
-    at_most: int = 5
-    window_s: float = 600.0
-    first_pause_s: float = 0.5
-    longest_pause_s: float = 30.0
+    at_most: int = 5  #: restarts of one worker within ``window_s``; if it ends once more, the run ends
+    window_s: float = 600.0  #: seconds after which a restart no longer counts
+    first_pause_s: float = 0.5  #: seconds before the first restart; each further pause is twice as long
+    longest_pause_s: float = 30.0  #: upper limit of a pause, seconds
 
     def __post_init__(self) -> None:
         if self.at_most < 0 or min(self.window_s, self.first_pause_s, self.longest_pause_s) < 0:
@@ -88,13 +82,9 @@ class Pauses(Generic[_Who]):
 
 
 class Supervisor:
-    """Starts worker processes and keeps them running.
-
-    A worker that ends by an error, or is killed, is started again after a pause; the others go on meanwhile.
-    If one worker is silent for too long and others are not, it is killed. The run ends when one worker ends
-    too often, when all were killed, or when all are silent. A worker that waits for a free slot is not
-    silent, and silence counts only while :meth:`look` is called. In the ring, workers leave signs of life,
-    and why they ended. ``start(worker, life)`` starts the process of a worker; life 0 is its first start.
+    """Starts worker processes and keeps them running: one that ends is started again after a pause, and a
+    silent one is killed. The run ends when one ends too often, all were killed, or all are silent. Silence
+    counts while :meth:`look` is called, and not for one that waits for a slot; life 0 is a first start.
     """
 
     def __init__(
@@ -120,9 +110,7 @@ class Supervisor:
         return sum(self._lives)
 
     def await_start(self, timeout_s: float, logs: StartLogs) -> None:
-        """Wait until all workers are ready, and close the logs of their start. AdoptionTimeout: one is late.
-        WorkerLost: one ended; it is not started again, because its job has never worked yet.
-        """
+        """Wait until all are ready. AdoptionTimeout: one is late. WorkerLost: one ended, and stays so."""
 
         def last_words(worker: int) -> str:
             logs.show(worker)
@@ -139,10 +127,7 @@ class Supervisor:
         return self._ring.writer(worker).ready
 
     def look(self) -> bool:
-        """Note which workers have ended, kill silent ones, and start those again whose pause is over; whether
-        one was killed or started: its slot is free again. WorkerLost: one ended too often, or none is left.
-        AdoptionTimeout: all are silent.
-        """
+        """Note ends, kill the silent, start who is due; whether one was killed or started. Else it raises."""
         for worker, process in enumerate(self.procs):
             if worker not in self._pauses.due and process.exitcode is not None:
                 self._note_end(worker)

@@ -31,7 +31,7 @@ from rlsync.workers import frames as keys
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.envs.vectors import Envs
 from rlsync.workers.frames import RolloutShape
-from rlsync.workers.player import Acted, Player, Seat, State, check_fits, materialised, player_call
+from rlsync.workers.player import Player, Seat, State, check_fits, materialised, player_call
 from rlsync.workers.supervision import Restarts, Supervisor
 
 Views = Mapping[str, Tensor]  #: the arrays of a slot, by name
@@ -77,7 +77,6 @@ def start_workers(
 
 
 def start_worker(job: WorkerJob, worker: int, life: int) -> BaseProcess:
-    """Start the process of a worker that was started ``life`` times before."""
     method = job.settings.start_method
     if method == "forkserver":  # imports take seconds: the fork server does them once, for restarts too
         set_forkserver_preload(["__main__", __name__, type(job.settings.player).__module__])
@@ -127,11 +126,9 @@ def adopting(
     *,
     prove: bool = False,
 ) -> Adopter:
-    """Give a player memory on a device, and attach it to the board as this reader; it has the newest version
-    when this returns.
+    """Give a player memory on a device, and attach it to the board with the newest version.
 
-    On any device but the CPU, parameters are copied out of the board, whatever ``adopt`` says. This process
-    ends when the board's publisher is killed. BoardClosed: the learner has closed the board or died.
+    Only the CPU aliases. This process ends when the publisher is killed; BoardClosed: it has closed or died.
     """
     materialised(player, device)
     places = {
@@ -213,14 +210,6 @@ class Rows:
         return cls(steps, records, once)
 
 
-def add_final(slot: Views, step: int, column: int, observation: Tensor) -> None:
-    """Keep the last observation of the episode that was truncated at this step, in this column."""
-    count = int(slot[keys.FINAL_COUNT])
-    slot[keys.FINAL_OBSERVATION][count].copy_(observation)
-    slot[keys.FINAL_INDEX][count].copy_(torch.tensor([step, column]))
-    slot[keys.FINAL_COUNT].fill_(count + 1)
-
-
 class Group:
     """Environments that step together, in a slot from column ``first`` on, and their state between steps."""
 
@@ -261,18 +250,15 @@ class Group:
         seen, is_init = rows[keys.OBSERVATION][step], rows[keys.IS_INIT][step]
         acted = self._seat.act(seen, is_init, self._reward, self._state)
         if not self._checked:
-            self._check_records(acted)
+            wanted = {name: steps[0].shape for name, steps in self._rows.records.items()}
+            wanted = {keys.ACTION: rows[keys.ACTION][0].shape, **wanted}
+            self._require("act", wanted, {keys.ACTION: acted.action, **acted.records})
+            self._checked = True
         self.envs.send(acted.action)
         self._state = acted.state
         rows[keys.ACTION][step].copy_(acted.action)
         for name, steps in self._rows.records.items():
             steps[step].copy_(acted.records[name])
-
-    def _check_records(self, acted: Acted) -> None:
-        wanted = {name: steps[0].shape for name, steps in self._rows.records.items()}
-        wanted = {keys.ACTION: self._rows.steps[keys.ACTION][0].shape, **wanted}
-        self._require("act", wanted, {keys.ACTION: acted.action, **acted.records})
-        self._checked = True
 
     def _require(self, where: str, wanted: Mapping[str, torch.Size], given: Mapping[str, Tensor]) -> None:
         """Refuse what is missing, and what copy_() would broadcast."""
@@ -300,7 +286,10 @@ class Group:
         rows[keys.TRUNCATED][step].copy_(answer.truncated)
         ended = torch.logical_or(answer.terminated, answer.truncated, out=rows[keys.IS_INIT][step + 1])
         for env, observation in answer.finals:
-            add_final(self._slot, step, self.columns[env], observation)
+            count = int(self._slot[keys.FINAL_COUNT])
+            self._slot[keys.FINAL_OBSERVATION][count].copy_(observation)
+            self._slot[keys.FINAL_INDEX][count].copy_(torch.tensor([step, self.columns[env]]))
+            self._slot[keys.FINAL_COUNT].fill_(count + 1)
         self._returns += answer.reward
         self._lengths += 1
         if ended.any():  # a game ends with an episode, but not every episode with a game

@@ -23,7 +23,7 @@ from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.play import Episode, play
 from rlsync.recipes.checks import check
-from rlsync.recipes.hooks import UnrollReturns
+from rlsync.recipes.hooks.steering import UnrollReturns
 from rlsync.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_venv
 from rlsync.recipes.impala.recipe import env_spec
 from rlsync.recipes.impala.settings import ImpalaConfig

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from rlsync.recipes.dreamer.config import DreamerV1Config
 from rlsync.recipes.dreamer.v1 import DreamerV1Loss, make_loss
-from rlsync.recipes.hooks import EpisodeReturns
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.settings import EnvConfig
 from rlsync.recipes.spaces import BOX
 from rlsync.torchrl_plugin.compat.trainers import registered_modules

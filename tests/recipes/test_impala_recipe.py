@@ -21,7 +21,8 @@ from rlsync import SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.evaluator import Evaluator
 from rlsync.recipes.checks import errors
-from rlsync.recipes.hooks import Load, MixReplayed, StalenessHistogram, StatisticsHook, UnrollReturns
+from rlsync.recipes.hooks.measuring import Load, StalenessHistogram, StatisticsHook
+from rlsync.recipes.hooks.steering import MixReplayed, UnrollReturns
 from rlsync.recipes.impala.recipe import RECIPE, make_network, probe
 from rlsync.recipes.impala.settings import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS

@@ -29,7 +29,7 @@ from rlsync.evaluation.process import best_in, read_evaluations
 from rlsync.recipes import sac, td3
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.hooks import EpisodeReturns, KeepPace
+from rlsync.recipes.hooks.steering import EpisodeReturns, KeepPace
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.replay.memory import with_n_step_returns
 from rlsync.recipes.replay.settings import OffPolicyConfig, PaceConfig

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -12,7 +11,7 @@ from torch.testing import assert_close
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from rlsync.core.errors import NotFinite
-from rlsync.recipes.replay.memory import WEIGHT, PrioritizedRows, SumTree
+from rlsync.recipes.replay.memory import WEIGHT, PrioritizedRows
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.recipes.test_off_policy import built, every_recipe, small
 from tests.recipes.test_recipes import trained
@@ -22,25 +21,6 @@ def buffer_of(sampler: PrioritizedRows, frames: int) -> TensorDictReplayBuffer:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=20_000)
     buffer.extend(TensorDict({"row": torch.arange(frames)}, [frames]))
     return buffer
-
-
-@pytest.mark.parametrize("capacity", [1, 2, 3, 1000])
-def test_a_tree_finds_the_place_where_the_running_sum_passes(capacity: int) -> None:
-    draw = np.random.default_rng(7)
-    tree, plain = SumTree(capacity), np.zeros(capacity)
-    for _ in range(20):
-        index = draw.integers(0, capacity, 30)
-        values = draw.random(30) * draw.integers(0, 2, 30)
-        tree.set(index, values)
-        plain[index] = values
-    tree.set(np.array([0]), 1.0)
-    plain[0] = 1.0
-    np.testing.assert_array_equal(tree.values, plain)
-    assert tree.total == pytest.approx(plain.sum())
-    mass = draw.random(500) * plain.sum() * (1 - 1e-9)
-    np.testing.assert_array_equal(tree.find(mass), np.searchsorted(plain.cumsum(), mass, side="right"))
-    (end,) = tree.find(np.array([tree.total * (1 + 1e-12)]))
-    assert plain[end] > 0, "never a frame that is not there"
 
 
 def test_frames_are_drawn_as_often_as_their_errors_say_and_weigh_less_for_it() -> None:

@@ -22,7 +22,8 @@ from rlsync.recipes import dqn, parts, ppo
 from rlsync.recipes.checks import check
 from rlsync.recipes.dqn import DQNConfig
 from rlsync.recipes.evaluating import acting_of
-from rlsync.recipes.hooks import EpisodeReturns, StatisticsHook
+from rlsync.recipes.hooks.measuring import StatisticsHook
+from rlsync.recipes.hooks.steering import EpisodeReturns
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
 from rlsync.recipes.settings import (

@@ -14,8 +14,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NotFinite, RlsyncError
 from rlsync.recipes import dqn, ppo
-from rlsync.recipes.hooks import StopIfNotFinite
-from rlsync.recipes.hooks.finite import _LastLosses
+from rlsync.recipes.hooks.finite import StopIfNotFinite, _LastLosses
 from rlsync.recipes.run_files import CHECKPOINT
 from tests.recipes.test_off_policy import built, small
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo

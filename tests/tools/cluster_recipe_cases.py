@@ -21,7 +21,7 @@ from rlsync.cli.main import main
 from rlsync.core.plan import POLICY
 from rlsync.recipes import registry
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.hooks import KeepPace
+from rlsync.recipes.hooks.steering import KeepPace
 from rlsync.recipes.replay.normalize import NormalizeConfig
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.sac import SACConfig

@@ -33,7 +33,9 @@ from rlsync import (
 )
 from rlsync.cli.doctor import findings_of
 from rlsync.core.trigger import Trigger
-from rlsync.recipes.hooks import EpisodeReturns, EpsilonDecay, StalenessHistogram, StopIfNotFinite
+from rlsync.recipes.hooks.finite import StopIfNotFinite
+from rlsync.recipes.hooks.measuring import StalenessHistogram
+from rlsync.recipes.hooks.steering import EpisodeReturns, EpsilonDecay
 from rlsync.sync.trained import Gradients, Training
 from rlsync.tensors.leaves import Leaves
 from rlsync.torchrl_plugin.examine.examine import examine

@@ -29,7 +29,8 @@ from rlsync import (
     VerifySync,
     WatchWorkers,
 )
-from rlsync.recipes.hooks import StalenessHistogram, StopIfNotFinite
+from rlsync.recipes.hooks.finite import StopIfNotFinite
+from rlsync.recipes.hooks.measuring import StalenessHistogram
 from rlsync.recipes.impala import Categorical, GymnasiumEnvs, ImpalaNet
 from rlsync.workers.collector import UnrollCollector
 from tests.tools.parts import (

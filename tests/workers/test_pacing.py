@@ -11,7 +11,7 @@ import pytest
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.checks import check
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.hooks import KeepPace
+from rlsync.recipes.hooks.steering import KeepPace
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import CollectorConfig, Config

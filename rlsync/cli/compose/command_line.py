@@ -155,7 +155,6 @@ def spelled(word: str) -> str:
 
 
 def _single(overrides: list[Override], errors: list[ConfigError]) -> list[str]:
-    """The one job; several values for a key are refused."""
     for override in overrides:
         if override.is_sweep_override():
             key, values = override.get_key_element(), override.get_value_string()

@@ -49,9 +49,7 @@ class Composition:
 
 
 def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | None, list[ConfigError]]:
-    """Compose a job, only where Hydra is initialised: what the overrides make without those that name no key,
-    or None if Hydra cannot compose them; and all errors that were seen on the way.
-    """
+    """What a job's overrides make, without those that name no key; None if Hydra refuses. And all errors."""
     overrides = [parsed(word) for word in words]
     hydras = [str(o.input_line) for o in overrides if o.is_hydra_override()]
     groups = own_hydra.group_names()
@@ -97,7 +95,6 @@ def _composed(line: CommandLine, words: Sequence[str]) -> tuple[DictConfig, Choi
 
 
 def _typed(config: DictConfig) -> Config:
-    """The dataclasses in a config that Hydra composed."""
     try:
         typed = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -175,10 +172,8 @@ def told(choices: Choices, config: Config, own: Path | None) -> dict[str, str]:
 
 
 def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: list[Override]) -> list[str]:
-    """The overrides that let Hydra compose this run's config on top of that of the run before: every group
-    that the command line does not name gets the option ``_resumed_run_``, and what belongs to no group comes
-    in by one more, the last that is merged. A group's option sets all keys of its file that a resumed run can
-    change, unless the run has that option already.
+    """The overrides with which Hydra composes on top of the run before: groups that the line does not name
+    get the option ``_resumed_run_``, and one more brings in what belongs to no group, and what can change.
     """
     had = writable(before)
     chosen = {key_of(word): word for word in overrides if isinstance(word.value(), str)}

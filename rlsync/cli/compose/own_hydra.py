@@ -1,7 +1,4 @@
-"""rlsync's own use of Hydra: which types and folders it knows, and handing checked jobs over to it.
-
-Only what Hydra documents is used: ``compose``, ``initialize_config_dir``, ``hydra.main`` and the ConfigStore.
-"""
+"""rlsync's use of Hydra, as far as Hydra documents it: types and folders, and jobs to hand over."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ _nodes = _Nodes()
 
 
 def register(own: Path | None = None) -> dict[str, ConfigError]:
-    """Put the settings of runs and of all recipes into rlsync's part of the ConfigStore, under ``schema/``;
-    those in ``own``, the folder of ``--config-dir``, too. Returns why a recipe's file cannot be used, by the
-    file's name: it matters to those who choose it.
-    """
+    """Put the settings of runs and recipes, also of ``own``, under ``schema/``; returns errors by file."""
     wanted: dict[str, tuple[str, str | None]] = {name: (name, None) for name in registry.names()}
     if own is not None:
         look_beside(own)
@@ -147,9 +141,7 @@ def _unlock(node: Container) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """While entered, Hydra knows rlsync's configs and its own alone: it merges whatever has the same group
-    and name, such as TorchRL's ``collector/sync``.
-    """
+    """Inside, Hydra knows rlsync's configs and its own alone: it would merge TorchRL's of the same name."""
     everybodys = ConfigStore.instance()
     everything = everybodys.repo
     if everything is not _nodes:

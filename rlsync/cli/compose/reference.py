@@ -134,9 +134,7 @@ def _chain(options: dict[str, shipped.Shipped], name: str) -> Iterator[dict[str,
 
 
 def comments_in(file: Path, prefix: str = "") -> dict[str, str]:
-    """Dotted key -> comment, its lines as in the file. A comment belongs to the key below it and to those
-    that follow without an empty line; one behind a value to that key alone.
-    """
+    """Dotted key -> comment: what stands behind its value, or the block above it and the keys close below."""
     found: dict[str, str] = {}
     above: list[tuple[int, str]] = []  # the sections that the present line is in, by indent
     block: list[str] = []

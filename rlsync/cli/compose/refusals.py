@@ -48,7 +48,6 @@ def parsed(line: str) -> Override:
 
 
 def key_of(override: Override) -> str:
-    """The key or the group that an override names."""
     return str(override.key_or_group)
 
 

@@ -55,9 +55,7 @@ class Shipped:
 
 
 def groups(own: Path | None = None) -> dict[str, list[Shipped]]:
-    """Every group with its options: recipes first, then by name. Those of installed recipes and of ``own``, a
-    folder of the user's, are among them. Only comments are read, without OmegaConf.
-    """
+    """Every group with its options, also of installed recipes and of ``own``: recipes first, then by name."""
     found: dict[str, list[Shipped]] = {}
     folders = [config_dir(), *installed_config_folders(), *([own] if own else [])]
     for path in [path for folder in folders for path in sorted(folder.glob("*/*.yaml"))]:

@@ -99,12 +99,9 @@ _SEQUENCES = 16
 
 @dataclass
 class OpenLoop:
-    """Lets the world model imagine replayed sequences, and logs how far that is from what happened. It sees
-    the first rows, then is told the actions alone. Errors are in units of the spread of the observations: 1
-    is as bad as saying their mean; a picture has one spread, because most of its pixels never change. Logs
-    ``imagination/error_first`` and ``imagination/error_last``, of the first and the last imagined step, and
-    ``imagination/still``: the error there of somebody who says that nothing changes. One sequence is written
-    to the run's folder. It keeps nothing in checkpoints, and leaves torch's random numbers as they were.
+    """Lets the world model imagine replayed sequences: it sees the first rows, then is told actions alone.
+    Logs the errors of the first and the last imagined step, and that of saying that nothing changes, in units
+    of the observations' spread (pictures have one); writes one sequence. Leaves random numbers as they were.
     """
 
     config: OpenLoopConfig

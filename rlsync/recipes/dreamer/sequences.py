@@ -1,8 +1,7 @@
 """The rows of an episode as Dreamer's recurrent model reads them, and the sequences that it learns from.
 
-A row is what a step brought, with the action that led to it. An episode of n steps has n + 1 rows: the first
-one has no action, and the first observation. TorchRL's collectors give a frame for each step, so the first
-row is made from what the first frame began with.
+A row is what a step brought, with the action that led to it; the first of an episode's n + 1 has none, and is
+made from what the first of TorchRL's frames began with.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ STREAM, ROW = "stream", "row"
 
 
 class NumberRows(OwnTransform):
-    """Writes a number on each observation, which grows by one from row to row, and the random id of its
-    stream. Sequences are found by these, in whatever order frames arrive; a lost rollout leaves a gap.
-    """
+    """Writes on each observation its stream's random id and its row's number; a lost rollout leaves a gap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,9 +62,7 @@ class NumberRows(OwnTransform):
 
 
 def as_rows(batch: TensorDictBase) -> TensorDictBase:
-    """The rows ``[rows]`` that frames bring: ``action``, ``is_init``, ``stream``, ``row``, ``policy_version``
-    and, under ``next``, what the action led to. An episode's first row has an action of zeros.
-    """
+    """The rows that frames bring; an episode's first one has an action of zeros."""
     frames = batch.reshape(-1)
     after = frames.get("next")
     flags = {name: after.get(name).reshape(-1, 1) for name in ("done", "terminated")}
@@ -97,10 +92,7 @@ def as_rows(batch: TensorDictBase) -> TensorDictBase:
 
 
 class Sequences(OwnSampler):
-    """Draws sequences of ``length`` rows of one stream, all alike likely, found by the rows' numbers.
-    TorchRL's SliceSampler wants them one behind the other in the storage. Those ``within_episodes`` cross no
-    end. Checkpoints keep nothing of it.
-    """
+    """Draws sequences of ``length`` rows of one stream, wherever they are stored, all alike likely."""
 
     def __init__(self, length: int, *, within_episodes: bool = False) -> None:
         self.length = length

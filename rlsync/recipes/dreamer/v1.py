@@ -1,7 +1,6 @@
 """DreamerV1: a world model from replayed sequences; the actor's gradient goes through what is imagined.
 
 Workers hold the player as ``policy.player``: encoder, posterior, actor, noise and prior.
-
 Source: Hafner et al. 2019, https://arxiv.org/abs/1912.01603; torchrl.objectives.DreamerModelLoss.
 """
 
@@ -49,9 +48,7 @@ _PICTURE = "picture"  #: TorchRL's loss sums its errors over the last three dime
 
 
 class DreamerV1Loss(LossModule):
-    """The losses of world model, actor and critic in one: their sum has the gradient of each, and none
-    reaches another's weights. Model and critic learn rewards times ``reward_scale``.
-    """
+    """The three losses in one: none reaches another's weights. Rewards are learned times ``reward_scale``."""
 
     def __init__(
         self,
@@ -67,7 +64,6 @@ class DreamerV1Loss(LossModule):
         self.value_loss = value_loss
 
     def forward(self, sample: TensorDictBase) -> TensorDictBase:
-        """The losses of sequences ``[sequences, length]``."""
         sample = sample.copy()
         seen = sample["next", "observation"]
         sample["next", _PICTURE] = seen.reshape(*seen.shape[:-1], 1, 1, -1)
@@ -164,7 +160,6 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
 
 
 def make_actor(recipe: DreamerV1Config, spaces: Spaces) -> ProbabilisticTensorDictSequential:
-    """What chooses an action within its bounds from a state."""
     low, high = spaces.bounds()
     return ProbabilisticTensorDictSequential(
         TensorDictModule(

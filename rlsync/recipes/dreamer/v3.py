@@ -1,8 +1,6 @@
 """DreamerV3: a world model from replayed sequences, an actor and a critic from what it imagines.
 
-Workers hold the player as ``policy.player``, with the encoder, the recurrent model and the actor as its
-three modules.
-
+Workers hold the player as ``policy.player``: encoder, recurrent model and actor.
 Source: Hafner et al. 2023, https://arxiv.org/abs/2301.04104; torchrl.objectives.DreamerV3Loss.
 """
 
@@ -186,9 +184,7 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
 
 
 def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[nn.Module, int, nn.Module]:
-    """What reads an observation, how many numbers it makes of it, and what says which one to expect. Pictures
-    stay uint8 until TorchRL's encoder and loss use them: so players and learner convert them alike.
-    """
+    """Encoder, width of its output, decoder. Pictures stay uint8 until TorchRL's own encoder and loss."""
     if spaces.picture is None:
         encoder = SymlogMLP(spaces.features, None, recipe.depth, recipe.cells)
         return encoder, recipe.cells, SymexpMLP(features, spaces.features, recipe.depth, recipe.cells, 1.0)

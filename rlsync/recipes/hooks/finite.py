@@ -26,9 +26,7 @@ _NORM = "grad_norm"
 class StopIfNotFinite(RegistersItself):
     """Raises NotFinite before an optimizer step whose loss or gradient is infinite or not a number. It names
     the loss or the parameters, the step and the checkpoint, which is written once more if the weights, those
-    of before, are finite. It costs no pass over the gradient: it reads the norm that TorchRL's steppers have
-    computed to clip it, or computes one. It hangs on ``torch.optim.Optimizer.register_step_pre_hook`` and
-    ``Trainer.compute_loss``, so that steppers which call these themselves are checked.
+    of before, are finite. It reads the norm that TorchRL's steppers have computed, or computes one.
     """
 
     def __init__(self) -> None:

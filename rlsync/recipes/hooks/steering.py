@@ -17,10 +17,8 @@ from rlsync.workers.replay.pacing import Pace, PaceFrom
 
 
 class KeepPace(TrainerHookBase):
-    """Lets a trainer do as many optimizer steps after each batch as its frames allow; whichever side is ahead
-    waits. Workers collect one rollout ahead at most. With ``refills`` checkpoints have no replay buffer: a
-    resumed run first collects as many frames as the prefill has. Logs ``pace/ratio``, the updates for each
-    frame that were really done, and ``pace/updates``.
+    """Lets a trainer do as many optimizer steps as its frames allow; logs ``pace/ratio``, ``pace/updates``.
+    With ``refills`` a resumed run, whose checkpoint has no frames, first collects those of the prefill.
     """
 
     def __init__(self, pace: Pace, *, refills: bool = False) -> None:
@@ -78,11 +76,7 @@ class KeepPace(TrainerHookBase):
 
 
 class EpisodeReturns(TrainerHookBase):
-    """The mean return of the newest finished episodes; stops the trainer when it reaches ``target``.
-
-    Reads ``("next", "reward_sum")`` where ``("next", "done")``; logs ``return`` and ``episodes``. The mean is
-    of up to ``episodes`` episodes; the trainer is stopped only when there are as many.
-    """
+    """The mean return of the newest ``episodes`` finished episodes; if so many reach ``target`` it stops."""
 
     def __init__(self, target: float | None = None, episodes: int = 20) -> None:
         self.target = target
@@ -144,10 +138,7 @@ class UnrollReturns(EpisodeReturns):
 
 
 class EpsilonDecay(TrainerHookBase):
-    """Lowers the rate of an EGreedyModule as frames are collected. DQNTrainer does, too, but its checkpoints
-    lack for how many frames it has fallen. Logs ``exploration/epsilon``, of the worker that explores most,
-    and ``exploration/epsilon_last``: the rate to the power ``last_exponent``.
-    """
+    """Lowers the rate of an EGreedyModule by frames; unlike DQNTrainer's, its checkpoints know how many."""
 
     def __init__(self, greedy: EGreedyModule, last_exponent: float = 1.0) -> None:
         self.greedy = greedy

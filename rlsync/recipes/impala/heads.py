@@ -1,7 +1,6 @@
 """What a network's policy outputs mean: sampling for workers, log-probabilities for the loss.
 
-The same few lines serve both, so that an action's importance ratio is exactly one while the weights agree.
-torch.distributions computes the same, but builds objects and checks its arguments at every call.
+The same lines serve both, so that ratios are exactly one while weights agree; torch.distributions is slower.
 """
 
 from __future__ import annotations
@@ -118,9 +117,6 @@ class PolicyHead(ABC):
 class Categorical(PolicyHead):
     """One of ``actions``, from logits [..., actions]; an action is an int64 index.
 
-    Args:
-        actions: how many there are to choose from.
-
     Source: torch.distributions.Categorical, to which tests compare it.
 
     Example:
@@ -131,7 +127,7 @@ class Categorical(PolicyHead):
 
     action_shape: ClassVar[tuple[int, ...]] = ()
     action_dtype: ClassVar[torch.dtype] = torch.int64
-    actions: int
+    actions: int  #: how many there are to choose from
 
     @property
     def width(self) -> int:
@@ -229,11 +225,8 @@ class DiagonalGaussian(PolicyHead):
         return (0.5 * ((2 * wider).exp() + shift.square() - 1) - wider).sum(-1)
 
     def kl_implied(self, params: Tensor, other: Tensor, rho_bar: float = VTraceSettings.rho_bar) -> Tensor:
-        raise ConfigError(
-            "the implied policy of two Gaussians has no closed form",
-            "TrustRegion(reference='implied')",
-            "use reference='mu'",
-        )
+        what = "the implied policy of two Gaussians has no closed form"
+        raise ConfigError(what, "TrustRegion(reference='implied')", "use reference='mu'")
 
     def encode(self, action: Tensor) -> Tensor:
         return action.to(torch.float32)

@@ -18,9 +18,7 @@ TORSOS = ("mlp", "shallow", "deep")
 
 
 class PixelConv2d(nn.Conv2d):
-    """A convolution that takes uint8 pixels and computes with pixels / 255, by dividing its few weights;
-    bfloat16 represents 0 to 255 exactly.
-    """
+    """A convolution of uint8 pixels / 255, by dividing its few weights; bfloat16 has 0 to 255 exactly."""
 
     def __init__(
         self, inputs: int, outputs: int, size: int, *, stride: int, padding: int, channels_last: bool
@@ -65,11 +63,9 @@ def make_torso(
         with torch.no_grad():
             flat = nn.Sequential(*convolutions)(torch.zeros(1, *shape)).numel()
     except RuntimeError as error:
-        raise ConfigError(
-            f"pixels of {shape[1]} x {shape[2]} are too small for the torso {name!r}",
-            f"observation shape {list(shape)}",
-            "resize them to 84 x 84, or take the torso 'mlp' on vectors",
-        ) from error
+        what = f"pixels of {shape[1]} x {shape[2]} are too small for the torso {name!r}"
+        cure = "resize them to 84 x 84, or take the torso 'mlp' on vectors"
+        raise ConfigError(what, f"observation shape {list(shape)}", cure) from error
     # The last ReLU comes after Flatten: before it, its backward pass would mix memory formats and be slow.
     return nn.Sequential(*convolutions, nn.Flatten(), nn.ReLU(inplace=True), *_dense(flat, hidden, nn.ReLU))
 
@@ -80,17 +76,11 @@ def _check_torso(name: str, shape: Sequence[int], hidden: Sequence[int]) -> None
     dims = 1 if name == "mlp" else 3
     if len(shape) != dims:
         takes = "vectors [features]" if dims == 1 else "pixels [channels, height, width]"
-        raise ConfigError(
-            f"the torso {name!r} takes {takes}",
-            f"observation shape {list(shape)}",
-            "give 'mlp' for vectors, 'shallow' or 'deep' for pixels",
-        )
+        cure = "give 'mlp' for vectors, 'shallow' or 'deep' for pixels"
+        raise ConfigError(f"the torso {name!r} takes {takes}", f"observation shape {list(shape)}", cure)
     if not hidden or min(hidden) < 1:
-        raise ConfigError(
-            f"a torso cannot have layers of widths {list(hidden)}",
-            "hidden",
-            "give one width or more, above zero",
-        )
+        what = f"a torso cannot have layers of widths {list(hidden)}"
+        raise ConfigError(what, "hidden", "give one width or more, above zero")
 
 
 def _shallow(channels: int, channels_last: bool) -> list[nn.Module]:
@@ -152,9 +142,7 @@ class EpisodicLSTM(nn.Module):
             self.inward.bias[units : 2 * units] = 1.0
 
     def forward(self, features: Tensor, is_init: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [T, N, units] and states [T, N, 2, units] without gradient, of ``features`` [T, N, inputs],
-        ``is_init`` [T, N] and the first ``state`` [N, 2, units], output and cell.
-        """
+        """Outputs [T, N, units], and states [T, N, 2, units] (output and cell) without gradient."""
         keep = (~is_init).to(features.dtype).unsqueeze(-1)
         h, c = state.unbind(1)
         outputs, cells = [], []

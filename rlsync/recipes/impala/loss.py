@@ -185,11 +185,9 @@ def _must_be_as_many(batch: TensorDictBase, given: int) -> None:
     """Checked for every batch: without the final value, the next episode's value would be bootstrapped."""
     truncated = int((batch.get(keys.TRUNCATED) & ~batch.get(keys.TERMINATED)).sum())
     if given < truncated:
-        raise ConfigError(
-            f"{truncated} steps were truncated, and {given} final observations are given",
-            "batch, 'final_observation' and 'final_index'",
-            "keep the last observation of each episode that is truncated; see rlsync.workers.frames",
-        )
+        what = f"{truncated} steps were truncated, and {given} final observations are given"
+        cure = "keep the last observation of each episode that is truncated; see rlsync.workers.frames"
+        raise ConfigError(what, "batch, 'final_observation' and 'final_index'", cure)
 
 
 class Steps(NamedTuple):
@@ -208,9 +206,7 @@ class Steps(NamedTuple):
 def loss_terms(
     seen: Unrolled, steps: Steps, head: PolicyHead, settings: LossSettings
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The policy, baseline and entropy losses before their coefficients, and detached scalars to log; no
-    branch on values, so it compiles whole. ConfigError if an option needs a tensor that is None in ``steps``.
-    """
+    """The losses before their coefficients, and scalars to log; no branch on values, so it compiles whole."""
     params = seen.params[:-1]
     log_prob, entropy = head.score(params, steps.action)
     log_prob, values, behaviour = wide(log_prob, seen.value, steps.behaviour_log_prob)
@@ -251,11 +247,8 @@ def _trust(
     if region is None:
         return None, {}
     if steps.behaviour_params is None:
-        raise ConfigError(
-            "a trust region needs the behaviour policy",
-            "Steps(behaviour_params=None)",
-            "let the workers store their policy's outputs with each step",
-        )
+        cure = "let the workers store their policy's outputs with each step"
+        raise ConfigError("a trust region needs the behaviour policy", "Steps(behaviour_params=None)", cure)
     if region.reference == "implied":
         kl = head.kl_implied(params, steps.behaviour_params, settings.rho_bar)
     else:
@@ -268,11 +261,8 @@ def _online(entropy: Tensor, steps: Steps, settings: LossSettings) -> Tensor:
     if settings.entropy_on == "all":
         return entropy
     if steps.replayed is None:
-        raise ConfigError(
-            "entropy on online data needs to know which unrolls are replayed",
-            "Steps(replayed=None)",
-            "give [B] bool, True for unrolls from replay",
-        )
+        what = "entropy on online data needs to know which unrolls are replayed"
+        raise ConfigError(what, "Steps(replayed=None)", "give [B] bool, True for unrolls from replay")
     return entropy * ~steps.replayed
 
 

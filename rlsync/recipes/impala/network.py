@@ -40,10 +40,7 @@ class Finals(NamedTuple):
     """The observations that truncations hid: each followed step ``time`` of environment ``env``.
 
     Args:
-        observation: [K, ...].
         time, env: [K] int64.
-        last_action: [K, ...], the action of that step; None for a network that does not take it.
-        last_reward: [K], its reward; None likewise.
 
     Example:
         >>> finals = Finals(torch.zeros(1, 4), time=torch.tensor([7]), env=torch.tensor([0]))
@@ -51,11 +48,12 @@ class Finals(NamedTuple):
         True
     """
 
-    observation: Tensor
+    observation: Tensor  #: [K, ...]
     time: Tensor
     env: Tensor
+    #: [K, ...], the action of that step; None for a network that does not take it.
     last_action: Tensor | None = None
-    last_reward: Tensor | None = None
+    last_reward: Tensor | None = None  #: [K], its reward; None likewise
 
 
 class ImpalaNet(nn.Module):
@@ -110,13 +108,11 @@ class ImpalaNet(nn.Module):
         super().__init__()
         widths = _HIDDEN.get(torso, ()) if hidden is None else tuple(hidden)
         if lstm < 0:
-            raise ConfigError(
-                f"an LSTM cannot have {lstm} units", "lstm", "give a number of units, 0 for none"
-            )
+            what = f"an LSTM cannot have {lstm} units"
+            raise ConfigError(what, "lstm", "give a number of units, 0 for none")
         if torso_threads < 1:
-            raise ConfigError(
-                f"a torso cannot run in {torso_threads} threads", "torso_threads", "give 1 or more"
-            )
+            what = f"a torso cannot run in {torso_threads} threads"
+            raise ConfigError(what, "torso_threads", "give 1 or more")
         self.observation_shape = tuple(observation_shape)
         self.head = head
         self.takes_last_action = last_action
@@ -346,5 +342,4 @@ class ImpalaPlayer(FixedPlayer):
 
 
 def actions_of(head: PolicyHead) -> ActionSpec:
-    """The actions that a policy head chooses from."""
     return BoxActions(head.action_shape[0]) if head.action_shape else DiscreteActions(head.features)

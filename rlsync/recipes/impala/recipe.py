@@ -15,7 +15,7 @@ from rlsync import LogPolicyLag
 from rlsync.core.errors import ConfigError
 from rlsync.recipes import parts
 from rlsync.recipes.env_settings import refuse_unsaid_protocol
-from rlsync.recipes.hooks import MixReplayed, UnrollReturns
+from rlsync.recipes.hooks.steering import MixReplayed, UnrollReturns
 from rlsync.recipes.impala.heads import PolicyHead, head_for
 from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
@@ -39,17 +39,17 @@ class VectorSpaces:
 
 
 def build(run: Run[ImpalaConfig]) -> Trainer:
-    """See :class:`~rlsync.recipes.registry.Recipe`."""
     recipe = run.recipe
     if recipe.evaluation.every_frames and run.folder is None:
-        raise ConfigError(
-            "an evaluation needs a run folder to write to",
-            "recipe.evaluation.every_frames, run_dir",
-            "give run_dir, or every_frames=0",
-        )
+        what = "an evaluation needs a run folder to write to"
+        raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
     network = make_network(recipe, run.config.env, run.spaces)
     loss = make_loss(recipe, network).to(run.device)
-    optimizer = make_optimizer(recipe, loss)
+    optimizer: optim.Optimizer
+    if recipe.optimizer == "adam":
+        optimizer = optim.Adam(loss.parameters(), recipe.lr, eps=recipe.adam_eps)
+    else:
+        optimizer = optim.RMSprop(loss.parameters(), recipe.lr, recipe.rms_alpha, recipe.rms_eps)
     settings = parts.trainer_settings(run)
     collector = make_collector(run, network)
     try:
@@ -93,19 +93,10 @@ def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | No
 
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:
-    """The loss that a recipe describes, for this network."""
     return ImpalaLoss(network, **vars(recipe.loss_settings()))
 
 
-def make_optimizer(recipe: ImpalaConfig, loss: ImpalaLoss) -> optim.Optimizer:
-    """RMSProp as in IMPALA, or Adam."""
-    if recipe.optimizer == "adam":
-        return optim.Adam(loss.parameters(), lr=recipe.lr, eps=recipe.adam_eps)
-    return optim.RMSprop(loss.parameters(), lr=recipe.lr, alpha=recipe.rms_alpha, eps=recipe.rms_eps)
-
-
 def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollector:
-    """The workers, on this machine or on the nodes of a cluster."""
     recipe, config = run.recipe, run.config
     return run.place.unrolls(
         network,

@@ -1,8 +1,4 @@
-"""The settings of the recipes ``impala`` and ``laser``, of V-trace and of the IMPALA loss, each written once.
-
-The recipe's config, :class:`ImpalaLoss` and :func:`vtrace` refer to these classes. No torch is imported
-here, so that a config can be read without it.
-"""
+"""The settings of ``impala`` and ``laser``, of V-trace and of the loss, each written once, without torch."""
 
 from __future__ import annotations
 
@@ -22,29 +18,19 @@ if TYPE_CHECKING:
 class Trust(NamedTuple):
     """What a trust region decided about the steps of an unroll.
 
-    Args:
-        accepted: [T, ...] bool, true for the steps inside.
-        gate_delta: whether a rejected step loses its temporal difference, too.
-
     Example:
         >>> import torch
         >>> Trust(torch.tensor([True, False]), gate_delta=False).accepted.sum()
         tensor(1)
     """
 
-    accepted: Tensor
-    gate_delta: bool
+    accepted: Tensor  #: [T, ...] bool, true for the steps inside
+    gate_delta: bool  #: whether a rejected step loses its temporal difference, too
 
 
 @dataclass(frozen=True, slots=True)
 class TrustRegion:
     """Accepts a step when KL(target policy || reference policy) at its observation is below a threshold.
-
-    Args:
-        threshold: in nats, above zero.
-        reference: ``"mu"``, the behaviour policy; or ``"implied"``, the policy whose value V-trace estimates:
-            min(rho_bar * behaviour policy, target policy), normalised (categorical policies only).
-        gate_delta: whether a rejected step loses its temporal difference, too.
 
     Raises:
         ConfigError: the threshold is not above zero, or there is no such reference.
@@ -57,9 +43,11 @@ class TrustRegion:
         tensor([ True, False])
     """
 
-    threshold: float = bounds.above_zero(MISSING)
+    threshold: float = bounds.above_zero(MISSING)  #: in nats, above zero
+    #: ``"mu"``, the behaviour policy; or ``"implied"``, the policy whose value V-trace estimates: min(rho_bar
+    #: * behaviour policy, target policy), normalised (categorical policies only).
     reference: str = bounds.one_of("mu", "implied")
-    gate_delta: bool = False
+    gate_delta: bool = False  #: whether a rejected step loses its temporal difference, too
 
     def __post_init__(self) -> None:
         bounds.refuse(bounds.bound_errors(self, "TrustRegion."))
@@ -77,15 +65,6 @@ class TrustRegion:
 class VTraceSettings:
     """The values of V-trace.
 
-    Args:
-        gamma: discount.
-        rho_bar: bound of the probability ratio in the temporal difference. It decides which policy's value is
-            learned.
-        c_bar: bound of the ratio in the trace. It decides how far back a temporal difference reaches.
-        pg_rho_bar: bound of the ratio in the advantage.
-        lam: the lambda of TD(lambda) and GAE(lambda). 1 is plain V-trace; smaller values give shorter
-            returns.
-
     Raises:
         ConfigError: a value is out of its range.
 
@@ -96,10 +75,13 @@ class VTraceSettings:
         1.0
     """
 
-    gamma: float = bounds.same_as(RecipeConfig, "gamma")
+    gamma: float = bounds.same_as(RecipeConfig, "gamma")  #: discount
+    #: Bound of the probability ratio in the temporal difference. It decides which policy's value is learned.
     rho_bar: float = bounds.above_zero(1.0)
+    #: Bound of the ratio in the trace. It decides how far back a temporal difference reaches.
     c_bar: float = bounds.above_zero(1.0)
-    pg_rho_bar: float = bounds.above_zero(1.0)
+    pg_rho_bar: float = bounds.above_zero(1.0)  #: bound of the ratio in the advantage
+    #: The lambda of TD(lambda) and GAE(lambda). 1 is plain V-trace; smaller values give shorter returns.
     lam: float = bounds.fraction(1.0)
 
     def __post_init__(self) -> None:
@@ -112,13 +94,6 @@ class LossSettings(VTraceSettings):
 
     Args:
         gamma, rho_bar, c_bar, pg_rho_bar, lam: see :class:`VTraceSettings`.
-        entropy_coeff: weight of the entropy bonus.
-        baseline_coeff: weight of the baseline's loss. The paper has 0.5; where returns are large, the
-            baseline's gradient is then many times the policy's.
-        reward_clipping: ``"none"``, or ``"clip"`` to [-1, 1].
-        reduction: ``"mean"`` or ``"sum"`` (as in the paper) over the T * B steps.
-        entropy_on: ``"all"`` unrolls, or only the ``"online"`` ones, as in LASER.
-        trust_region: LASER's, or None. The policy and the baseline do not learn from steps outside.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -130,11 +105,16 @@ class LossSettings(VTraceSettings):
         'mean'
     """
 
-    entropy_coeff: float = bounds.not_below_zero(0.01)
+    entropy_coeff: float = bounds.not_below_zero(0.01)  #: weight of the entropy bonus
+    #: Weight of the baseline's loss. The paper has 0.5; where returns are large, the baseline's gradient is
+    #: then many times the policy's.
     baseline_coeff: float = bounds.not_below_zero(0.02)
-    reward_clipping: str = bounds.one_of("none", "clip")
+    reward_clipping: str = bounds.one_of("none", "clip")  #: ``"none"``, or ``"clip"`` to [-1, 1]
+    #: ``"mean"`` or ``"sum"`` (as in the paper) over the T * B steps.
     reduction: str = bounds.one_of("mean", "sum")
+    #: ``"all"`` unrolls, or only the ``"online"`` ones, as in LASER.
     entropy_on: str = bounds.one_of("all", "online")
+    #: LASER's, or None. The policy and the baseline do not learn from steps outside.
     trust_region: TrustRegion | None = None
 
 
@@ -265,9 +245,6 @@ class ImpalaConfig(RecipeConfig):
         """With a replay it is LASER: its checkpoints have the replay's state."""
         return "laser" if self.replay.ratio else self.name
 
-    def evaluations(self) -> EvaluationConfig:
-        return self.evaluation
-
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return 1
 
@@ -283,11 +260,8 @@ class ImpalaConfig(RecipeConfig):
 
     def errors(self, config: Config) -> Iterator[RlsyncError]:
         if config.collector.kind != "async":
-            yield ConfigError(
-                f"the workers of {self.name} never wait for the learner: its collector cannot be sync",
-                "collector.kind",
-                "give collector.kind=async",
-            )
+            what = f"the workers of {self.name} never wait for the learner: its collector cannot be sync"
+            yield ConfigError(what, "collector.kind", "give collector.kind=async")
         wanted = self.batch_size * self.unroll_length
         if config.collector.frames_per_batch != wanted:
             yield ConfigError(
@@ -297,20 +271,13 @@ class ImpalaConfig(RecipeConfig):
                 f"give recipe.batch_size x recipe.unroll_length = {wanted}",
             )
         if self.when_full != "block" and not config.cluster.here:
-            yield ConfigError(
-                "the nodes of a cluster drop no unroll: their workers wait for a free slot",
-                "recipe.when_full",
-                "give recipe.when_full=block, or cluster=none",
-            )
+            what = "the nodes of a cluster drop no unroll: their workers wait for a free slot"
+            yield ConfigError(what, "recipe.when_full", "give recipe.when_full=block, or cluster=none")
         if config.env.num_envs > 0 and self.batch_size % config.env.num_envs:
-            yield ConfigError(
-                f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}",
-                "recipe.batch_size",
-                f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout",
-            )
+            what = f"{self.batch_size} unrolls are not a whole number of rollouts of {config.env.num_envs}"
+            cure = f"give a multiple of env.num_envs = {config.env.num_envs}, the unrolls of one rollout"
+            yield ConfigError(what, "recipe.batch_size", cure)
         if self.replay.ratio and self.replay.min_steps > self.replay.capacity_steps:
-            yield ConfigError(
-                f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}",
-                "recipe.replay.min_steps",
-                f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}",
-            )
+            what = f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}"
+            cure = f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}"
+            yield ConfigError(what, "recipe.replay.min_steps", cure)

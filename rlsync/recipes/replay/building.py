@@ -15,7 +15,7 @@ from torchrl.objectives.utils import TargetNetUpdater
 from torchrl.trainers import LRSchedulerHook, OptimizationStepper, TargetNetUpdaterHook, Trainer
 
 from rlsync.evaluation.checkpoint import Component
-from rlsync.recipes.hooks import KeepPace
+from rlsync.recipes.hooks.steering import KeepPace
 from rlsync.recipes.networks import MixedMLP, mlp
 from rlsync.recipes.replay.memory import Memory, PrioritizedRows, StepMemory
 from rlsync.recipes.replay.normalize import Normalize, Standardized
@@ -44,9 +44,7 @@ def paced_trainer(
     stepper: OptimizationStepper | None = None,
     target: TargetNetUpdater | None = None,
 ) -> Trainer:
-    """A trainer that stores and draws by ``memory``, and learns at the pace of the config. The recipe
-    registers the hooks that publish, and the one of ``target``, which moves target networks.
-    """
+    """A trainer that stores and draws by ``memory``; the recipe registers the hooks that publish."""
     recipe: ReplayConfig = run.recipe
     trainer = Trainer(
         **trainer_settings(run),
@@ -82,9 +80,7 @@ def make_trainer(
     squared_errors: bool = True,
     moved_by_recipe: bool = False,
 ) -> Trainer:
-    """A :func:`paced_trainer` of a :class:`StepMemory`, whose ``target`` networks move after every step,
-    unless ``moved_by_recipe``. Call ``register_with_evaluations`` last: hooks of the recipe come before.
-    """
+    """A :func:`paced_trainer` of a :class:`StepMemory`. Call ``register_with_evaluations`` last."""
     recipe: OffPolicyConfig = run.recipe
     prioritized = None
     if recipe.prioritized:
@@ -109,9 +105,7 @@ def relu_mlp(recipe: ActorCriticConfig, features: int, outputs: int, *, last_gai
 
 
 def twin_critics(recipe: ActorCriticConfig, spaces: Spaces, device: torch.device) -> list[ValueOperator]:
-    """Two critics with initial weights of their own: a loss that doubles one redraws both uniformly between
-    the smallest and the largest weight, which widens every distribution but a uniform one.
-    """
+    """Two critics with initial weights of their own: a loss that doubles one widens their distribution."""
     return [
         ValueOperator(
             seeing(recipe, spaces, relu_mlp(recipe, spaces.features + spaces.actions, 1)),

@@ -20,10 +20,7 @@ _ENDS = ("done", "terminated", "truncated")  #: what says that an episode is ove
 
 
 def with_n_step_returns(batch: TensorDictBase, gamma: float, n: int) -> TensorDictBase:
-    """The same steps with rewards summed over up to ``n`` of them and the observation after these, until the
-    episode or the batch ends. Unlike TorchRL 0.14's MultiStep, ``done`` and ``terminated`` are those of the
-    sum's last step, so no loss adds the value of a terminal state.
-    """
+    """The same steps with rewards of up to ``n``; unlike MultiStep's, ends are those of the last step."""
     if n == 1:
         return batch
     summed = MultiStep(gamma=gamma, n_steps=n)(batch)
@@ -54,7 +51,6 @@ class Memory(ABC):
         return batch
 
     def draw(self, batch: Any) -> TensorDictBase:
-        """The batch of the next optimizer step."""
         return self.buffer.sample()
 
     @abstractmethod
@@ -99,44 +95,6 @@ WEIGHT = "priority_weight"
 _LEAST = 1e-6  #: is added to each error, so that every frame can be drawn
 
 
-class SumTree:
-    """Numbers in the leaves of a binary tree of sums: finding takes log2(capacity). TorchRL's own trees are
-    in a compiled extension, which does not load with each build of torch.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._leaves = 1 << max(1, (capacity - 1).bit_length())
-        self._nodes = np.zeros(2 * self._leaves)
-        self.capacity = capacity
-
-    @property
-    def total(self) -> float:
-        return float(self._nodes[1])
-
-    @property
-    def values(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """``[capacity]`` float64: the numbers, a view."""
-        return self._nodes[self._leaves : self._leaves + self.capacity]
-
-    def set(self, index: np.ndarray[Any, Any], values: np.ndarray[Any, Any] | float) -> None:
-        """Put numbers, none below 0, at places. Of a place that is named twice the last number stays."""
-        nodes = index + self._leaves
-        self._nodes[nodes] = values
-        while len(nodes) and nodes[0] > 1:
-            nodes = np.unique(nodes >> 1)
-            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
-
-    def find(self, mass: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The places at which the running sum passes each mass, from 0 to ``total``; no number there is 0."""
-        nodes, mass = np.ones(len(mass), dtype=np.int64), mass.astype(np.float64)
-        while nodes[0] < self._leaves:
-            left = self._nodes[2 * nodes]
-            right = (mass >= left) & (self._nodes[2 * nodes + 1] > 0)  # rounding never leads to an empty side
-            mass = np.where(right, mass - left, mass)
-            nodes = 2 * nodes + right
-        return nodes - self._leaves
-
-
 class PrioritizedRows(OwnSampler):
     """Draws frame i with probability ``p_i ** alpha / sum_j p_j ** alpha``; p is its newest error, or the
     largest so far. ``priority_weight`` is ``(N P(i)) ** -beta`` over the largest drawn with it (Schaul et al.
@@ -144,22 +102,24 @@ class PrioritizedRows(OwnSampler):
     """
 
     def __init__(self, capacity: int, alpha: float, beta: float) -> None:
-        self._tree = SumTree(capacity)
+        self._sizes = np.zeros(capacity)  # p_i ** alpha; 0 where there is no frame
         self._alpha, self.beta = alpha, beta
         self._largest = 1.0
 
     def probabilities(self) -> Tensor:
         """``[capacity]`` float64: how likely each row is drawn next."""
-        return torch.from_numpy(self._tree.values / self._tree.total)
+        return torch.from_numpy(self._sizes / self._sizes.sum())
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Rows ``[batch_size]``, with replacement, and their weights."""
-        if self._tree.total <= 0:
+        sums = self._sizes.cumsum()
+        if sums[-1] <= 0:
             raise RuntimeError("Cannot sample from an empty storage.")  # as TorchRL's samplers do
-        mass = torch.rand(batch_size, dtype=torch.float64).numpy() * self._tree.total
-        rows = self._tree.find(mass)
-        values = self._tree.values[rows]
-        weights = (values / values.min()) ** -self.beta
+        mass = torch.rand(batch_size, dtype=torch.float64).numpy() * sums[-1]
+        # Rounding may make a mass the whole sum, which no running sum passes.
+        rows = sums.searchsorted(np.minimum(mass, np.nextafter(sums[-1], 0)), side="right")
+        sizes = self._sizes[rows]
+        weights = (sizes / sizes.min()) ** -self.beta
         return torch.from_numpy(rows), {WEIGHT: torch.from_numpy(weights).to(torch.float32)}
 
     def update_priority(
@@ -175,7 +135,7 @@ class PrioritizedRows(OwnSampler):
                 "look at the rewards and the losses of the steps before; no priority was changed",
             )
         self._largest = max(self._largest, float(errors.max()))
-        self._tree.set(rows, errors**self._alpha)
+        self._sizes[rows] = errors**self._alpha
 
     def add(self, index: int | Tensor) -> None:
         """A new frame: it is as likely as any."""
@@ -183,14 +143,14 @@ class PrioritizedRows(OwnSampler):
 
     def extend(self, index: Tensor) -> None:
         """New frames, which may take the rows of old ones."""
-        self._tree.set(torch.as_tensor(index).reshape(-1).cpu().numpy(), self._largest**self._alpha)
+        self._sizes[torch.as_tensor(index).reshape(-1).cpu().numpy()] = self._largest**self._alpha
 
     def clear(self) -> None:
-        self._tree = SumTree(self._tree.capacity)
+        self._sizes[:] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"priorities": torch.from_numpy(self._tree.values.copy()), "largest": self._largest}
+        return {"priorities": torch.from_numpy(self._sizes.copy()), "largest": self._largest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._largest = float(state_dict["largest"])
-        self._tree.set(np.arange(self._tree.capacity), state_dict["priorities"].numpy())
+        self._sizes[:] = state_dict["priorities"].numpy()

@@ -1,9 +1,6 @@
 """Observations and rewards in units of their own spread.
 
-The mean and the spread of the observations are buffers of every network that sees them. So they travel in the
-sync map with the weights, and a version acts with the statistics that it was published with, in a worker, in
-the evaluating process and in ``rlsync eval``.
-
+The statistics of observations are buffers of every network that sees them, so a version acts with its own.
 Source: Chan, Golub and LeVeque 1979 (merging of moments).
 """
 
@@ -48,7 +45,6 @@ class Moments:
         self._squares = torch.zeros(features, dtype=torch.float64)  # of the distances from the mean, summed
 
     def add(self, rows: Tensor) -> None:
-        """Count rows ``[*, features]``."""
         rows = rows.detach().to("cpu", torch.float64).reshape(-1, len(self.mean))
         if not len(rows):
             return
@@ -101,10 +97,7 @@ class Standardized(nn.Module):
 
 
 class Normalize(TrainerHookBase):
-    """Counts every collected frame, and writes the statistics into all networks of the trainer's loss.
-    Rewards are divided by the root of their mean square when they are drawn, so that frames of any age count
-    in one unit; subtracting would change which policy is best. It logs ``normalize/frames`` and the scale.
-    """
+    """Counts every frame, writes statistics into the loss, and scales drawn rewards of any age alike."""
 
     def __init__(self, config: NormalizeConfig, features: int) -> None:
         self._config = config

@@ -1,9 +1,7 @@
-"""A replay buffer in checkpoints: every row is written to disk once.
+"""A replay buffer in checkpoints: every row is written to disk once, in a segment with the new ones.
 
-TorchRL's own checkpointer writes the whole storage each time, rows that were never filled included. Here a
-checkpoint writes the rows that are new since the one before, as a file: a segment. Of the older segments it
-gets hard links, which are new names of the same files and cost no room. So each checkpoint is complete by
-itself: it can be moved, copied and deleted, and the file system frees a segment with its last name.
+A checkpoint has hard links to older segments, which cost no room. So each is complete by itself, and the file
+system frees a segment with its last name. TorchRL's own checkpointer writes the whole storage each time.
 """
 
 from __future__ import annotations
@@ -115,13 +113,11 @@ def read(folder: Path, segment: Segment) -> TensorDict:
 
 
 def unread(what: str, file: Path) -> ConfigError:
-    """The error about a file that cannot be read."""
     cure = "resume from another checkpoint, or from a whole copy of this one"
     return ConfigError(f"a part of the checkpoint's replay buffer {what}", str(file), cure)
 
 
 def unwritten(folder: Path, error: Exception) -> RlsyncError:
-    """The error about a file that cannot be written."""
     reason = error.__context__ if isinstance(error.__context__, OSError) else error
     cure = "make room there; the checkpoint before is whole, and resume=RUN goes on from it"
     return RlsyncError(f"the replay buffer could not be written: {first_line(reason)}", str(folder), cure)
@@ -135,10 +131,8 @@ MOST_SEGMENTS = 1_000  #: with so many segments of single checkpoints, these are
 
 
 class RowSegments(TensorStorageCheckpointer):
-    """The checkpointer of a round-robin replay buffer's storage: writes only the new rows, and links the
-    segments of the checkpoint before, or writes again what cannot be linked. A segment is on disk before
-    ``dumps`` returns, and the checkpoint before stays untouched. Each row is written twice at most, whatever
-    :data:`MOST_SEGMENTS`. Stored rows must not change: ``TensorDictReplayBuffer.extend`` is the only way in.
+    """Writes only the new rows of a round-robin buffer, and links older segments or writes them again, once
+    at most. Stored rows must not change: ``TensorDictReplayBuffer.extend`` is the only way in.
     """
 
     def __init__(
@@ -169,7 +163,8 @@ class RowSegments(TensorStorageCheckpointer):
         alive = [segment for segment in known if segment.end > first]
         merging = sum(not segment.merged for segment in alive) >= self._most_segments
         kept = [s for s in alive if (s.merged or not merging) and self._link(s, folder)]
-        rows = max(1, self._segment_bytes // _row_bytes(storage))
+        one = storage.get(slice(0, 1)).values(True, True) if len(storage) else ()
+        rows = max(1, self._segment_bytes // max(1, sum(leaf.nbytes for leaf in one)))
         new = [
             write(storage.get(place), folder, number, merged=merging)
             for gap in _gaps(first, end, kept)
@@ -226,12 +221,6 @@ class RowSegments(TensorStorageCheckpointer):
 def digests_in(index: Path) -> dict[str, str]:
     """The digests of the segments that an index names, by file, as far as they are known."""
     return {s["file"]: s["digest"] for s in json.loads(index.read_text())["segments"] if s["digest"]}
-
-
-def _row_bytes(storage: TensorStorage) -> int:
-    if not len(storage):
-        return 1
-    return max(1, sum(leaf.nbytes for leaf in storage.get(slice(0, 1)).values(True, True)))
 
 
 def _gaps(first: int, end: int, segments: Iterable[Segment]) -> Iterator[tuple[int, int]]:

@@ -61,9 +61,6 @@ class ReplayConfig(RecipeConfig):
     stops_by_evaluation: ClassVar[bool] = True
     in_stock_collectors: ClassVar[bool] = True
 
-    def evaluations(self) -> EvaluationConfig:
-        return self.evaluation
-
     def updates_after(self, config: Config, frames: int, updates: int) -> int:
         return self.pace.pace().due(frames, updates)
 

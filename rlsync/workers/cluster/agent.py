@@ -1,7 +1,4 @@
-"""A node's agent: an ordinary board, an ordinary ring and ordinary workers, and their rollouts on their way.
-
-The agent is an actor of Ray. Its workers do not know that Ray exists.
-"""
+"""A node's agent, an actor of Ray: an ordinary board, ring and workers, which do not know that Ray exists."""
 
 from __future__ import annotations
 
@@ -45,9 +42,7 @@ def has_version(receiver: NodeReceiver, timeout_s: float) -> bool:
 
 
 class NodeAgent:
-    """Starts a node's workers, looks after them, and hands their rollouts out in the order of the ring. Ray
-    calls its methods from several threads.
-    """
+    """Starts and keeps a node's workers, and hands rollouts out in order. Several threads of Ray call it."""
 
     def __init__(self, job: NodeJob) -> None:
         torch.set_num_threads(1)
@@ -68,17 +63,13 @@ class NodeAgent:
         threading.Thread(target=self._end_with_the_learner, name="rlsync-learner-watch", daemon=True).start()
 
     def start(self, timeout_s: float) -> int:
-        """Wait for the newest version, then start the workers; returns this agent's process id.
-        AdoptionTimeout: no version came, or a worker is not ready, in time. WorkerLost: a worker ended.
-        """
+        """Wait for a version, then start the workers; returns the process id. AdoptionTimeout, WorkerLost."""
         deadline, job = time.monotonic() + timeout_s, self._job
         # A player without weights publishes no version.
         if job.settings.player.modules and not has_version(self._receiver, timeout_s):
-            raise AdoptionTimeout(
-                f"no version of the weights came to this node within {timeout_s:g} s",
-                f"node {job.node}",
-                "look whether the node reaches the learner's node on all of Ray's ports",
-            ) from self._receiver.failure
+            what = f"no version of the weights came to this node within {timeout_s:g} s"
+            cure = "look whether the node reaches the learner's node on all of Ray's ports"
+            raise AdoptionTimeout(what, f"node {job.node}", cure) from self._receiver.failure
         logs = StartLogs(len(job.numbers), max(0.0, deadline - time.monotonic()))
         self._workers = start_workers(job.settings, self._ring, self._board.handle, job.seed, logs)
         self._workers.await_start(max(0.0, deadline - time.monotonic()), logs)
@@ -96,9 +87,7 @@ class NodeAgent:
             self._orders = orders
 
     def take(self, number: int, timeout_s: float) -> Flat | None:
-        """The oldest rollout that is not taken yet, in the order of calls; ``None`` if none came in time.
-        Errors are those of :meth:`Supervisor.look`; PublishError: no weights come here any more.
-        """
+        """The oldest rollout, in the order of calls, or ``None``. PublishError: no weights come any more."""
         turns = self._turns
         if number < turns.first:
             return None  # a call of a learner that is gone
@@ -126,9 +115,7 @@ class NodeAgent:
         )
 
     def follow(self, mailbox: Any, keep_s: float) -> AgentState:
-        """Follow the next learner, and wait ``keep_s`` for the one after it. Workers begin no rollout until
-        it gives orders. PublishError: the learner before is not gone, or this agent is about to end.
-        """
+        """Follow the next learner, and await orders. PublishError: the one before lives, or this one ends."""
         with self._supervising, self._ordering:
             if self._ending.is_set() or not self._receiver.learner_died:
                 why = "this agent is about to end" if self._ending.is_set() else "its learner lives"
@@ -146,11 +133,9 @@ class NodeAgent:
         deadline = time.monotonic() + timeout_s
         while not self._ending.is_set():
             if self._receiver.failure is not None:
-                raise PublishError(
-                    f"this node receives no weights any more: {self._receiver.failure!r}",
-                    f"node {self._job.node}",
-                    "nothing to do: its agent is ended",
-                ) from self._receiver.failure
+                what = f"this node receives no weights any more: {self._receiver.failure!r}"
+                cure = "nothing to do: its agent is ended"
+                raise PublishError(what, f"node {self._job.node}", cure) from self._receiver.failure
             with self._supervising:
                 if self._ending.is_set() or turns is not self._turns or self._receiver.learner_died:
                     return None  # the ring is closed, or nobody would get the rollout

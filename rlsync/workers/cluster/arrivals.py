@@ -47,15 +47,12 @@ class Arrivals:
         self._turn: list[str] = []  # nodes whose rollouts were taken, the last one at the end
         self._taken = self._dropped = 0
         self._waited_s = 0.0
-        #: Where the rollouts come from that were taken since :meth:`begin_batch`, in order.
+        #: Where the rollouts come from that were taken since a batch began, in order.
         self.origins: list[Origin] = []
         self.closed = False
         self.dropped: Callable[[TakenRollout], object] | None = None  # nodes drop nothing that was recorded
         #: Rollouts of older versions are left out.
         self.oldest_version = 0
-
-    def begin_batch(self) -> None:
-        self.origins = []
 
     def run(self) -> None:
         self._give(running=True)

@@ -18,7 +18,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlsync.core.errors import AdoptionTimeout
 from rlsync.core.ledger import NOTHING, Ledger
 from rlsync.sync.adopter import Adopt
-from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.writer import BoardWriter
@@ -27,7 +26,7 @@ from rlsync.transport.ray.receiver import NodeReceiver
 from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.cluster.agent import NodeAgent, has_version
 from rlsync.workers.cluster.arrivals import Arrivals, Origin
-from rlsync.workers.cluster.crew import Crew, LeftAgent, taken_over
+from rlsync.workers.cluster.crew import Crew, taken_over
 from rlsync.workers.cluster.job import NodeJob, likeness_of
 from rlsync.workers.cluster.node import Machine, Node
 from rlsync.workers.cluster.nodes import NodeCounts, Nodes, Placement
@@ -52,20 +51,10 @@ _THREADS_BESIDE = 4
 class ClusterCollector(RolloutCollector):
     """Collects unrolls as :class:`~rlsync.workers.collector.UnrollCollector` does, on the nodes of a cluster.
 
-    One agent on each node keeps a board and a ring, as on one host, and starts workers there. Versions reach
-    the boards through Ray's object store, once for each node; full slots come back as one flat object each,
-    no more than ``placement.credits`` ahead of the learner, so a slow learner stops its workers.
-
-    A node that joins later gets an agent. What had arrived of a node that is lost is good; what had not is
-    lost and counted in :attr:`tally`. Agents and workers end with :meth:`shutdown`, and with this process.
-
-    ``workers_per_node`` have two slots more than they are, and act on one ``policy_device`` or one each. The
-    agents that an earlier learner of the same ``crew`` left are taken over or ended; versions follow theirs,
-    in the next generation. ``session`` is closed at the end. Other arguments: see ``UnrollCollector``.
-
-    ConfigError: a number is out of range, Ray is not initialised, or the agents of ``crew`` belong to a
-    learner that lives. WorkerLost: a node was lost before its workers were ready, or, later, none is left.
-    AdoptionTimeout: nodes are not ready in time, or no rollout comes from any. Source: arXiv 1802.01561.
+    One agent on each node keeps a board, a ring and workers. Versions reach it through Ray's object store;
+    slots come back as flat objects, at most ``placement.credits`` ahead of the learner. Nodes may join later;
+    rollouts lost with one are counted in :attr:`tally`. Agents that an earlier learner of the ``crew`` left
+    are taken over or ended; versions follow theirs. ``session`` is closed at the end.
     """
 
     def __init__(
@@ -131,7 +120,7 @@ class ClusterCollector(RolloutCollector):
             ledger=ledger,
             versions_file=versions_file,
         )
-        self.publisher.expected = self._leaves_in_workers
+        self.publisher.expected = lambda name: Leaves(self.worker_player.modules[name], name).specs()
         self.workers_per_node = workers_per_node
         self._placement = placement or Placement()
         self._starts: Counter[int] = Counter()  # by seat
@@ -154,7 +143,11 @@ class ClusterCollector(RolloutCollector):
             self._arrivals, self._nodes, rollouts_per_batch, player.records, silent_timeout_s, stored_on
         )
         try:
-            self._take_over(left)
+            job, place = self._template, self._placement
+            for machine, agent, state in taken_over(left, job.likeness, job.mailbox, job.keep_s):
+                self._starts[state.seat] += 1
+                node = Node(machine, state.seat, agent, place.credits, place.start_timeout_s, state)
+                self._nodes.take_over(node)
             self._nodes.await_start()
         except BaseException:
             self.shutdown()
@@ -200,9 +193,7 @@ class ClusterCollector(RolloutCollector):
         return self._arrivals.counters()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Reset all environments and random numbers, as ``UnrollCollector`` does, from the first node on.
-        Returns the first seed that the nodes that there are do not use, or with ``static_seed`` the same one.
-        """
+        """Reset all with new seeds; returns the first that no node uses, or with ``static_seed`` the same."""
         self._arrivals.seed(seed)
         return seed if static_seed else seed + self._nodes.seats * self._envs_per_node
 
@@ -223,22 +214,12 @@ class ClusterCollector(RolloutCollector):
         self._nodes.end(timeout_s)
 
     def _next_batch(self) -> Any:
-        self._arrivals.begin_batch()
+        self._arrivals.origins = []
         return super()._next_batch()
-
-    def _leaves_in_workers(self, destination: str) -> list[LeafSpec]:
-        return Leaves(self.worker_player.modules[destination], destination).specs()
 
     def _joined(self, node: Node) -> None:
         self.num_workers = self._nodes.seats * self.workers_per_node
         self._arrivals.order(node)
-
-    def _take_over(self, left: Sequence[LeftAgent]) -> None:
-        job, placement = self._template, self._placement
-        for machine, agent, state in taken_over(left, job.likeness, job.mailbox, job.keep_s):
-            node = Node(machine, state.seat, agent, placement.credits, placement.start_timeout_s, state)
-            self._starts[state.seat] += 1
-            self._nodes.take_over(node)
 
     def _start_agent(self, machine: Machine, seat: int) -> Node:
         life, orders, placement = self._starts[seat], self._arrivals.orders, self._placement
@@ -265,9 +246,7 @@ class ClusterCollector(RolloutCollector):
 
 
 class BoardHere:
-    """A board on the learner's machine with every version that nodes get, for readers that are no workers:
-    the learner waits for none of them. AdoptionTimeout: the first version did not come in time.
-    """
+    """A board here with every version that nodes get, for readers whom the learner does not wait for."""
 
     def __init__(self, mailbox: Any, timeout_s: float = 60.0) -> None:
         self._board = BoardWriter()
@@ -286,7 +265,6 @@ class BoardHere:
         return self._board.handle
 
     def close(self) -> None:
-        """Stop receiving, and close the board. A second call does nothing."""
         self._receiver.close()
         self._board.close()
 
@@ -298,12 +276,9 @@ _LOOK_S = 0.005
 
 
 class TransitionCollector(ClusterCollector):
-    """Collects transitions as TorchRL's process collectors do, on a cluster; see
-    :func:`~rlsync.workers.players.torchrl_policy.transitions`. With ``waits``, each batch has frames of the
-    newest version alone: between two batches no worker begins a rollout, and others are left out and counted
-    as dropped. Without it, workers never wait for the learner. Workers draw their actions uniformly until
-    ``random_frames`` were collected and a version was published after that: publish ``collector.prefill`` as
-    ``"prefill"``, with the weights.
+    """Collects transitions as TorchRL does. With ``waits`` a batch has frames of the newest version alone,
+    and others are dropped. Actions are random until ``random_frames`` were collected and a version came after
+    that: publish ``collector.prefill`` as ``"prefill"``, with the weights.
     """
 
     def __init__(

@@ -49,9 +49,7 @@ class Crew:
         return {"name": name, "namespace": _NAMESPACE, "lifetime": "detached"}
 
     def left(self, alone_within_s: float = 60.0) -> list[LeftAgent]:
-        """The agents that an earlier learner left, once they know that it is gone. ConfigError: after
-        ``alone_within_s``, which Ray and the agents have to notice it, their learner still lives.
-        """
+        """The agents of a learner that is gone; ConfigError if it lives longer than ``alone_within_s``."""
         until_s = time.monotonic() + alone_within_s
         agents = list(self._living())
         while True:
@@ -61,11 +59,9 @@ class Crew:
                 return left
             if time.monotonic() >= until_s:
                 pids = ", ".join(str(agent.state.pid) for agent in with_learner)
-                raise ConfigError(
-                    f"the agents of this run belong to a learner that lives (their processes: {pids})",
-                    f"crew {self.name}",
-                    "end that learner, or resume from a copy of its checkpoint",
-                )
+                what = f"the agents of this run belong to a learner that lives (their processes: {pids})"
+                cure = "end that learner, or resume from a copy of its checkpoint"
+                raise ConfigError(what, f"crew {self.name}", cure)
             time.sleep(_LOOK_S)
             agents = [agent.agent for agent in left]
 
@@ -106,9 +102,7 @@ class LeftAgent:
 def taken_over(
     left: Sequence[LeftAgent], likeness: Mapping[str, str], mailbox: Any, keep_s: float
 ) -> Iterator[tuple[Machine, Any, AgentState]]:
-    """Let agents of this ``likeness`` follow this learner, and end all others, at ``keep_s=0`` all. Yields
-    where each is that follows, its handle, and what it is like now.
-    """
+    """Let agents of this ``likeness`` follow, and yield place, handle and state of each; end all others."""
     machines = {machine.node_id: machine for machine in living_machines()}
     for agent in left:
         machine = machines.get(agent.state.node_id)

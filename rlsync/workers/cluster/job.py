@@ -1,7 +1,4 @@
-"""What passes between learner and agents: a job, orders, numbered calls, the state of an agent, and rollouts.
-
-This file does not need Ray.
-"""
+"""What passes between learner and agents, without Ray: jobs, orders, numbered calls, states and rollouts."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from threading import Condition
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -32,7 +29,6 @@ Flat = NDArray[np.uint8]
 
 _MAGIC = 0x4C4F_5259_4152  # "RAYROL"
 _HEAD_BYTES = 2 * ALIGN_BYTES
-_HEAD_WORDS = _HEAD_BYTES // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +73,8 @@ class AgentState:
 
 def likeness_of(settings: CollectSettings) -> dict[str, str]:
     """The digests of what two agents must have alike for one to take the place of the other."""
-    return likeness(
-        player=settings.player,
-        environment=settings.env,
-        rollout=(settings.shape, settings.shape.layout(settings.player).to_json()),
-        workers=len(settings.devices),
-        slots=settings.slots,
-        adopt=settings.adopt,
-        overlap=settings.overlap,
-        devices=settings.devices,
-        restarts=settings.restarts,
-        start_method=settings.start_method,
-        silent_timeout_s=settings.silent_timeout_s,
-    )
+    parts = {spec.name: getattr(settings, spec.name) for spec in fields(settings)}
+    return likeness(**parts, layout=settings.shape.layout(settings.player).to_json())
 
 
 def likeness(**things: Any) -> dict[str, str]:
@@ -98,7 +83,6 @@ def likeness(**things: Any) -> dict[str, str]:
 
 
 def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:
-    """What a thing consists of, line by line."""
     if id(thing) in within:
         yield "itself"
         return
@@ -130,9 +114,7 @@ def _words(thing: Any, within: tuple[int, ...] = ()) -> Iterator[str]:
 
 
 class Turns:
-    """Serves numbered calls one at a time, in order, from ``first``: Ray does not promise that an actor with
-    several threads begins them so. Every number must be used. A call ends its turn however it ends.
-    """
+    """Serves calls one at a time in order of their numbers, all of which must be used: Ray promises none."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
@@ -146,11 +128,9 @@ class Turns:
         with self._changed:
             while self._next != number:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and self._next != number:
-                    raise PublishError(
-                        f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next",
-                        "a node's agent",
-                        "look what holds that call up; the learner ends this agent and starts another one",
-                    )
+                    what = f"call {number} waited {timeout_s:g} s for its turn; call {self._next} is next"
+                    cure = "look what holds that call up; the learner ends this agent and starts another one"
+                    raise PublishError(what, "a node's agent", cure)
         try:
             yield
         finally:
@@ -174,39 +154,27 @@ def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
     count = int(rollout.views[keys.FINAL_COUNT])
     used = _used_bytes(layout, count)
     flat = np.empty(_HEAD_BYTES + used, dtype=np.uint8)
-    head: NDArray[Any] = flat[:_HEAD_BYTES].view(np.int64)
-    words = [_MAGIC, count, used, rollout.writer, rollout.number, *_in_words(counters)]
-    head[:] = 0
-    head[: len(words)] = words
+    words = [_MAGIC, count, used, rollout.writer, rollout.number, *astuple(counters)]
+    flat[:_HEAD_BYTES].view(np.float64)[: len(words)] = words  # which has whole numbers to 2 ** 53
     torch.from_numpy(flat[_HEAD_BYTES:]).copy_(rollout.image[:used])
     return flat
 
 
 def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
-    """Copy a rollout out of :func:`pack`'s array into ``uint8`` memory of ``layout.image_bytes``, which its
-    views lie in; PublishError if it is none of this layout.
-    """
-    head = flat[:_HEAD_BYTES].view(np.int64).tolist() if flat.nbytes >= _HEAD_BYTES else [0] * _HEAD_WORDS
+    """Copy what :func:`pack` made into memory that the views lie in; PublishError if of another layout."""
+    head = flat[:_HEAD_BYTES].view(np.float64).tolist() if flat.nbytes >= _HEAD_BYTES else [0.0] * 5
     magic, count, used, writer, number, *counted = head
-    if magic != _MAGIC or used != flat.nbytes - _HEAD_BYTES or used != _used_bytes(layout, count):
-        raise PublishError(
-            "what came from a node is not a rollout of this run",
-            f"{flat.nbytes:,} bytes",
-            "run the same version of rlsync, with the same environment, on all nodes",
-        )
-    np.copyto(into.numpy()[:used], flat[_HEAD_BYTES:])
+    if magic != _MAGIC or used != flat.nbytes - _HEAD_BYTES or used != _used_bytes(layout, int(count)):
+        what = "what came from a node is not a rollout of this run"
+        cure = "run the same version of rlsync, with the same environment, on all nodes"
+        raise PublishError(what, f"{flat.nbytes:,} bytes", cure)
+    np.copyto(into.numpy()[: int(used)], flat[_HEAD_BYTES:])
     names = [entry.leaf.name for entry in layout.entries]
     views = dict(zip(names, layout.views(into), strict=True))
     for name in keys.FINAL:
-        views[name] = views[name][:count]
-    counters = RingCounters(*counted[:6], *(ns / 1e9 for ns in counted[6:8]))
-    return Arrived(writer, number, counters, views)
-
-
-def _in_words(counters: RingCounters) -> list[int]:
-    c = counters
-    waits = [int(c.worker_wait_s * 1e9), int(c.learner_wait_s * 1e9)]
-    return [c.free, c.writing, c.full, c.reading, c.written, c.taken, *waits]
+        views[name] = views[name][: int(count)]
+    numbers: list[Any] = [*map(int, counted[:6]), *counted[6:8], int(counted[8])]
+    return Arrived(int(writer), int(number), RingCounters(*numbers), views)
 
 
 def _used_bytes(layout: Layout, finals: int) -> int:

@@ -55,9 +55,7 @@ def living_machines() -> list[Machine]:
 
 
 class Node:
-    """An agent in ``seat``, which is taken over with the node of one that left, and the ``credits`` calls
-    open there. ``followed`` is the state of an agent that another learner had started: its workers are ready.
-    """
+    """An agent with ``credits`` open calls; ``followed`` is the state of one that another learner started."""
 
     def __init__(
         self,
@@ -123,12 +121,10 @@ class Node:
         )
 
     def note_ready(self, pid: int) -> None:
-        """Note that its workers are ready, and ask for the first rollouts."""
         self.pid = pid
         self._refill()
 
     def note_taken(self) -> None:
-        """Note that the head was read, and ask for another rollout."""
         self._calls.popleft()
         self._refill()
 
@@ -138,9 +134,7 @@ class Node:
             self._next_call += 1
 
     def kill(self, *, on_this_machine: bool = False) -> None:
-        """End the agent, whatever it does. Its workers end when they see that; on this machine they are ended
-        at once, because Ray takes seconds to end a process that is stopped, and stopped workers see nothing.
-        """
+        """End the agent; workers see that, and on this machine they are ended at once, stopped ones too."""
         # First: the children of an agent that Ray has ended are not found any more.
         family = family_of(self.pid) if on_this_machine and self.pid is not None else []
         ray.kill(self.agent, no_restart=True)

@@ -67,10 +67,7 @@ class NodeCounts:
 
 
 class Nodes:
-    """Keeps an agent on every node that should have one. One that dies, is silent or says that its workers
-    cannot go on is started again after a pause; where that happens too often the node is given up. ``joined``
-    is called with each node whose workers are ready.
-    """
+    """Keeps an agent on every node: one that is lost is started again after a pause, if not too often."""
 
     def __init__(
         self,
@@ -105,9 +102,7 @@ class Nodes:
         return 1 + max((node.seat for node in self), default=-1)
 
     def await_start(self) -> None:
-        """Wait until all nodes that are there are ready, and there are enough, or raise AdoptionTimeout.
-        WorkerLost: a node was lost before it was ready; nothing is started again here.
-        """
+        """Wait until all nodes, and enough, are ready. AdoptionTimeout; WorkerLost: one was lost before."""
         deadline = time.monotonic() + self._placement.start_timeout_s + self._placement.node_timeout_s
         while True:
             self._find_new()
@@ -133,9 +128,7 @@ class Nodes:
         self._joined(node)
 
     def read(self, node: Node) -> Any:
-        """The rollout that the head of a node brought, which has answered; ``None`` if its workers are ready
-        now, or have none, or the node was lost.
-        """
+        """The rollout at a node's head, which has answered; ``None``: it has just got ready, or is lost."""
         node.note_life()
         try:
             brought = ray.get(node.head, timeout=self._placement.node_timeout_s)
@@ -152,9 +145,7 @@ class Nodes:
         return None
 
     def look(self) -> bool:
-        """Start agents where they are missing, and end those that do not answer; whether one was started or
-        ended. WorkerLost: no node is left.
-        """
+        """Start and end agents as needed; whether one was. WorkerLost: no node is left."""
         before = self.tally.lost + self.tally.restarted + len(self._by_id)
         if time.monotonic() - self._looked_at_s >= LOOK_EVERY_S:  # not before each of many rollouts
             self._looked_at_s = time.monotonic()
@@ -244,11 +235,8 @@ class Nodes:
 
     def _none_left(self, where: str) -> WorkerLost:
         causes = "; ".join(f"{machine}: {cause}" for machine, cause in self._causes.items())
-        return WorkerLost(
-            f"no node is left: {causes}" if not self._by_id else causes,
-            where,
-            "look at the workers' own errors in Ray's logs of these nodes; then resume the run",
-        )
+        cure = "look at the workers' own errors in Ray's logs of these nodes; then resume the run"
+        return WorkerLost(f"no node is left: {causes}" if not self._by_id else causes, where, cure)
 
     def _not_started(self, waiting: list[Node]) -> AdoptionTimeout:
         late = ", ".join(str(node.machine) for node in waiting) or "none that is there"

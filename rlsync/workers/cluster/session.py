@@ -1,7 +1,4 @@
-"""This process as a driver of Ray, and the state of its nodes in a file that others can read.
-
-Ray is imported once an address was looked at, and for nothing else here.
-"""
+"""This process as a driver of Ray, and its nodes in a file; Ray is imported only where it is used."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ _OWN_RAY = {"worker_niceness": 0}
 
 
 class Session:
-    """Ray, for as long as a run needs it: this process's connection, if it has one, which stays; else one to
-    ``address``, ``HOST:PORT`` or ``"auto"`` (this machine's). ``None`` starts a Ray that ends with
-    :meth:`close`. ConfigError: it is not installed, refuses, or nothing answers.
+    """Ray, for as long as a run needs it: a connection that is there stays; else one to ``address``, ``None``
+    starting a Ray that ends with :meth:`close`. ConfigError: not installed, refused, or nothing answers.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -59,9 +55,8 @@ class Session:
                 else:
                     ray.init(address=address, logging_level="WARNING")
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise ConfigError(
-                f"Ray refuses: {first_line(error)}", f"{ADDRESS_KEY}={address}", _cure(error)
-            ) from error
+            what = f"Ray refuses: {first_line(error)}"
+            raise ConfigError(what, f"{ADDRESS_KEY}={address}", _cure(error)) from error
 
     def close(self) -> None:
         """Disconnect, and end the Ray that was started here. A second call does nothing."""

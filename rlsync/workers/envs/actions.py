@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Box, Discrete, Space
@@ -15,23 +15,14 @@ from rlsync.core.errors import ConfigError
 class DiscreteActions:
     """An action is an int64 index, 0 to ``n - 1``.
 
-    Args:
-        n: how many actions there are to choose from.
-
     Example:
         >>> DiscreteActions(3).shape, DiscreteActions(3).dtype
         ((), torch.int64)
     """
 
-    n: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.int64
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[torch.dtype] = torch.int64
+    n: int  #: how many actions there are to choose from
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +38,7 @@ class BoxActions:
         (2,)
     """
 
+    dtype: ClassVar[torch.dtype] = torch.float32
     size: int
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
@@ -54,10 +46,6 @@ class BoxActions:
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.size,)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
 
 
 ActionSpec = DiscreteActions | BoxActions
@@ -92,6 +80,5 @@ def actions_of(space: Space[Any], name: str) -> ActionSpec:
 
 
 def unusable_actions(space: object, name: str) -> ConfigError:
-    """The error for actions that are neither a choice nor a vector."""
     what = f"{name} takes actions of {space}"
     return ConfigError(what, "environment", "wrap it so that an action is one of n, or a vector of numbers")

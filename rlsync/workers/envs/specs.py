@@ -1,8 +1,6 @@
 """Which environments workers step: gymnasium's, as they are or as pictures, ale-py's own, or TorchRL's.
 
-All of them behave alike. An episode that has ended is reset in the same step: the observation that comes back
-is the first of the next episode, and the last observation of a truncated episode comes beside it. See
-:mod:`rlsync.workers.frames`.
+All behave alike: an episode that has ended is reset in the same step. See :mod:`rlsync.workers.frames`.
 """
 
 from __future__ import annotations
@@ -32,20 +30,16 @@ if TYPE_CHECKING:  # at run time torchrl is imported only where its environments
 class GymnasiumEnvs:
     """Any gymnasium id, as ``gymnasium.make_vec`` makes it; ``"module:Id-v0"`` imports the module first.
 
-    Args:
-        id: the id.
-        options: keyword arguments for the environment.
-        vectorized: True uses the id's own vector environment; False steps one environment after the other.
-            A vector environment must reset in the step that ends an episode; some need
-            ``options={"autoreset_mode": "SameStep"}`` for that.
-
     Example:
         >>> GymnasiumEnvs("CartPole-v1", {"max_episode_steps": 200}).id
         'CartPole-v1'
     """
 
-    id: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    id: str  #: the id
+    options: Mapping[str, Any] = field(default_factory=dict)  #: keyword arguments for the environment
+    #: True uses the id's own vector environment; False steps one environment after the other. A vector
+    #: environment must reset in the step that ends an episode; some need ``options={"autoreset_mode":
+    #: "SameStep"}`` for that.
     vectorized: bool = False
 
     def vector(self, num_envs: int) -> VectorEnv[Any, Any, Any]:
@@ -156,21 +150,7 @@ class AtariEnvs:
     """An Atari game on ale-py's C++ vector environment: grey pixels [stack_num, img_height, img_width].
 
     Args:
-        game: the rom's name in snake_case: ``"pong"``, ``"space_invaders"``.
-        repeat_action_probability: probability that a frame of the game repeats the last action ("sticky
-            actions").
-        full_action_space: all 18 actions instead of the game's own.
-        max_episode_frames: a game is truncated after this many frames; a step has ``frameskip``.
-        threads: how many threads step the copies of one vector environment.
-        options: more arguments of ``ale_py.vector_env.AtariVectorEnv``; they win over the others here.
-        frameskip: frames of the game in one step.
-        maxpool: a picture is the maximum of the last two frames of a step, against flicker.
-        noop_max: a game begins with a random number of frames without an action, at most this many.
-        use_fire_reset: a game that waits for FIRE begins with it.
-        life_loss_ends_episode: the learner's episode ends, as terminated, when a life is lost. The game goes
-            on, and reported returns and lengths are those of whole games.
         img_height, img_width: size of a picture in pixels.
-        stack_num: number of newest pictures in an observation.
 
     Rewards are not clipped here: the loss does that.
 
@@ -182,20 +162,24 @@ class AtariEnvs:
         'pong'
     """
 
-    game: str
+    game: str  #: the rom's name in snake_case: ``"pong"``, ``"space_invaders"``
+    #: Probability that a frame of the game repeats the last action ("sticky actions").
     repeat_action_probability: float = 0.0
-    full_action_space: bool = False
-    max_episode_frames: int = 108_000
-    threads: int = 1
+    full_action_space: bool = False  #: all 18 actions instead of the game's own
+    max_episode_frames: int = 108_000  #: a game is truncated after this many frames; a step has ``frameskip``
+    threads: int = 1  #: how many threads step the copies of one vector environment
+    #: More arguments of ``ale_py.vector_env.AtariVectorEnv``; they win over the others here.
     options: Mapping[str, Any] = field(default_factory=dict)
-    frameskip: int = 4
-    maxpool: bool = True
-    noop_max: int = 30
-    use_fire_reset: bool = True
+    frameskip: int = 4  #: frames of the game in one step
+    maxpool: bool = True  #: a picture is the maximum of the last two frames of a step, against flicker
+    noop_max: int = 30  #: a game begins with a random number of frames without an action, at most this many
+    use_fire_reset: bool = True  #: a game that waits for FIRE begins with it
+    #: The learner's episode ends, as terminated, when a life is lost. The game goes on, and reported returns
+    #: and lengths are those of whole games.
     life_loss_ends_episode: bool = False
     img_height: int = 84
     img_width: int = 84
-    stack_num: int = 4
+    stack_num: int = 4  #: number of newest pictures in an observation
 
     def __post_init__(self) -> None:
         for name, cure in _NOT_OF_GAMES.items():
@@ -214,10 +198,6 @@ class AtariEnvs:
 class TorchRLEnvs:
     """TorchRL environments, one after the other.
 
-    Args:
-        make: makes one without a batch size; picklable where workers are spawned.
-        observation: the key of what the player sees.
-
     Example:
         >>> from functools import partial
         >>> from torchrl.envs import GymEnv
@@ -225,8 +205,8 @@ class TorchRLEnvs:
         'observation'
     """
 
-    make: Callable[[], EnvBase]
-    observation: str = "observation"
+    make: Callable[[], EnvBase]  #: makes one without a batch size; picklable where workers are spawned
+    observation: str = "observation"  #: the key of what the player sees
 
 
 class OwnEnvs(Protocol):

@@ -123,9 +123,7 @@ class VectorEnvs(Envs):
 
 
 class AleEnvs(VectorEnvs):
-    """A game on ale-py's vector environment, whose threads step while the caller does something else. With
-    ``life_loss_ends_episode`` a lost life is reported as the end of an episode, although the game goes on.
-    """
+    """A game on ale-py's threads; ``life_loss_ends_episode`` reports lost lives as ends, and games go on."""
 
     def __init__(
         self, game: str, num_envs: int, options: Mapping[str, Any], life_loss_ends_episode: bool = False
@@ -133,9 +131,8 @@ class AleEnvs(VectorEnvs):
         try:
             from ale_py import roms, vector_env
         except ImportError as error:
-            raise ConfigError(
-                "ale-py is not installed", f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'"
-            ) from error
+            what = "ale-py is not installed"
+            raise ConfigError(what, f"AtariEnvs({game!r})", "pip install 'rlsync[atari]'") from error
         games = roms.get_all_rom_ids()
         if game not in games:
             cure = did_you_mean(nearest_name(game, games)) + "write it in snake_case: space_invaders"

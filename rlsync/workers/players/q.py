@@ -25,10 +25,6 @@ class EpsilonLadder:
     Worker i of N does so with probability ``epsilon ** (1 + alpha * i / (N - 1))``: worker 0 explores most,
     the last one least. A single worker has ``epsilon``.
 
-    Args:
-        epsilon: the probability of worker 0, from 0 (greedy) to 1.
-        alpha: how much steeper the last worker's exponent is; 0 gives all workers the same probability.
-
     Raises:
         ConfigError: a number is out of range.
 
@@ -39,7 +35,8 @@ class EpsilonLadder:
         [0.4, 0.04716, 0.00556, 0.00066]
     """
 
-    epsilon: float = 0.4
+    epsilon: float = 0.4  #: the probability of worker 0, from 0 (greedy) to 1
+    #: How much steeper the last worker's exponent is; 0 gives all workers the same probability.
     alpha: float = 7.0
 
     def __post_init__(self) -> None:

@@ -29,12 +29,8 @@ PIECES = "traj_ids"  #: key of the numbers of pieces of episodes, under ``"colle
 class PolicyPlayer(FixedPlayer):
     """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, one-hot or numbers.
 
-    TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these. With
-    ``deterministic`` it takes the likeliest action, otherwise it draws one, if the policy draws at all.
-
-    A policy with a memory reads what it carries under a key, and writes what the next step begins with under
-    ``("next", key)``. Such a policy is also given ``is_init``. ``begins`` has, by key, what it carries at the
-    first step of an episode in one environment.
+    TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds these. ``begins`` has what
+    a policy with a memory carries at first: it writes ``("next", key)``, and is given ``is_init``, too.
     """
 
     def __init__(
@@ -85,15 +81,9 @@ class Prefill(nn.Module):
 
 
 class ActingPolicy(FixedPlayer):
-    """Acts with a TorchRL policy that reads ``observation`` and writes ``action``, and explores as it does.
-
-    It records what else the policy writes, ``reward_sum``, the return of the episode before the step, and
-    with a ``ladder`` each worker's ``exploration_exponent``, which the policy reads. Its destinations are
-    ``"policy"`` and, with a ``prefill``, which says when actions are random, ``"prefill"``. Boxes of actions
-    must have finite bounds. TorchRL's policies draw from torch's own random numbers, so :meth:`begin` seeds
-    these.
-
-    Source: torchrl.collectors.Collector; Ape-X, arXiv 1803.00933.
+    """Acts with a TorchRL policy, and explores as it does. It records what else the policy writes,
+    ``reward_sum``, the return before the step, and with a ``ladder`` each worker's exponent, which the policy
+    reads. ``prefill`` says when actions are random. Boxes of actions must have finite bounds.
     """
 
     def __init__(
@@ -162,12 +152,9 @@ def _written(policy: TensorDictModuleBase, seen: TensorDictBase) -> tuple[Record
 
 
 def transitions(batch: TensorDictBase, actions: ActionSpec, first_piece: int = 0) -> TensorDict:
-    """The steps of unrolls with TorchRL's keys, ``[B, T]``, in memory of their own.
-
-    ``("next", "observation")`` of a step that terminated an episode is the first observation of the next
-    episode: nothing may be learned from its value. That of a truncated step is the last of its episode.
-    Choices of n become one-hot, as TorchRL's environments have them. Pieces of episodes, which end with an
-    episode or an unroll, are numbered from ``first_piece`` in ``("collector", "traj_ids")``.
+    """The steps of unrolls with TorchRL's keys, ``[B, T]``, copied: one-hot choices, and pieces of episodes
+    numbered from ``first_piece``. What follows a terminated step is the next episode's first observation:
+    nothing may be learned from its value.
     """
     observation, action = batch.get(keys.OBSERVATION), batch.get(keys.ACTION)
     after = observation[1:].clone()

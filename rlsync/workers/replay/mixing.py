@@ -96,13 +96,11 @@ class ReplayMix:
         foreign_state: str = "zero",
     ) -> None:
         if not 0 <= replay_ratio < math.inf:
-            raise ConfigError(
-                f"the replay ratio cannot be {replay_ratio!r}", "replay_ratio", "give zero or more"
-            )
+            what = f"the replay ratio cannot be {replay_ratio!r}"
+            raise ConfigError(what, "replay_ratio", "give zero or more")
         if foreign_state not in ("zero", "keep"):
-            raise ConfigError(
-                f"foreign_state cannot be {foreign_state!r}", "foreign_state", "give 'zero' or 'keep'"
-            )
+            what = f"foreign_state cannot be {foreign_state!r}"
+            raise ConfigError(what, "foreign_state", "give 'zero' or 'keep'")
         if not 1 <= min_steps <= replay.capacity_steps:
             what = f"a replay of {replay.capacity_steps} steps never holds {min_steps}"
             raise ConfigError(what, "min_steps", "give a number from 1 to the capacity")

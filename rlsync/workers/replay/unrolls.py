@@ -1,7 +1,4 @@
-"""LASER's replay: whole unrolls as the workers recorded them, drawn uniformly, in memory or on disk.
-
-Unrolls are one row each in a TorchRL storage, under numbers that are never used again.
-"""
+"""LASER's replay: whole unrolls as the workers recorded them, drawn uniformly, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from torch import Tensor
 from torchrl.data import LazyMemmapStorage, LazyTensorStorage
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.path import nearest_name
 from rlsync.workers import frames as keys
 from rlsync.workers.player import Record
 
@@ -96,7 +92,11 @@ class UnrollReplay:
         self.records = tuple(records)
         self.generator = torch.Generator().manual_seed(seed)
         self._final_capacity = final_capacity
-        self._folder = None if path is None else _own_folder(self, Path(path))
+        self._folder: Path | None = None
+        if path is not None:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="replay-", dir=path))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._form: _Form = {}
         self._unrolls = self._finals = RowStore(0, None)
         self._first = 0  # the number of the oldest unroll
@@ -110,16 +110,12 @@ class UnrollReplay:
     @property
     def steps(self) -> int:
         """How many steps are held."""
-        return len(self) * self._length
+        return len(self) * self._form[keys.REWARD][0][0] if self._form else 0
 
     @property
     def full(self) -> bool:
         """Whether unrolls were dropped already because the replay was full."""
         return self._full
-
-    @property
-    def _length(self) -> int:
-        return self._form[keys.REWARD][0][0] if self._form else 0
 
     def extend(self, batch: TensorDictBase, agent: int | Tensor = 0) -> None:
         """Add the unrolls of a batch; the last one is the newest.
@@ -239,13 +235,6 @@ class UnrollReplay:
         return Drawn(TensorDict(out), rows[_AGENT])
 
 
-def _own_folder(owner: UnrollReplay, path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="replay-", dir=path))
-    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 class RowStore:
     """The newest ``capacity`` of the rows that were put in, numbered from 0, in a folder or in memory."""
 
@@ -271,9 +260,7 @@ class RowStore:
 
 
 def _to_rows(batch: TensorDictBase, records: Sequence[Record]) -> tuple[TensorDict, TensorDict, Tensor]:
-    """Copies on the CPU: the B unrolls of a batch as rows, its final observations, unroll by unroll, and how
-    many of these each unroll has, [B].
-    """
+    """Copies on the CPU: B unrolls as rows, final observations by unroll, and how many each has, [B]."""
     known, timed = keys.known_keys(records), keys.timed_keys(records)
     _check_keys(batch, known)
     columns = {}
@@ -307,18 +294,11 @@ def _in_words(column: tuple[tuple[int, ...], torch.dtype] | None) -> str:
 
 
 def _check_keys(batch: TensorDictBase, known: Sequence[str]) -> None:
-    has = sorted(map(str, batch.keys()))
-    where = f"batch; it has: {', '.join(has) or 'nothing'}"
     needed = [*keys.REQUIRED, *(keys.FINAL if any(key in batch for key in keys.FINAL) else ())]
     for key in needed:
         if key not in batch:
-            raise ConfigError(f"the batch has no {key!r}", where, f"write {key!r}")
-    for key in has:
-        if key not in known:
-            near = nearest_name(key, known)
-            cure = f"did you mean {near!r}?" if near else "drop it; rlsync.workers.frames lists the keys"
-            raise ConfigError(f"no batch has {key!r}", where, cure)
+            raise keys.bad_batch(f"the batch has no {key!r}", batch, f"write {key!r}")
+    keys.check_known(batch, known)
     if keys.REPLAYED in batch and bool(batch.get(keys.REPLAYED).any()):
-        raise ConfigError(
-            "unrolls from replay would be held twice", where, "extend the replay with online unrolls only"
-        )
+        cure = "extend the replay with online unrolls only"
+        raise keys.bad_batch("unrolls from replay would be held twice", batch, cure)
