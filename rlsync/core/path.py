@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlsync.core.errors import PathSyntaxError, SyncMapError
+from rlsync.core.errors import ConfigError, PathSyntaxError, SyncMapError
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +246,12 @@ def nearest_name(wanted: str, offered: Iterable[str], cutoff: float = 0.6) -> st
     """The offered name closest to ``wanted``, or an empty string."""
     close = difflib.get_close_matches(wanted, list(offered), n=1, cutoff=cutoff)
     return close[0] if close else ""
+
+
+def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> None:
+    """Refuse (ConfigError) what is not offered."""
+    if chosen not in offered:
+        raise ConfigError(f"no {what} {chosen!r}", where, f"choose one of: {', '.join(offered)}")
 
 
 def short(value: object) -> str:
