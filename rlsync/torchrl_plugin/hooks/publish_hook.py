@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 class PublishHook(TrainerHookBase):
     """A Trainer hook that publishes when its trigger is due; subclasses say how, and which ledger counts."""
 
+    kept_as: str  #: its name in checkpoints, unless :meth:`register` is given another
+
     def __init__(
         self, when: Trigger, *, history: int = 1000, receipts_file: str | FilePath | None = None
     ) -> None:
@@ -65,6 +67,25 @@ class PublishHook(TrainerHookBase):
     @property
     def feeds(self) -> object:
         """The collector to which this hook publishes, or the sender that does it; None while it has none."""
+        raise NotImplementedError
+
+    def register(self, trainer: Trainer, name: str = "") -> None:
+        """Resolve, check, and register at the stages where the trigger's counters change.
+
+        Args:
+            trainer: the trainer.
+            name: under which the hook is kept in checkpoints; by default :attr:`kept_as`.
+        """
+        if self.trainer is None:
+            self._bind(trainer, name)
+        self.require_trainer(trainer, f"{type(self).__name__}.register")
+        units = self.when.units()
+        if "optim_steps" in units:
+            trainer.register_op("post_optim", self)
+        if units - {"optim_steps"}:
+            trainer.register_op("post_steps", self)
+
+    def _bind(self, trainer: Trainer, name: str = "") -> None:
         raise NotImplementedError
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
@@ -177,7 +198,7 @@ class PublishHook(TrainerHookBase):
             try:
                 self.trainer = trainer
                 self._make_room(trainer)
-                trainer.register_module(trainers.free_name(trainer, name), self)
+                trainer.register_module(trainers.free_name(trainer, name or self.kept_as), self)
                 trainers.let_it_be_absent(trainer, self)
                 trainer.register_op("setup", self._settle)
                 trainer.register_op("setup", self._warn_if_never_due)

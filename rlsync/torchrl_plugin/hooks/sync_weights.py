@@ -88,6 +88,8 @@ class SyncWeights(PublishHook):
         >>> # hook.register(trainer)
     """
 
+    kept_as = "sync_weights"
+
     def __init__(
         self,
         sync_map: Mapping[str, str | Source],
@@ -115,25 +117,9 @@ class SyncWeights(PublishHook):
         self._bound_map: BoundMap | None = None
         self._pinned: list[VersionCopies] = []
         if trainer is not None:
-            self._bind(trainer, "sync_weights")
+            self._bind(trainer)
 
-    def register(self, trainer: Trainer, name: str = "sync_weights") -> None:
-        """Resolve, check, and register at the stages where the trigger's counters change.
-
-        Args:
-            trainer: the trainer.
-            name: under which the hook is kept in checkpoints.
-        """
-        if self.trainer is None:
-            self._bind(trainer, name)
-        self.require_trainer(trainer, "SyncWeights.register")
-        units = self.when.units()
-        if "optim_steps" in units:
-            trainer.register_op("post_optim", self)
-        if units - {"optim_steps"}:
-            trainer.register_op("post_steps", self)
-
-    def _bind(self, trainer: Trainer, name: str) -> None:
+    def _bind(self, trainer: Trainer, name: str = "") -> None:
         require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
         own = self.collector
         if own is not None and server_of(own) is None and not isinstance(own, BoardCollector):

@@ -13,7 +13,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Ledger
-from rlsync.core.path import parse
+from rlsync.core.path import check_choice, parse
 from rlsync.core.plan import POLICY, Receipt
 from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
@@ -21,7 +21,7 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.tensors.compare import Fit
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
-from rlsync.torchrl_plugin.hooks.misuse import check_choice, notice_silence
+from rlsync.torchrl_plugin.hooks.misuse import notice_silence
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 
 
@@ -57,6 +57,8 @@ class UpdateWeights(PublishHook):
           cure   pass a collector or a sender
     """
 
+    kept_as = "update_weights"
+
     def __init__(
         self,
         collector: Any = None,
@@ -89,27 +91,14 @@ class UpdateWeights(PublishHook):
         if self._endpoint is not None:
             warn_without_board(self._endpoint, "UpdateWeights")
         if trainer is not None:
-            self._bind(trainer, "update_weights")
+            self._bind(trainer)
         elif isinstance(collector, BaseCollector) and not isinstance(self._endpoint, BoardEndpoint):
             what = "this UpdateWeights is registered with no trainer, so it sends nothing"
             notice_silence(collector, what, lambda: (self.version, self._batches))
         if self._endpoint is not None and (self._bound_map or policy_weights_getter):
             self._endpoint.connect(self.publish)
 
-    def register(self, trainer: Trainer, name: str = "update_weights") -> None:
-        """Register at ``post_steps``, or at ``post_optim`` when optimizer steps are counted.
-
-        Args:
-            trainer: the trainer.
-            name: under which the hook is kept in checkpoints.
-        """
-        if self.trainer is None:
-            self._bind(trainer, name)
-        self.require_trainer(trainer, "UpdateWeights.register")
-        stage = "post_optim" if self.interval_unit == "optim_steps" else "post_steps"
-        trainer.register_op(stage, self)
-
-    def _bind(self, trainer: Trainer, name: str) -> None:
+    def _bind(self, trainer: Trainer, name: str = "") -> None:
         with self._enrolled(trainer, name):
             trainer.register_op("post_optim", self._count_optim_step)
             if self.interval_unit != "batches":  # else its own calls are the batches
