@@ -23,9 +23,7 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 @torch.no_grad()
 def own_shared_memory(acts: object, name: str) -> list[str]:
-    """Give what ``acts`` holds besides its leaves memory of this process: tensors that travel to another
-    process share theirs with the sender's. Returns the names of those that were copied.
-    """
+    """Give tensors of ``acts`` besides its leaves, if shared with the sender, own memory; their names."""
     leaves = set()
     if isinstance(acts, nn.Module):
         leaves = {id(tensor) for tensor in (*acts.parameters(), *acts.buffers())}

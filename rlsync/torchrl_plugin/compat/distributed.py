@@ -63,9 +63,7 @@ class DistributedWorkers(_WorkersOf[DistributedCollector]):
         return bool(getattr(self.collector, "_shutdown", False))
 
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """Wait for all workers together, 10 s by default, kill those that stay, and raise nothing; TorchRL
-        waits 10 s for each one that is dead, and then raises.
-        """
+        """Wait for all workers together, 10 s by default, then kill the rest; nothing is raised."""
         collector = self.collector
         if self.closed:
             return
@@ -145,9 +143,7 @@ def policy_of_learner(collector: DistributedCollector | RayCollector) -> nn.Modu
 
 
 class PolicyByValue:
-    """A policy_factory that makes copies of one policy: to send the policy itself, multiprocessing would move
-    the learner's parameters into memory that all workers share.
-    """
+    """A policy_factory that copies a policy, whose own parameters would be moved into shared memory."""
 
     def __init__(self, policy: nn.Module) -> None:
         self._policy = policy
@@ -242,9 +238,7 @@ def calls_a_policy_service(collector: RayCollector) -> bool:
 
 
 def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None]) -> None:
-    """Do not connect to the actors at the first update, which would wait for their rollouts; call
-    ``before_batch`` before they are asked. Until a scheme can say that its receivers are ready.
-    """
+    """Let no update wait for a connection to actors. Until a scheme can say that its receivers are ready."""
 
     @in_place_of(collector, "_lazy_initialize_weight_sync")
     def lazily(self: RayCollector) -> None:

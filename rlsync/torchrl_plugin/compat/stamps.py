@@ -34,9 +34,7 @@ def turn_on_stamps(collector: MultiCollector) -> None:
 
 
 def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
-    """Add the stamps to a lazy storage, which TorchRL lays out from an environment without the tracker, so
-    that it drops the root's stamp. Until TorchRL lays out what the workers write.
-    """
+    """Add stamps to a lazy storage. Until TorchRL lays out what the workers write, the tracker included."""
     missing = [key for key in (STAMP, ("next", STAMP)) if key not in laid_out.keys(True, True)]
     like = laid_out.get(("collector", "traj_ids"), None)
     if missing and like is None:
@@ -62,9 +60,7 @@ def announce_version(collector: object, version: int) -> None:
 
 
 def stamp(collector: Collector, version: int) -> None:
-    """Make all frames of the next rollout carry ``version``, the root of the first one too: the tracker wrote
-    that with the last frame of the batch before. An LLMCollector keeps it in its shuttle.
-    """
+    """Make all frames of the next rollout carry ``version``, the root of the first one too."""
     tracker = collector.policy_version_tracker
     if not isinstance(tracker, PolicyVersion):
         return
@@ -85,19 +81,14 @@ _stock_tracking = Collector._setup_policy_version_tracking
 
 
 def make_room_for_the_stamp() -> None:
-    """Let a collector of this process carry stamps with any policy and environment; call it in a worker,
-    before the policy is wrapped. It changes TorchRL itself, once: there is no object of ours yet to wrap.
-    """
+    """Let collectors of this worker carry stamps with any policy; it changes TorchRL itself, once."""
     if Collector._setup_policy_version_tracking is _stock_tracking:
         _call_policies_without_the_stamp()
         _track_versions_of_batched_envs()
 
 
 def _call_policies_without_the_stamp() -> None:
-    """Do not call a plain ``nn.Module`` with ``policy_version`` when a collector wraps it: a ``forward`` that
-    does not know this keyword would end the worker. Until ``_make_compatible_policy`` gives a policy the
-    arguments that its signature names.
-    """
+    """Call no policy with a stamp that its ``forward`` does not name. Until TorchRL reads its signature."""
     stock = utils._make_compatible_policy
 
     @functools.wraps(stock)

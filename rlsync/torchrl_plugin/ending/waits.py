@@ -37,9 +37,7 @@ _REAPED_WITHIN_S = 10.0
 
 
 def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[int, str | None]:
-    """How each worker process ended, by its number; None while it lives. Those that TorchRL has ended by
-    itself, because another one had died, are left out.
-    """
+    """How each worker process ended, by its number; None while it lives. Closed ones are left out."""
     ends: dict[int, str | None] = {}
     for worker, process in enumerate(collector.procs):
         try:
@@ -192,9 +190,7 @@ def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) 
 def around_server(
     collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
 ) -> None:
-    """Use ``wait`` wherever the learner waits for a server's frames, in TorchRL 0.14 for ever if it is
-    stopped, and iterate over batches inside ``enter()``. ``came(0)`` is called when frames arrive.
-    """
+    """Wait for a server's frames by ``wait``, and iterate inside ``enter()``; ``came(0)`` tells of frames."""
     servers.around_results(collector, lambda queue: _watched_get(queue, wait, came))
     collectors.around_iterations(collector, enter)
 
@@ -298,9 +294,7 @@ class KeptRollouts:
         return self._kept.popleft() if self._kept else None
 
     def wait_for(self, worker: int) -> None:
-        """Keep what arrives until the rollout of ``worker`` does, by the queue's own ``get``, through which
-        WatchWorkers looks; without it TorchRL finds a dead worker when it sends.
-        """
+        """Keep what the queue's own ``get``, which is watched, brings before the rollout of ``worker``."""
         collector = self._collector()
         if collector is None or worker not in self.owing:
             return
@@ -316,9 +310,7 @@ class KeptRollouts:
 
 
 def keep_rollouts(collector: MultiAsyncCollector) -> None:
-    """Let every question to a worker wait for the rollout that it owes; call it once, when pipes and queue
-    exist, before :func:`around_waits` wraps them.
-    """
+    """Let every question to a worker wait for the rollout that it owes; once, before :func:`around_waits`."""
     kept = KeptRollouts(collector)
 
     @in_place_of(collector.queue_out, "get")

@@ -203,9 +203,7 @@ class SlotCopy:
         copy(self.into, self.tensors)
 
     def begin(self, later: Set[int]) -> SlotCopy:
-        """Make sure of all leaves but those of ``later``: afterwards the learner may write to them. What is
-        in host memory is copied now; an accelerator does coming work after its copy. Returns the rest.
-        """
+        """Copy all but ``later`` that is in host memory, order the rest after it; returns what is left."""
         self.soon.order()
         pairs = enumerate(zip(self.tensors, self.sources, strict=True))
         now = [i for i, (tensor, source) in pairs if tensor is source and i not in later]
