@@ -19,6 +19,7 @@ from rlsync.core.ledger import Ledger
 from rlsync.core.path import Path, parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
+from rlsync.sync.publisher import Publisher
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments
 
@@ -45,6 +46,7 @@ class PublishHook(TrainerHookBase):
         self.receipts: deque[Receipt] = deque(maxlen=history)
         self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
         self._receipts_file = file
+        self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
         self._batches = 0
         self._optim_steps = 0
         self._seconds_before = 0.0
@@ -55,14 +57,19 @@ class PublishHook(TrainerHookBase):
         self._calls = Calls(type(self).__name__, when.units())
 
     @property
-    def ledger(self) -> Ledger:
-        """Numbers and times of the versions that this hook's workers read, whoever published them."""
+    def _publisher(self) -> Publisher | None:
+        """What publishes to this hook's workers; None where a sender does the sending."""
         raise NotImplementedError
 
     @property
+    def ledger(self) -> Ledger:
+        """Numbers and times of the versions that the workers read, whoever published them; or of sends."""
+        return self._sent if self._publisher is None else self._publisher.ledger
+
+    @property
     def version(self) -> int:
-        """The newest published version; 0 before the first."""
-        raise NotImplementedError
+        """The newest published version; 0 before the first. Sends count where a sender does the sending."""
+        return self._sent.version if self._publisher is None else self._publisher.version
 
     @property
     def feeds(self) -> object:
@@ -119,11 +126,7 @@ class PublishHook(TrainerHookBase):
         )
 
     def __call__(self, *given: object) -> None:
-        """Publish if it is due; registered at a stage of the trainer that passes no arguments.
-
-        Raises:
-            ConfigError: the hook has no trainer, or the stage passes arguments.
-        """
+        """Publish if it is due; registered at a stage of the trainer that passes no arguments."""
         self._require_bound()
         refuse_arguments(self, given)
         now = self.counters()

@@ -12,12 +12,12 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.ledger import Ledger
 from rlsync.core.path import check_choice, parse
 from rlsync.core.plan import POLICY, Receipt
 from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.publisher import Publisher
 from rlsync.tensors.compare import Fit
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
@@ -78,7 +78,6 @@ class UpdateWeights(PublishHook):
         self.policy_weights_getter = policy_weights_getter
         self.weight_update_map = weight_update_map
         self.sender = sender
-        self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
         self._endpoint: Endpoint | None = None if collector is None else endpoint_of(collector)
         self._bound_map: BoundMap | None = None
         self._fit = Fit("policy_weights_getter()", "of 'policy'")
@@ -106,11 +105,7 @@ class UpdateWeights(PublishHook):
             trainer.register_op("post_steps", self._batch_done)
 
     def __call__(self, *given: object) -> None:
-        """Count one batch, when batches are counted, and publish if it is due.
-
-        Raises:
-            ConfigError: the stage passes arguments.
-        """
+        """Count one batch, when batches are counted, and publish if it is due."""
         if self.interval_unit == "batches":
             self._count_batch()
         super().__call__(*given)
@@ -124,14 +119,8 @@ class UpdateWeights(PublishHook):
         return self.weight_update_map or (POLICY,)
 
     @property
-    def ledger(self) -> Ledger:
-        """Numbers and times of what was published; of sends, where a sender does the sending."""
-        return self._sent if self._endpoint is None else self._endpoint.publisher.ledger
-
-    @property
-    def version(self) -> int:
-        """The newest version; sends are counted where a sender or the collector itself does the sending."""
-        return self.ledger.version if self._endpoint is None else self._endpoint.publisher.version
+    def _publisher(self) -> Publisher | None:
+        return None if self._endpoint is None else self._endpoint.publisher
 
     @property
     def counter(self) -> int:
@@ -188,10 +177,10 @@ class UpdateWeights(PublishHook):
 
     def _send(self) -> Collection[Tensor] | None:
         """Send the weights; what was moved, as far as this hook can tell; ``None`` if it was coalesced."""
-        if self.policy_weights_getter is not None and self._endpoint is not None:
-            checked = self._endpoint.publisher.fitted(self._fit, POLICY, self.policy_weights_getter())
-            return None if self._endpoint.publisher.publish(checked) is None else checked.values()
-        publisher = None if self._endpoint is None else self._endpoint.publisher
+        publisher = self._publisher
+        if self.policy_weights_getter is not None and publisher is not None:
+            checked = publisher.fitted(self._fit, POLICY, self.policy_weights_getter())
+            return None if publisher.publish(checked) is None else checked.values()
         version, coalesced = self.version, 0 if publisher is None else publisher.coalesced
         if self.sender is not None:
             self.sender.update_weights()

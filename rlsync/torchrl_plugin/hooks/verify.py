@@ -137,11 +137,7 @@ class VerifySync(Logs):
         trainer.register_op("post_steps", self)
 
     def __call__(self, *given: object) -> None:
-        """Read the answers that have arrived, and ask again if the trigger is due.
-
-        Raises:
-            ConfigError: the hook was not registered, or the stage passes arguments.
-        """
+        """Read the answers that have arrived, and ask again if the trigger is due."""
         if self._verification is None:
             raise no_trainer(self)
         refuse_arguments(self, given)
