@@ -113,7 +113,11 @@ class WorkerScheme(WeightSyncScheme):
         """TorchRL's interface. Collectors pass all of these, and ``model`` beside their ``context``."""
         _check_interface(context, placed, model, of=type(self).__name__)
         beside = schemes.schemes_of(context).items()
-        _refuse_different_moments({n: s.adopt_at for n, s in beside if isinstance(s, WorkerScheme)})
+        moments = {name: s.adopt_at for name, s in beside if isinstance(s, WorkerScheme)}
+        if len(set(moments.values())) > 1:
+            what = "the destinations of this collector are adopted at different times"
+            where = ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items())
+            raise ConfigError(what, where, "give all schemes of a collector the same adopt_at")
         parse(model_id)
         served = self._serve(context, model_id)
         self.model_id, self.context = model_id, context
@@ -257,14 +261,6 @@ def _check_interface(context: object, placed: Mapping[str, object], model: objec
             f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
             "calls this method",
         )
-
-
-def _refuse_different_moments(moments: Mapping[str, str]) -> None:
-    """Refuse destinations of one collector whose ``adopt_at`` differ (ConfigError)."""
-    if len(set(moments.values())) > 1:
-        what = "the destinations of this collector are adopted at different times"
-        where = ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items())
-        raise ConfigError(what, where, "give all schemes of a collector the same adopt_at")
 
 
 def _refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:

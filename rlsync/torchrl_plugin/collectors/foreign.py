@@ -131,9 +131,6 @@ class ForeignEndpoint(Endpoint):
 class OtherServerEndpoint(ForeignEndpoint):
     """A server whose weights do not come from a board."""
 
-    def __init__(self, collector: object) -> None:
-        super().__init__(collector, [])
-
     @property
     def notes(self) -> tuple[str, ...]:
         return (f"this transport {self.unkept}; {WITH_A_BOARD_SERVER} keeps them",)
@@ -235,9 +232,8 @@ _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no ver
 
 class RemoteEndpoint(ForeignEndpoint):
     """A DistributedCollector, RPCCollector or RayCollector that sends by TorchRL's own scheme. Frames are
-    stamped where TorchRL applies weights between rollouts only: an actor of Ray that collects one rollout
-    after the other stamps by itself; with ``sync=True`` the learner stamps. Then every update through the
-    collector is a version, also one of the user's.
+    stamped, by an actor of Ray or by the learner, where TorchRL applies weights between rollouts only. Then
+    every update through the collector is a version, also one of the user's.
     """
 
     collector: Remote

@@ -86,7 +86,8 @@ class ActorWorkers(_WorkersOf[RayCollector]):
     """The actors of a RayCollector."""
 
     def __init__(self, collector: RayCollector) -> None:
-        self._workers_of_an_actor = _workers_of_an_actor(collector)
+        several = issubclass(collector.collector_class, MultiCollector)
+        self._workers_of_an_actor = int(collector.map_fn("num_workers")[0]) if several else 1
         super().__init__(collector, int(collector.num_collectors) * self._workers_of_an_actor)
         self.in_flight = not waits_for_learner(collector) or issubclass(
             collector.collector_class, MultiAsyncCollector
@@ -112,13 +113,6 @@ class ActorWorkers(_WorkersOf[RayCollector]):
         """End the actors: Ray kills them at once, and nothing is raised."""
         if not self.closed:
             self.collector.shutdown()
-
-
-def _workers_of_an_actor(collector: RayCollector) -> int:
-    """How many processes act in each actor: its own, or those of the collector that it holds."""
-    if not issubclass(collector.collector_class, MultiCollector):
-        return 1
-    return int(collector.map_fn("num_workers")[0])
 
 
 #: Of each collector its workers: always the same object, which lives as long as the collector.
