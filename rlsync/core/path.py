@@ -56,14 +56,7 @@ Segment = Attr | Index | MappingKey
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A parsed path; ``parse(str(path)) == path``.
-
-    Example:
-        >>> parse("loss_module.actor_network")
-        Path('loss_module.actor_network')
-        >>> parse("a.module.0.b") == parse("a.module[0].b")
-        True
-    """
+    """A parsed path; ``parse(str(path)) == path``."""
 
     segments: tuple[Segment, ...]
 
@@ -155,9 +148,7 @@ def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
 
 
 def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = "") -> Any:
-    """Follow ``path`` from ``root`` and return what is at its end; only properties on the way run code. A
-    segment that leads nowhere raises ``error``, with what exists there and the nearest match.
-    """
+    """Follow ``path`` from ``root``; ``error`` tells which segment leads nowhere, and what exists there."""
     here = root
     for depth, segment in enumerate(path.segments):
         try:

@@ -109,10 +109,8 @@ class Adopter:
             self._let_go()
 
     def settled(self) -> bool:
-        """Whether the newest version acts and no question is open, so that :meth:`acting` would do nothing.
-
-        It tells the learner that this worker is alive, and costs about 2 us. For workers that act in short
-        pieces, such as the batches of an inference server.
+        """Whether :meth:`acting` would do nothing. Asking is a sign of life, and costs about 2 us: for
+        workers that act in short pieces, such as the batches of an inference server.
         """
         reader = self._reader
         if reader.newest != reader.version or reader.asked not in (0, self.answers.answered):

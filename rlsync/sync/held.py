@@ -23,7 +23,9 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 @torch.no_grad()
 def own_shared_memory(acts: object, name: str) -> list[str]:
-    """Give tensors of ``acts`` besides its leaves, if shared with the sender, own memory; their names."""
+    """Give what ``acts`` holds besides its leaves memory of this process, where the sender shares it. Returns
+    the names of the tensors that were copied.
+    """
     leaves = set()
     if isinstance(acts, nn.Module):
         leaves = {id(tensor) for tensor in (*acts.parameters(), *acts.buffers())}

@@ -176,7 +176,7 @@ def end_with_program(collector: WorkerProcesses) -> None:
 
 
 def close_with_program(closable: Closable) -> None:
-    """Shut ``closable`` down at exit, after the workers: deleted later, a TorchRL scheme waits for ever."""
+    """Shut ``closable`` down at exit, after the workers: a TorchRL scheme deleted later waits for ever."""
     _of_this_process()[1].add(closable)
 
 

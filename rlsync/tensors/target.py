@@ -97,9 +97,8 @@ class Target:
 
 
 class Spare:
-    """A second set of tensors for the ``live`` parameters on accelerators: a version goes into the set that
-    does not act, so it need not wait for queued work, and then they change places. ``owners`` has for each
-    the number of the one whose memory it has.
+    """A second set of the ``live`` parameters on accelerators: a version goes into the set that does not act,
+    and then they change places. ``owners`` has for each the number of the one whose memory it has.
     """
 
     def __init__(self, live: Sequence[Tensor], owners: Sequence[int]) -> None:

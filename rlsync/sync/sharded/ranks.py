@@ -70,7 +70,7 @@ class Ranks:
     # ---------------------------------------------------------------------------- who takes part
 
     def meet(self, leaves: Mapping[Key, Tensor]) -> None:
-        """Find the ranks that hold parts of leaves; PublishError: one is missing, LayoutMismatch: unlike."""
+        """Find the ranks that hold parts. PublishError: one is missing. LayoutMismatch: one differs."""
         sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
         shardings = {
             meeting.full_name(key): Sharding.of(tensor, key[1], key[0]) for key, tensor in sharded.items()

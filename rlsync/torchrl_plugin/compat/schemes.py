@@ -54,9 +54,7 @@ _WITHOUT_WEIGHTS = nn.Module()
 
 
 def weights_of(policy: object) -> object:
-    """What holds a policy's weights: itself, or a module without leaves for TorchRL's random policy, a
-    function that refers to no module or tensor, and a method of an environment.
-    """
+    """What holds a policy's weights: itself, or a module without leaves if it can have none."""
     if isinstance(policy, CloudpickleWrapper):
         return weights_of(policy.fn)
     random = policy is None or isinstance(policy, RandomPolicy)
@@ -64,7 +62,7 @@ def weights_of(policy: object) -> object:
 
 
 def send_whole_if_no_module(collector: MultiCollector) -> None:
-    """Send a policy without parameters as it is; before the start. Until ``_make_meta_policy_cm`` does."""
+    """Send a policy that is no module as it is; before the start. Until ``_make_meta_policy_cm`` does."""
     if has_own_policy_template(collector) and not isinstance(collector.policy, nn.Module):
         collector.policy_factory = [partial(_given, collector.policy)] * collector.num_workers
 

@@ -60,7 +60,9 @@ def announce_version(collector: object, version: int) -> None:
 
 
 def stamp(collector: Collector, version: int) -> None:
-    """Make all frames of the next rollout carry ``version``, the root of the first one too."""
+    """Make all frames of the next rollout carry ``version``, the root of the first one too: the tracker wrote
+    that with the last frame of the batch before. An LLMCollector keeps it in its shuttle.
+    """
     tracker = collector.policy_version_tracker
     if not isinstance(tracker, PolicyVersion):
         return
@@ -81,7 +83,9 @@ _stock_tracking = Collector._setup_policy_version_tracking
 
 
 def make_room_for_the_stamp() -> None:
-    """Let collectors of this worker carry stamps with any policy; it changes TorchRL itself, once."""
+    """Let a collector of this process carry stamps with any policy and environment; call it in a worker,
+    before the policy is wrapped. It changes TorchRL itself, once: there is no object of ours yet to wrap.
+    """
     if Collector._setup_policy_version_tracking is _stock_tracking:
         _call_policies_without_the_stamp()
         _track_versions_of_batched_envs()

@@ -81,9 +81,8 @@ def await_start(
     logs: StartLogs,
     stand: Callable[[], object],
 ) -> None:
-    """Wait until every worker process is ready; for ``timeout_s`` and errors see :func:`await_ready`. TorchRL
-    0.14 waits 20 s for each, then reads for ever, and names no worker. What it reads afterwards was read
-    here; then ``stand()`` is called. What a worker raised is raised from a WorkerLost.
+    """Wait until every worker process is ready, see :func:`await_ready`, where TorchRL 0.14 reads for ever.
+    What TorchRL reads afterwards was read here; then ``stand()`` is called.
     """
     unread = list(collector.pipes)
 
@@ -155,10 +154,9 @@ def _talk_in(enter: Enter, pipe: Any) -> None:
 
 
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
-    """Use ``wait`` wherever the learner waits for workers: for batches, answers, the lock of a shared replay
-    buffer, and frames (``getattr_rb("write_count")``), each for ever in TorchRL 0.14 if a worker is stopped.
-    Updates of workers that fill a buffer look, too: a loop may do nothing else with its collector.
-    ``came(worker)`` is called when its batch arrives.
+    """Use ``wait`` wherever the learner waits for workers, in TorchRL 0.14 for ever: for batches, answers,
+    the lock of a shared buffer and its frames. Updates of workers that fill one look, too: a loop may do
+    nothing else with its collector. ``came(worker)`` is called when its batch arrives.
     """
     inner = _present_method(collector.queue_out, "get")
 

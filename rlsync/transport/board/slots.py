@@ -203,7 +203,9 @@ class SlotCopy:
         copy(self.into, self.tensors)
 
     def begin(self, later: Set[int]) -> SlotCopy:
-        """Copy all but ``later`` that is in host memory, order the rest after it; returns what is left."""
+        """Make sure of all leaves but ``later``: afterwards the learner may write to them. Copies what is in
+        host memory now; an accelerator does coming work after its copy. Returns the rest.
+        """
         self.soon.order()
         pairs = enumerate(zip(self.tensors, self.sources, strict=True))
         now = [i for i, (tensor, source) in pairs if tensor is source and i not in later]

@@ -146,11 +146,7 @@ class BoardWriter(BoardWatch, Transport):
         return stamp.version
 
     def fill_with(self, fill: Fill) -> None:
-        """Let other processes help to fill slots from now on, where a publish copies everything at once.
-
-        Args:
-            fill: fills a slot. Processes that write to it hold a lock of their own on it meanwhile.
-        """
+        """Let other processes help to fill slots, by ``fill``, where a publish copies everything at once."""
         self._fill = fill
         self._slots.others_write = True
 
@@ -181,11 +177,7 @@ class BoardWriter(BoardWatch, Transport):
         return self.ask_as(self._words[fmt.ASKED] + 1, lowest)
 
     def ask_as(self, number: int, lowest: int) -> int:
-        """Pass on a question that was asked elsewhere, under its own number; see :meth:`ask`.
-
-        Raises:
-            BoardClosed: the board was closed.
-        """
+        """Pass on a question that was asked elsewhere, under its own number; see :meth:`ask`."""
         self._check_open()
         self._words[fmt.ASKED_FROM] = lowest
         self._words[fmt.ASKED] = number

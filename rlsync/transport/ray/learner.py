@@ -56,9 +56,8 @@ class Actors:
 
 class RayTransport(Transport):
     """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`. A
-    publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
-    Ray's object store, once, and posts a message to the mailbox, again every ``repeat_s`` seconds, for that
-    may be killed. Every node pulls the image; one that it could not get is put again.
+    publish copies the leaves into one flat image. A daemon thread puts the newest one into Ray's object store
+    and posts a message to the mailbox, again every ``repeat_s`` seconds. Every node pulls the image.
     """
 
     background = False
