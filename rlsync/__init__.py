@@ -2,13 +2,15 @@
 
 You know which weights acted: every frame was made by exactly one published version, and says which.
 
-``import rlsync`` loads none of its modules: a public name is loaded when it is first used. A relay or a
-command line that needs only a part of rlsync does not pay for torchrl.
+``import rlsync`` loads none of its modules but the errors: a public name is loaded when it is first used. A
+relay or a command line that needs only a part of rlsync does not pay for torchrl.
 """
 # isort: skip_file
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
+
+from rlsync.core import errors as _errors
 
 __version__ = "0.1.0.dev0"
 
@@ -33,29 +35,7 @@ _NAMES = {
     "rlsync.torchrl_plugin.collectors.choose": ["resolve"],
     "rlsync.cli.policy": ["load_policy"],
     "rlsync.core.errors": [
-        "RlsyncError",
-        "SyncMapError",
-        "PathSyntaxError",
-        "SourceNotFound",
-        "DestinationNotFound",
-        "LayoutMismatch",
-        "AmbiguousSource",
-        "DoesNotAct",
-        "NothingToSync",
-        "PublishError",
-        "WorkerLost",
-        "AdoptionTimeout",
-        "BoardClosed",
-        "StalenessExceeded",
-        "NotFinite",
-        "ConfigError",
-        "RlsyncWarning",
-        "NoBoard",
-        "DropoutDiffers",
-        "IdleLeaves",
-        "NothingLearns",
-        "NothingPublished",
-        "NothingChanged",
+        name for name, kind in vars(_errors).items() if isinstance(kind, type) and issubclass(kind, Exception)
     ],
 }
 

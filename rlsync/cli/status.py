@@ -206,8 +206,8 @@ def _watched(handle: BoardHandle) -> RunStatus | None:
         return None
     workers = tuple(reader for reader in readers if reader.reader != EVALUATOR)
     lines = (str(reader).replace(f"worker {EVALUATOR} ", "evaluator ") for reader in readers)
-    told = "\n".join([f"newest version {watch.version}", *lines])
-    return RunStatus(RUNNING, told, watch.version, workers)
+    told = "\n".join([f"newest version {watch.newest}", *lines])
+    return RunStatus(RUNNING, told, watch.newest, workers)
 
 
 def _killed(run: Path) -> str:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlsync.core.errors import PathSyntaxError, SyncMapError
+from rlsync.core.errors import ConfigError, PathSyntaxError, SyncMapError
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,7 @@ Segment = Attr | Index | MappingKey
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A parsed path; ``parse(str(path)) == path``.
-
-    Example:
-        >>> parse("loss_module.actor_network")
-        Path('loss_module.actor_network')
-        >>> parse("a.module.0.b") == parse("a.module[0].b")
-        True
-    """
+    """A parsed path; ``parse(str(path)) == path``."""
 
     segments: tuple[Segment, ...]
 
@@ -155,9 +148,7 @@ def _syntax(text: str, at: int, cure: str) -> PathSyntaxError:
 
 
 def walk(root: Any, path: Path, *, error: type[SyncMapError], root_name: str, where: str = "") -> Any:
-    """Follow ``path`` from ``root`` and return what is at its end; only properties on the way run code. A
-    segment that leads nowhere raises ``error``, with what exists there and the nearest match.
-    """
+    """Follow ``path`` from ``root``; ``error`` tells which segment leads nowhere, and what exists there."""
     here = root
     for depth, segment in enumerate(path.segments):
         try:
@@ -246,6 +237,12 @@ def nearest_name(wanted: str, offered: Iterable[str], cutoff: float = 0.6) -> st
     """The offered name closest to ``wanted``, or an empty string."""
     close = difflib.get_close_matches(wanted, list(offered), n=1, cutoff=cutoff)
     return close[0] if close else ""
+
+
+def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> None:
+    """Refuse (ConfigError) what is not offered."""
+    if chosen not in offered:
+        raise ConfigError(f"no {what} {chosen!r}", where, f"choose one of: {', '.join(offered)}")
 
 
 def short(value: object) -> str:

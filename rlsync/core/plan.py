@@ -103,9 +103,8 @@ class Row:
     payload_bytes: int  #: bytes that one publish moves for this leaf; 0 when aliased
     note: str = ""  #: the reason for the verdict, if it needs one
     source_device: str = ""  #: the device of the source leaf, like ``"cuda:0"``; empty if it is missing
-    device: str = (
-        ""  #: that of the destination leaf; several, with commas, if workers differ; empty if unknown
-    )
+    #: That of the destination leaf; several, with commas, if workers differ; empty if unknown.
+    device: str = ""
     idle: bool = False  #: whether no output of what acts depends on it, and its source does not declare it
 
 

@@ -129,10 +129,7 @@ class Life:
 
 
 class ScheduleWriter:
-    """Appends a life to a schedule. A half block that a killed run has left at its end is cut off.
-
-    ConfigError if the file is no schedule, or one that cannot be read.
-    """
+    """Appends a life to a schedule, and cuts off a half block at its end; ConfigError: it is none."""
 
     def __init__(self, file: Path, facts: Mapping[str, Any]) -> None:
         if file.exists() and file.stat().st_size:
@@ -199,10 +196,7 @@ def named(worker: int) -> str:
 
 
 def lives_in(file: Path) -> list[Life]:
-    """The lives of the run that wrote this schedule, in a row.
-
-    ConfigError: there is no such file, it is no schedule, of a newer format, damaged or empty.
-    """
+    """The lives of the run that wrote this schedule, in a row; ConfigError: it is unreadable or empty."""
     lives: list[Life] = []
     names: Sequence[str] = ()
     for block in _blocks(file):

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from rlsync.sync.acts import Acting
 from rlsync.sync.families import end_at_once
 from rlsync.sync.held import settings_of
-from rlsync.sync.sample import Shadow, sampling
-from rlsync.sync.verification import answering, digests_of
+from rlsync.sync.verification import Answers, digests_of
 from rlsync.tensors.device import return_freed_memory
 from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
@@ -68,11 +67,9 @@ class Adopter:
         self._layout: Layout | None = None
         self._bindings: list[Binding] = []
         self._had: set[tuple[str, str]] = set()
-        self._fresh = False
-        self._answered = 0
-        self.shadow: Callable[[], Shadow] | None = None  #: how to call what acts once more
         self._guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._reader = handle.subscribe(self._apply, worker)
+        self.answers = Answers(self._reader, self._digests, self._arriving)
 
     @property
     def version(self) -> int:
@@ -112,13 +109,11 @@ class Adopter:
             self._let_go()
 
     def settled(self) -> bool:
-        """Whether the newest version acts and no question is open, so that :meth:`acting` would do nothing.
-
-        It tells the learner that this worker is alive, and costs about 2 us. For workers that act in short
-        pieces, such as the batches of an inference server.
+        """Whether :meth:`acting` would do nothing. Asking is a sign of life, and costs about 2 us: for
+        workers that act in short pieces, such as the batches of an inference server.
         """
         reader = self._reader
-        if reader.newest != reader.version or reader.asked not in (0, self._answered):
+        if reader.newest != reader.version or reader.asked not in (0, self.answers.answered):
             return False
         return reader.version == reader.adopt()
 
@@ -127,22 +122,11 @@ class Adopter:
         """Adopt the newest version for the rollout in the block; answer the learner's question after it."""
         self._look()
         version = self._reader.begin()
-        fresh, self._fresh = self._fresh, False
-        sampling = None if self.shadow is None else self._sampling
-        with answering(self._reader, version, self._answered, fresh, self._digests, sampling) as answered:
+        with self.answers.around(version):
             yield version
-        self._answered = answered
 
-    def _sampling(self, asked: int, version: int) -> AbstractContextManager[None]:
-        assert self.shadow is not None
-        arrive = {b.destination: b.names for b in self._bindings}
-        return sampling(
-            self.shadow(),
-            asked,
-            version,
-            lambda destination: arrive.get(destination, ()),
-            lambda note: self._reader.leave_note(note, Note.SAMPLE),
-        )
+    def _arriving(self, destination: str) -> tuple[str, ...]:
+        return {b.destination: b.names for b in self._bindings}.get(destination, ())
 
     def memory(self) -> set[int]:
         """The addresses of the memory that holds what acts: adoptions change it, or give it back."""
@@ -175,7 +159,7 @@ class Adopter:
                 aliased |= binding.target.alias(mine)
             else:
                 binding.target.copy(mine)
-        self._fresh = True
+        self.answers.fresh = True
         self._had |= {(b.destination, name) for b in self._bindings for name in b.names}
         self._bindings = [binding for binding in self._bindings if not binding.excluded]
         if aliased and bound_anew:

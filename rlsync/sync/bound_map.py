@@ -246,9 +246,7 @@ class VersionCopy:
 
 
 class VersionCopies:
-    """Copies the newest version of a map for those who need it for longer than until the next publish: from a
-    board when asked; other transports keep none, so there every publish makes a copy more.
-    """
+    """Copies the newest version for longer than until the next publish; without a board, at each publish."""
 
     def __init__(self, bound_map: BoundMap) -> None:
         self._map = bound_map

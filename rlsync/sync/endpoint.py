@@ -18,9 +18,9 @@ from rlsync.transport.rules import Key
 class Endpoint(Protocol):
     """Where the destinations of a map are, and the publisher that reaches them."""
 
-    @property
-    def publisher(self) -> Publisher:
-        """Publishes to the workers of this collector."""
+    publisher: Publisher  #: to the workers of this collector
+    #: Whether a publish that leaves out leaves of a destination would wait for ever.
+    needs_every_leaf: bool = False
 
     @property
     def description(self) -> str:
@@ -42,12 +42,9 @@ class Endpoint(Protocol):
     def in_flight(self) -> bool:
         """Whether workers may be collecting while the learner publishes."""
 
-    @property
-    def needs_every_leaf(self) -> bool:
-        """Whether a publish that leaves out leaves of a destination would wait for ever."""
-
     def connect(self, publish_default: Callable[[], object]) -> None:
         """Begin: ``collector.update_policy_weights_()`` without weights calls ``publish_default``."""
+        return
 
     def locate(self, path: Path, where: str) -> Key:
         """The destination that ``path`` is in, and the leaf prefix below it; else DestinationNotFound."""
@@ -57,12 +54,15 @@ class Endpoint(Protocol):
 
     def tensors(self, destination: str) -> dict[str, Tensor] | None:
         """The live tensors of a destination, by name, where this process holds them."""
+        return None
 
     def acting(self, sent: Collection[str]) -> Acting:
         """What is known of which leaves act, at those destinations at least to which weights are ``sent``."""
+        return Acting()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all workers act with the newest version; WorkerLost, AdoptionTimeout."""
+        return
 
     def verification(self) -> Verification:
         """What compares what acts with what was published; ConfigError if workers cannot be asked."""

@@ -63,9 +63,7 @@ def _began(pid: int) -> str | None:
 def start_process(
     method: str, target: Callable[..., object], args: tuple[Any, ...], name: str
 ) -> BaseProcess:
-    """Start a process that ends with this one. If its fork server dies, it is not told to be dead. A server
-    that dies while it starts the process is replaced, twice at most; then WorkerLost.
-    """
+    """Start a process that ends with this one; WorkerLost if the fork server dies at it three times."""
     kind: Any = _Process if method == "forkserver" else get_context(method).Process  # type: ignore[attr-defined]
     for left in (2, 1, 0):
         process: BaseProcess = kind(target=target, args=args, name=name, daemon=True)
@@ -116,9 +114,7 @@ def end_at_once() -> None:
 
 
 def end_group(worker: BaseProcess) -> None:
-    """Kill a worker and what it has started; also what is left when it has ended, but no process that got its
-    number since: the kernel gives none again that a group has.
-    """
+    """Kill a worker and what it has started, also after its end, but no process that got its number since."""
     pid = worker.pid
     assert pid is not None, "it was started"
     if worker.exitcode not in (None, UNKNOWN) and process_stat(pid) is not None:

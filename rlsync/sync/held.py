@@ -23,8 +23,8 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 @torch.no_grad()
 def own_shared_memory(acts: object, name: str) -> list[str]:
-    """Give what ``acts`` holds besides its leaves memory of this process: tensors that travel to another
-    process share theirs with the sender's. Returns the names of those that were copied.
+    """Give what ``acts`` holds besides its leaves memory of this process, where the sender shares it. Returns
+    the names of the tensors that were copied.
     """
     leaves = set()
     if isinstance(acts, nn.Module):

@@ -157,45 +157,34 @@ class Closable(Protocol):
         """Let go of queues and threads; a second call does nothing."""
 
 
-class _Open:
-    """What is ended when this process exits."""
-
-    def __init__(self) -> None:
-        self.collectors: WeakSet[WorkerProcesses] = WeakSet()
-        self.closables: WeakSet[Closable] = WeakSet()
+#: By process: what is ended when it exits, workers and then the rest.
+_open: dict[int, tuple[WeakSet[WorkerProcesses], WeakSet[Closable]]] = {}
 
 
-_open: dict[int, _Open] = {}
-
-
-def _of_this_process() -> _Open:
+def _of_this_process() -> tuple[WeakSet[WorkerProcesses], WeakSet[Closable]]:
     pid = os.getpid()  # a forked child inherits the dictionary, but its parent's workers are not its own
     if pid not in _open:
-        _open[pid] = _Open()
+        _open[pid] = WeakSet(), WeakSet()
         # Not atexit: processes of multiprocessing run only these functions at their exit.
-        Finalize(None, _end_all, args=(_open[pid],), exitpriority=_FIRST)
+        Finalize(None, _end_all, args=_open[pid], exitpriority=_FIRST)
     return _open[pid]
 
 
 def end_with_program(collector: WorkerProcesses) -> None:
-    """End the workers of ``collector`` when this process exits, unless they have ended by then; before that
-    it changes nothing. ``collector`` may be under construction. A second call does nothing.
-    """
-    _of_this_process().collectors.add(collector)
+    """End the workers of ``collector``, which may be under construction, when this process exits."""
+    _of_this_process()[0].add(collector)
 
 
 def close_with_program(closable: Closable) -> None:
-    """Shut ``closable`` down when this process exits, after the workers: a TorchRL scheme that is deleted
-    after Python's last thread waits for ever for a thread that cannot start.
-    """
-    _of_this_process().closables.add(closable)
+    """Shut ``closable`` down at exit, after the workers: a TorchRL scheme deleted later waits for ever."""
+    _of_this_process()[1].add(closable)
 
 
-def _end_all(opened: _Open) -> None:
+def _end_all(collectors: WeakSet[WorkerProcesses], closables: WeakSet[Closable]) -> None:
     try:
-        _end_workers(list(opened.collectors))
+        _end_workers(list(collectors))
     finally:
-        for closable in list(opened.closables):
+        for closable in list(closables):
             with suppress(Exception):  # TorchRL's schemes ignore them, too, when they are deleted
                 closable.shutdown()
 

@@ -188,7 +188,7 @@ class Publisher:
         transport is no board.
         """
         if self.ranks is None:
-            self.ranks = Ranks.of(self.transport)
+            self.ranks = Ranks(self.transport)
         self.ranks.meet(leaves)
         return self.ranks
 

@@ -20,6 +20,7 @@ from rlsync.sync.acts import undisturbed
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import dtype_name, dtype_named
 from rlsync.tensors.leaves import Leaves, is_tensordict, is_tensordict_params, unwrap
+from rlsync.transport.contract import Note, Subscriber
 from rlsync.transport.rules import Key
 
 #: The leaves of a version.
@@ -152,7 +153,7 @@ def sampling(
     asked: int,
     version: int,
     arrive: Callable[[str], Iterable[str]],
-    leave: Callable[[bytes], None],
+    subscriber: Subscriber,
 ) -> Iterator[None]:
     """Leave a sample of one call in the rollout of the block, of another one for each question."""
     before, taken = asked % _CALLS, False
@@ -160,7 +161,7 @@ def sampling(
     def take() -> None:
         nonlocal taken
         taken = True
-        leave(sample_of(shadow, asked, version, arrive).to_bytes())
+        subscriber.leave_note(sample_of(shadow, asked, version, arrive).to_bytes(), Note.SAMPLE)
 
     def look() -> None:
         nonlocal before

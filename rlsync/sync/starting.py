@@ -34,9 +34,7 @@ class StartLog:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Inside, what this process prints, also in C, is kept, then shown with the worker's number, by the
-        learner if this process ends. If it takes too long, the learner learns where it hangs.
-        """
+        """Inside, what this process prints is kept, and where it hangs is noted, for the learner to show."""
         try:
             file = SharedFile.open(self.address)
             if self.name not in str(Path(f"/proc/self/fd/{file.fd}").readlink()):

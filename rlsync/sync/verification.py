@@ -8,15 +8,15 @@ rollout, if it adopted them for it, and the digests of its parameters after it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError
 from rlsync.sync.publisher import Publisher
-from rlsync.sync.sample import Image, Judgement, Sample
+from rlsync.sync.sample import Image, Judgement, Sample, Shadow, sampling
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import Kind, Layout
 from rlsync.tensors.leaves import Leaf
@@ -24,9 +24,6 @@ from rlsync.transport.contract import Note, Subscriber
 
 #: ``judge(sample, images)``: see :func:`rlsync.sync.behaviour.judge`.
 Judge = Callable[[Sample, Sequence[Image]], Judgement]
-
-#: ``sampling(asked, version)``: leaves a sample of the rollout in the block.
-Sampling = Callable[[int, int], AbstractContextManager[None]]
 
 #: The version before the question, and those of a worker that begins a rollout right after it: the newest
 #: one and the next.
@@ -229,28 +226,36 @@ def _copied(layout: Layout, tensors: Sequence[Tensor | None]) -> Image:
     return {(e.destination, e.leaf.name): tensor.clone() for e, tensor in held if tensor is not None}
 
 
-@contextmanager
-def answering(
-    subscriber: Subscriber,
-    version: int,
-    answered: int,
-    fresh: bool,
-    digests: Digests,
-    sampling: Sampling | None = None,
-) -> Iterator[int]:
-    """Around one rollout: answer the learner's question about the version that acts in it, if there is one,
-    and yield its number. Buffers are digested before the rollout, only if it is the first with its version
-    (``fresh``), for forward() changes them; parameters must still be as published after it.
-    """
-    asked = subscriber.asked
-    if asked in (0, answered):
-        yield answered
-        return
-    arrived = digests(False) if fresh else {}
-    with nullcontext() if sampling is None else sampling(asked, version):
-        yield asked
-    answer = WorkerAnswer(asked, version, digests(True), arrived)
-    subscriber.leave_note(answer.to_json(), Note.ANSWER)
+class Answers:
+    """Answers the learner's questions about the version that acts, around each rollout of one subscriber."""
+
+    def __init__(
+        self, subscriber: Subscriber, digests: Digests, arrive: Callable[[str], Collection[str]]
+    ) -> None:
+        self.fresh = False  #: whether the next rollout is the first with its version
+        self.shadow: Callable[[], Shadow] | None = None  #: how to call what acts once more
+        self.answered = 0  #: the last question that was answered
+        self._subscriber = subscriber
+        self._digests = digests
+        self._arrive = arrive  #: the names of the leaves that versions bring to a destination
+
+    @contextmanager
+    def around(self, version: int) -> Iterator[None]:
+        """Answer for the rollout in the block. Buffers are digested before it, if they have just arrived, for
+        forward() changes them; parameters must still be as published after it.
+        """
+        asked, fresh, self.fresh = self._subscriber.asked, self.fresh, False
+        if asked in (0, self.answered):
+            yield
+            return
+        arrived = self._digests(False) if fresh else {}
+        with ExitStack() as stack:
+            if self.shadow is not None:
+                stack.enter_context(sampling(self.shadow(), asked, version, self._arrive, self._subscriber))
+            yield
+        answer = WorkerAnswer(asked, version, self._digests(True), arrived)
+        self._subscriber.leave_note(answer.to_json(), Note.ANSWER)
+        self.answered = asked
 
 
 def digests_of(leaves: Iterable[Leaf], names: Iterable[str], *, parameters: bool) -> int:

@@ -107,9 +107,7 @@ class WorkersPublisher(Publisher):
 
     @contextmanager
     def one_publish(self, destinations: Iterable[str] = ()) -> Iterator[None]:
-        """All sends inside to ``destinations``, which this board must serve, are published as one version at
-        the end, or not at all if one fails.
-        """
+        """Publish all sends inside to ``destinations`` as one version at the end; none if one fails."""
         for wanted in destinations:
             if wanted not in self.destinations:
                 near = nearest_name(wanted, self.destinations)
@@ -143,9 +141,7 @@ class WorkersPublisher(Publisher):
             )
 
     def send(self, destination: str, weights: object) -> None:
-        """Publish ``weights``, checked, for one destination; ``None``: what ``publish_default`` publishes, or
-        the collector's module for it. LayoutMismatch: they do not fit.
-        """
+        """Publish ``weights``; ``None``: what ``publish_default`` publishes, or the collector's module."""
         with self.one_publish():
             assert self._staged is not None
             self._sent = True

@@ -52,9 +52,7 @@ def compare(
         if spec.name not in names and not excluded(spec.name, exclude):
             found.append(Comparison(spec.name, replace(spec, device=""), Verdict.UNEXPECTED))
     found = [replace(c, source_device=sent[c.name].device) if c.name in sent else c for c in found]
-    if source_tensors is not None and destination_tensors is not None:
-        found = [_alias(c, source_tensors, destination_tensors) for c in found]
-    return found if source_tensors is None else [_sharded(c, source_tensors) for c in found]
+    return [_in_memory(c, source_tensors or {}, destination_tensors or {}) for c in found]
 
 
 def excluded(name: str, patterns: Sequence[str]) -> bool:
@@ -90,20 +88,17 @@ def _owner(spec: LeafSpec) -> str:
     return spec.tie or spec.name
 
 
-def _alias(
+def _in_memory(
     comparison: Comparison, source: Mapping[str, Tensor], destination: Mapping[str, Tensor]
 ) -> Comparison:
-    if comparison.verdict is not Verdict.COPIED:
+    """What the live tensors of a leaf tell: whether it is aliased, or sharded."""
+    tensor, there = source.get(comparison.name), destination.get(comparison.name)
+    if tensor is None or comparison.verdict not in (Verdict.COPIED, Verdict.CAST):
         return comparison
-    if memory_key(source[comparison.name]) != memory_key(destination[comparison.name]):
-        return comparison
-    return replace(comparison, verdict=Verdict.ALIASED)
-
-
-def _sharded(comparison: Comparison, source: Mapping[str, Tensor]) -> Comparison:
-    tensor = source.get(comparison.name)
-    moved = comparison.verdict in (Verdict.COPIED, Verdict.CAST)
-    if not moved or tensor is None or not is_sharded(tensor):
+    copied = comparison.verdict is Verdict.COPIED
+    if copied and there is not None and memory_key(tensor) == memory_key(there):
+        return replace(comparison, verdict=Verdict.ALIASED)
+    if not is_sharded(tensor):
         return comparison
     how = str(Sharding.of(tensor, comparison.name, "the source"))
     return replace(comparison, verdict=Verdict.SHARDED, note=", ".join(filter(None, (comparison.note, how))))
@@ -120,13 +115,12 @@ def named_like(names: Sequence[str], expected: Sequence[LeafSpec]) -> list[str]:
 def fitted(
     weights: object, where: str, expected: Sequence[LeafSpec] | None, against: str
 ) -> dict[str, Tensor]:
-    """The tensors of a module, tensordict or mapping, under the names of the ``expected`` leaves, if known; a
-    LayoutMismatch names ``where`` and ``against``.
-    """
+    """The tensors of weights under the names of the ``expected`` leaves, if known; else LayoutMismatch."""
     source = Leaves(weights, where, shards=True)
     names = source.names if expected is None else named_like(source.names, expected)
     if expected is not None:
-        check_same_leaves(source.specs_named(names), expected, where, against)
+        specs = zip(source.specs(), names, strict=True)
+        check_same_leaves([replace(s, name=n, tie="") for s, n in specs], expected, where, against)
     return dict(zip(names, source.tensors(), strict=True))
 
 
@@ -156,9 +150,7 @@ Form = tuple[type, torch.Size, torch.dtype, torch.layout]
 
 
 class Fit:
-    """Names the tensors of modules, tensordicts and mappings as their destination does, by :func:`fitted` at
-    first; then weights of the same structure are recognised, and only the form of each tensor is compared.
-    """
+    """Names tensors as their destination does, by :func:`fitted`; repeated structures are recognised."""
 
     def __init__(self, where: str, against: str) -> None:
         self._where = where

@@ -74,9 +74,7 @@ class Lanes:
 
     @torch.no_grad()
     def copy(self, into: Sequence[Tensor], tensors: Sequence[Tensor], after: Moment | None = None) -> Moment:
-        """Queue copies, by the device with queues of each pair, after ``after`` or what the current streams
-        hold now. Nobody may write to ``tensors`` or read ``into`` until the returned moment.
-        """
+        """Queue copies after ``after``, or now; until the returned moment, leave both sides alone."""
         pairs: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for pair in zip(into, tensors, strict=True):
             device = next(tensor.device for tensor in reversed(pair) if is_queued(tensor.device))
@@ -111,9 +109,7 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 
 
 def bfloat16_instructions() -> list[str] | None:
-    """This CPU's bfloat16 instructions; ``None`` if torch does not tell (before 2.10). Without them
-    convolutions are about ten times slower than in float32.
-    """
+    """This CPU's bfloat16 instructions, without which convolutions take ten times as long; None: unknown."""
     if not hasattr(torch.cpu, "get_capabilities"):
         return None
     capabilities = torch.cpu.get_capabilities()
@@ -125,9 +121,7 @@ def _current(device: torch.device) -> Any:
 
 
 class Covered:
-    """The memory of some tensors: ``tensor in covered`` says whether a tensor overlaps it, as views do. A
-    tensor without elements, or on the meta device, covers nothing.
-    """
+    """The memory of some tensors: ``tensor in covered`` says whether a tensor overlaps it, as views do."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._starts: dict[torch.device, list[int]] = {}
@@ -169,9 +163,7 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory for the next allocations: a learner requests the same activations in every step, and
-    page faults take 4 to 6 % of a step of the shallow network. See :func:`return_freed_memory`.
-    """
+    """Keep freed memory for the next step, whose page faults would take 4 to 6 % of it."""
     with suppress(AttributeError):  # a C library other than glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
@@ -179,9 +171,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return unused memory to the host now: tensors in cycles, and what the C library keeps on its heap
-    (tensors of up to 32 MiB too). It takes some ten milliseconds.
-    """
+    """Return unused memory to the host now, also what the C library keeps; it takes some ten milliseconds."""
     gc.collect()
     with suppress(AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)

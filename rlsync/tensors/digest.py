@@ -67,7 +67,5 @@ def all_finite(tensor: Tensor, becomes: torch.dtype | None = None) -> bool:
 
 
 def writes(tensor: Tensor) -> int:
-    """Autograd's count of the writes to a tensor; 0 for inference tensors, which have none. It is a cheap
-    sign of a change. It sees neither writes through ``.data`` nor those of fused optimizers.
-    """
+    """Autograd's count of writes, which misses those through ``.data`` and of fused optimizers; 0: none."""
     return 0 if tensor.is_inference() else tensor._version

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -108,14 +108,6 @@ class Leaf:
     read: Callable[[], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraState:
-    """A submodule with extra state, and the prefix of that state's leaf names."""
-
-    prefix: str
-    module: nn.Module
-
-
 class Leaves:
     """The named leaves of a module (also inside wrappers), a tensordict, or a mapping such as a state dict.
     Those that ``shards`` lets be sharded are described as whole leaves. Raises LayoutMismatch, with
@@ -126,7 +118,7 @@ class Leaves:
         self.root = root
         self.where = where
         self._shards = shards
-        self.extra: list[ExtraState] = []
+        self.extra: dict[str, nn.Module] = {}  #: modules with extra state, by the prefix of its leaf names
         self._watch: list[tuple[Mapping[str, Any], str, object]] = []
         self._lengths: list[tuple[Mapping[str, Any], int]] = []
         self._present: list[tuple[Mapping[str, Any], str]] = []
@@ -157,7 +149,7 @@ class Leaves:
         elif isinstance(root, Mapping):
             for name, tensor in flatten_state(root, "", self.where):
                 kind: Kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-                yield Leaf(name, kind, partial(_itself, tensor))
+                yield Leaf(name, kind, lambda held=tensor: held)  # type: ignore[misc]
         else:
             raise LayoutMismatch(
                 f"{type(root).__name__} holds no weights",
@@ -194,9 +186,10 @@ class Leaves:
         if type(module).get_extra_state is nn.Module.get_extra_state:
             return
         state = module.get_extra_state()
-        self.extra.append(ExtraState(prefix + EXTRA_STATE, module))
-        for name, _ in flatten_state(state, prefix + EXTRA_STATE, self.where):
-            yield Leaf(name, "extra_state", _extra_reader(module, prefix, name, self.where))
+        prefix += EXTRA_STATE
+        self.extra[prefix] = module
+        for name, _ in flatten_state(state, prefix, self.where):
+            yield Leaf(name, "extra_state", partial(_read_extra, module, prefix, name, self.where))
 
     def _walk_tensordict(self, td: TensorDictBase, prefix: str) -> Iterator[Leaf]:
         for key, value in td.items(include_nested=True, leaves_only=True):
@@ -220,10 +213,6 @@ class Leaves:
     def tensors(self) -> list[Tensor]:
         """The live tensors, in the order of the names."""
         return [read() for read in self._readers]
-
-    def specs_named(self, names: Sequence[str]) -> list[LeafSpec]:
-        """The specs under other names, without ties."""
-        return [replace(s, name=n, tie="") for s, n in zip(self.specs(), names, strict=True)]
 
     def specs(self) -> list[LeafSpec]:
         """The present kind, shape and dtype of each leaf, and its tie by name."""
@@ -250,15 +239,8 @@ def _as_dict(store: Mapping[str, Any]) -> dict[str, Any]:
     return store if isinstance(store, dict) else dict(store.items())
 
 
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _extra_reader(module: nn.Module, prefix: str, name: str, where: str) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        return dict(flatten_state(module.get_extra_state(), prefix + EXTRA_STATE, where))[name]
-
-    return read
+def _read_extra(module: nn.Module, prefix: str, name: str, where: str) -> Tensor:
+    return dict(flatten_state(module.get_extra_state(), prefix, where))[name]
 
 
 def memory_key(tensor: Tensor) -> tuple[Any, ...]:

@@ -86,9 +86,7 @@ class Sharding:
         return f"{along}, {'x'.join(map(str, self.mesh_shape))} ranks"
 
     def blocks(self, rank: int, owner: int) -> list[Block]:
-        """Which blocks of the leaf a rank brings. Of replicas, those of the owner's own row and column of the
-        mesh bring theirs, as ``full_tensor()`` on the owner takes them.
-        """
+        """The blocks of the leaf that a rank brings: those that ``full_tensor()`` on the owner takes."""
         if rank not in self.mesh_ranks or owner not in self.mesh_ranks:
             return []
         at, owners = self._coordinate(rank), self._coordinate(owner)
@@ -112,16 +110,12 @@ class Sharding:
 
 def part_of(view: Tensor, block: Block) -> Tensor:
     """The block of a whole leaf, as a view."""
-    for dim, (_, start, length) in enumerate(block):
-        view = view.narrow(dim, start, length)
-    return view
+    return view[tuple(slice(start, start + length) for _, start, length in block)]
 
 
 def block_of(part: Tensor, block: Block) -> Tensor:
     """The block of a rank's own part, as a view."""
-    for dim, (start, _, length) in enumerate(block):
-        part = part.narrow(dim, start, length)
-    return part
+    return part[tuple(slice(start, start + length) for start, _, length in block)]
 
 
 @torch.no_grad()

@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from rlsync.core.errors import LayoutMismatch
 from rlsync.tensors.device import Lanes, Moment, all_on_cpu, is_queued, queued_devices
 from rlsync.tensors.layout import LeafSpec
-from rlsync.tensors.leaves import ExtraState, Leaves, is_compiled_wrapper, rebuild_state
+from rlsync.tensors.leaves import Leaves, is_compiled_wrapper, rebuild_state
 
 
 class Target:
-    """A destination module, and an adoption's writes to the tensors that were live when it was made; ask
-    :meth:`current` before. LayoutMismatch names ``where`` if it lacks one of ``leaves`` by name and shape.
-    """
+    """Where an adoption writes: tensors that were live when this was made; ask :meth:`current` before."""
 
     def __init__(self, module: object, where: str, leaves: Sequence[LeafSpec]) -> None:
         self.module = module
@@ -33,7 +31,7 @@ class Target:
         self._live = [read() for read in self._readers]
         self._parameters = [i for i, kind in enumerate(kinds) if kind == "parameter"]
         self._buffers = [i for i, kind in enumerate(kinds) if kind == "buffer"]
-        self._extra = [e for e in self.leaves.extra if _arrives(e, arriving)]
+        self._extra = _arriving(self.leaves, arriving)
         self._devices = [tensor.device for tensor in self._live]
         self._pointed = [i for i in self._parameters if self._live[i].is_cpu]
         self._pointed_live = [self._live[i] for i in self._pointed]
@@ -58,9 +56,7 @@ class Target:
         return [self._live[i] for i in self._parameters + self._buffers]
 
     def alias(self, views: Sequence[Tensor]) -> bool:
-        """Point the parameters at ``views``, or on an accelerator at a spare set; copy what forward() may
-        change: buffers, extra state. Returns whether ``views`` are read from now on.
-        """
+        """Point parameters at ``views``, copy the rest; returns whether ``views`` are read from now on."""
         for i in self._pointed:
             self._live[i].data = views[i]
         if self._swapped:
@@ -96,14 +92,13 @@ class Target:
             torch._foreach_copy_([self._live[i].data for i in which], [views[i] for i in which])
 
     def _set_extra_state(self, views: Sequence[Tensor]) -> None:
-        if self._extra:
+        if self._extra:  # the dictionary below costs more
             _set_extra_state(self._extra, dict(zip(self._names, views, strict=True)))
 
 
 class Spare:
-    """A second set of tensors for the ``live`` parameters on accelerators: a version goes into the set that
-    does not act, so it need not wait for queued work, and then they change places. ``owners`` has for each
-    the number of the one whose memory it has.
+    """A second set of the ``live`` parameters on accelerators: a version goes into the set that does not act,
+    and then they change places. ``owners`` has for each the number of the one whose memory it has.
     """
 
     def __init__(self, live: Sequence[Tensor], owners: Sequence[int]) -> None:
@@ -136,21 +131,18 @@ def write(leaves: Leaves, arrived: Mapping[str, Tensor]) -> None:
     if plain:
         mine = [leaf.read().data for leaf in plain]
         torch._foreach_copy_(mine, [arrived[leaf.name] for leaf in plain])
-    _set_extra_state([e for e in leaves.extra if _arrives(e, arrived)], arrived)
+    _set_extra_state(_arriving(leaves, arrived), arrived)
 
 
-def _arrives(extra: ExtraState, arrived: Iterable[str]) -> bool:
-    return any(_under(name, extra.prefix) for name in arrived)
+def _arriving(leaves: Leaves, arrived: Iterable[str]) -> dict[str, nn.Module]:
+    """The modules of whose extra state something arrives, by its prefix."""
+    names = [f"{name}." for name in arrived] if leaves.extra else []
+    return {p: module for p, module in leaves.extra.items() if any(n.startswith(f"{p}.") for n in names)}
 
 
-def _set_extra_state(extras: Sequence[ExtraState], arrived: Mapping[str, Tensor]) -> None:
-    for extra in extras:
-        now = extra.module.get_extra_state()
-        extra.module.set_extra_state(rebuild_state(now, extra.prefix, arrived))
-
-
-def _under(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(prefix + ".")
+def _set_extra_state(extra: Mapping[str, nn.Module], arrived: Mapping[str, Tensor]) -> None:
+    for prefix, module in extra.items():
+        module.set_extra_state(rebuild_state(module.get_extra_state(), prefix, arrived))
 
 
 def _check_fits(leaf: LeafSpec, have: LeafSpec | None, arriving: set[str], where: str) -> None:

@@ -27,11 +27,6 @@ MODULES = (
 )
 
 
-def in_a_fork_server() -> bool:
-    """Whether this process was started as a fork server, by :mod:`multiprocessing.forkserver`."""
-    return any("from multiprocessing.forkserver import main" in word for word in sys.orig_argv)
-
-
 def load() -> None:
     """Load what workers need, and see to it that they start as spawned ones do."""
     learner = os.getppid()
@@ -62,5 +57,6 @@ def _begin(server: int) -> None:
     multiprocessing.set_forkserver_preload([__name__])  # for a ParallelEnv in this worker
 
 
-if in_a_fork_server():
+# Whether this process was started as a fork server, by multiprocessing.forkserver.
+if any("from multiprocessing.forkserver import main" in word for word in sys.orig_argv):
     load()

@@ -128,9 +128,7 @@ class ServedNodes(Served):
 
 
 class ServedServer:
-    """What a publisher asks of a collector, asked of an inference server; ConfigError: it was not given
-    ``scheme`` as ``weight_sync``, or is an actor of Ray.
-    """
+    """What a publisher asks of a collector, asked of an inference server that was given ``scheme``."""
 
     num_workers = 1
 
@@ -163,7 +161,7 @@ class ServedServer:
         holder = self._holder()
         if isinstance(holder, AsyncBatchedCollector):
             servers.send_by(holder, {self.destination: scheme})
-            schemes.around_updates(holder, publisher.one_publish)
+            schemes.around_updates(holder, lambda to, _: publisher.one_publish(to))
             servers.stamp_both_ends(holder)
         return self.destination
 
@@ -264,9 +262,7 @@ def refuse_updates_of_one(collector: DistributedCollector | RayCollector, where:
 
 
 def publish_loaded(publisher: WorkersPublisher, state_dict: Mapping[str, Any]) -> None:
-    """Publish the policy of a loaded state dict, unless a hook publishes the learner's: a worker takes its
-    weights from the board at its next rollout. Versions go on from those of the state dict.
-    """
+    """Publish the policy of a loaded state dict, unless a hook publishes; versions go on from its."""
     loaded = state_dict.get("worker0", {}).get("policy_state_dict")
     if loaded is None or publisher.publish_default is not None or POLICY not in publisher.destinations:
         return

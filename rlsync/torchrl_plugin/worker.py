@@ -32,9 +32,7 @@ _NO_MODULE = "the policy is no module"
 
 
 class WorkerSync:
-    """Brings what acts in a worker up to date: before each rollout, a ``state_dict()`` between two rollouts,
-    and if it is told to, each call of the policy.
-    """
+    """Brings what acts in a worker up to date: before rollouts, a ``state_dict()``, or each policy call."""
 
     def __init__(self, handle: Handle, worker_idx: int) -> None:
         self.worker_idx = worker_idx
@@ -95,7 +93,7 @@ class WorkerSync:
     def _examined(self, collector: Collector) -> Acting:
         if not self._prove:
             return Acting(owned=self._owned)
-        self._adopter.shadow = self._shadow
+        self._adopter.answers.shadow = self._shadow
         alias = {name for name, place in self._places.items() if place.adopt == "alias"}
         return replace(acting_in(collector, self._call, self._modules(), alias), owned=self._owned)
 
@@ -190,9 +188,7 @@ def shadow_of(collector: Collector, call: PolicyCall | str, places: Mapping[str,
 
 
 class ServerSync:
-    """Brings an inference server's policy up to date between two of its batches, under the lock of a forward
-    pass, as reader 0. In a thread beside the learner it gets a policy of its own.
-    """
+    """Brings an inference server's policy up to date between two batches, as reader 0, under its lock."""
 
     def __init__(
         self, handle: Handle, destination: str, adopt: Adopt, server: InferenceServer, *, beside_learner: bool

@@ -12,7 +12,7 @@ from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update import WeightSyncScheme
 
 from rlsync.core.errors import ConfigError, PublishError
-from rlsync.core.path import parse
+from rlsync.core.path import check_choice, parse
 from rlsync.core.plan import POLICY
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.starting import StartLogs
@@ -64,9 +64,7 @@ class Link:
         return self.server
 
     def serve(self, holder: object, scheme: object) -> ServedServer:
-        """Serve an inference server: ``holder``, or its own. ConfigError: it was given another scheme, or a
-        board cannot serve it. PublishError: the publisher serves another one already.
-        """
+        """Serve an inference server, ``holder`` or its own; ConfigError, PublishError if that cannot be."""
         if self.served is not None and self.served.serves(holder):
             return self.served
         served = ServedServer(holder, scheme)
@@ -86,18 +84,14 @@ class WorkerScheme(WeightSyncScheme):
     _link: Link | None
 
     def __init__(self, adopt: Adopt, adopt_at: AdoptAt, *, prove: bool = True) -> None:
-        self._check("adoption mode", "adopt", adopt, get_args(Adopt))
-        self._check("moment of adoption", "adopt_at", adopt_at, get_args(AdoptAt))
+        who = type(self).__name__
+        check_choice("adoption mode", adopt, get_args(Adopt), f"{who}(adopt={adopt!r})")
+        check_choice("moment of adoption", adopt_at, get_args(AdoptAt), f"{who}(adopt_at={adopt_at!r})")
         super().__init__(strategy="tensordict")
         self.prove = prove
         self.adopt: Adopt = adopt
         self.adopt_at: AdoptAt = adopt_at
         self._pid = os.getpid()
-
-    def _check(self, what: str, name: str, chosen: str, offered: tuple[str, ...]) -> None:
-        if chosen not in offered:
-            where, cure = f"{type(self).__name__}({name}={chosen!r})", f"choose one of: {', '.join(offered)}"
-            raise ConfigError(f"no {what} {chosen!r}", where, cure)
 
     def _serve(self, collector: Any, model_id: str) -> Served:
         """How this scheme serves a collector; ConfigError if it cannot. Makes the link."""
@@ -119,14 +113,18 @@ class WorkerScheme(WeightSyncScheme):
         """TorchRL's interface. Collectors pass all of these, and ``model`` beside their ``context``."""
         _check_interface(context, placed, model, of=type(self).__name__)
         beside = schemes.schemes_of(context).items()
-        _refuse_different_moments({n: s.adopt_at for n, s in beside if isinstance(s, WorkerScheme)})
+        moments = {name: s.adopt_at for name, s in beside if isinstance(s, WorkerScheme)}
+        if len(set(moments.values())) > 1:
+            what = "the destinations of this collector are adopted at different times"
+            where = ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items())
+            raise ConfigError(what, where, "give all schemes of a collector the same adopt_at")
         parse(model_id)
         served = self._serve(context, model_id)
         self.model_id, self.context = model_id, context
         publisher = self.publisher
         if publisher.serve(served.workers, model_id):
             self._prepare()
-            schemes.around_updates(context, publisher.one_publish)
+            schemes.around_updates(context, lambda to, _: publisher.one_publish(to))
             here = weakref.ref(context)
             publisher.announce = lambda version: stamps.announce_version(here(), version)
             _notice_silence(context, publisher)
@@ -253,9 +251,7 @@ def _notice_silence(collector: Any, publisher: WorkersPublisher) -> None:
 
 
 def _check_interface(context: object, placed: Mapping[str, object], model: object, *, of: str) -> None:
-    """Refuse (ConfigError) what a board does not serve: no collector, or ``placed`` arguments, which place
-    weights in workers one by one.
-    """
+    """Refuse (ConfigError) weights without a collector, or ``placed`` in workers one by one."""
     refused = placed if context is not None else {**placed, "model": model}
     given = [f"{name}=..." for name, value in refused.items() if value is not None]
     if given or context is None:
@@ -265,14 +261,6 @@ def _check_interface(context: object, placed: Mapping[str, object], model: objec
             f"pass the scheme to a process collector, weight_sync_schemes={{'policy': {of}()}}, which "
             "calls this method",
         )
-
-
-def _refuse_different_moments(moments: Mapping[str, str]) -> None:
-    """Refuse destinations of one collector whose ``adopt_at`` differ (ConfigError)."""
-    if len(set(moments.values())) > 1:
-        what = "the destinations of this collector are adopted at different times"
-        where = ", ".join(f"{name!r}: adopt_at={moment!r}" for name, moment in moments.items())
-        raise ConfigError(what, where, "give all schemes of a collector the same adopt_at")
 
 
 def _refuse_some_workers(worker_ids: int | list[int] | None, weights: object, num_workers: int) -> None:

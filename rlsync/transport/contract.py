@@ -121,11 +121,12 @@ class Transport(Protocol):
         """
 
     def join(self) -> None:
-        """Wait until the last version is visible.
+        """Wait until the last version is visible; where :meth:`publish` puts nothing off, it is already.
 
         Raises:
             PublishError: a tensor named in ``later`` was written to; that version is not published.
         """
+        return
 
     def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
         """The newest version: its layout and one tensor for each entry that owns its bytes.
@@ -134,6 +135,7 @@ class Transport(Protocol):
             ``None`` when this transport keeps no copy of what it published. A publish through such a
             transport needs not be complete: it changes the leaves that it brings.
         """
+        return None
 
     def leaves_before(self) -> tuple[Layout, Sequence[Tensor]] | None:
         """The version before the newest one, likewise; ``None`` if it is not kept or had another layout."""
@@ -167,9 +169,11 @@ class Transport(Protocol):
 
     def note(self, reader: int, kind: Note) -> bytes | None:
         """What a reader left with :meth:`Subscriber.leave_note`; ``None`` when there is nothing."""
+        return None
 
     def close(self) -> None:
         """Close. Readers keep what they act with. Closing twice does no harm."""
+        return
 
 
 class Subscriber(Protocol):
@@ -224,6 +228,7 @@ class Subscriber(Protocol):
 
     def forget(self) -> None:
         """Give back the views that are leased; the next :meth:`adopt` takes the newest version again."""
+        return
 
     def close(self) -> None:
         """Stop reading."""

@@ -159,12 +159,6 @@ class LocalTransport(Transport):
             self._newest = stamp
         return stamp.version
 
-    def join(self) -> None:
-        """Nothing to wait for: a publish is made when it returns."""
-
-    def newest_leaves(self) -> None:
-        """``None``: this transport keeps no copy."""
-
     def status(self) -> list[ReaderStatus]:
         return [] if self._reader is None else [self._reader.status()]
 
@@ -263,9 +257,6 @@ class LocalReader(Subscriber):
 
     def leave_note(self, note: bytes, kind: Note) -> None:
         self._transport._notes[kind] = note
-
-    def forget(self) -> None:
-        """Nothing is leased: versions are copied."""
 
     def status(self) -> ReaderStatus:
         """What the transport knows of this reader."""

@@ -170,7 +170,7 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
         roller.reset(first)
     if settings.prove:
         acts = nn.ModuleList(settings.player.modules.values())
-        adopter.shadow = lambda: Shadow(
+        adopter.answers.shadow = lambda: Shadow(
             acts, settings.player.modules, roller.act_once_more, roller.before_acts
         )
     writer.announce_ready()

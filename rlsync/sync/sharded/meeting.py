@@ -34,9 +34,8 @@ _READ_BYTES = 1 << 16
 
 
 class Wire:
-    """JSON messages over a stream socket, which it closes, and raw bytes where both sides expect them. A late
-    message comes with a later call. EOFError says that the other end is gone, and a TimeoutError of
-    :meth:`send` or :meth:`receive_into` ends this one.
+    """JSON messages over a stream socket, which it closes, and raw bytes where both sides expect them.
+    EOFError: the other end is gone. A TimeoutError while it sends, or receives raw bytes, ends this one.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -164,9 +163,6 @@ class RankNote:
     ) -> RankNote:
         return cls(own_rank(), os.getpid(), this_host(), address, secrets.token_hex(16), timeout_s, leaves)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
     def from_json(cls, text: str | bytes) -> RankNote:
         told = json.loads(text)
@@ -214,7 +210,7 @@ def listen() -> socket.socket:
 def leave_note(note: RankNote) -> None:
     store = _store()
     number = store.add(f"rlsync/notes/{note.rank}", 1)
-    store.set(_key(note.rank, number), note.to_json())
+    store.set(_key(note.rank, number), json.dumps(asdict(note)))
 
 
 def next_meeting() -> int:

@@ -50,9 +50,12 @@ class Ranks:
     """Fills a board's slots with the parts of all ranks. At each call of the owner's hook and each publish,
     every other rank is told one thing: bring your parts, or nothing is published now. Ranks here write into
     the slot, others send. One that is dead, fails or is late aborts the version, whose number is not used up.
+    LayoutMismatch: ``board`` is another transport.
     """
 
-    def __init__(self, board: BoardWriter) -> None:
+    def __init__(self, board: Transport) -> None:
+        if not isinstance(board, BoardWriter):
+            raise _without_board("the weights are", type(board).__name__)
         self.finite = False  #: whether a rank refuses to bring numbers that are not finite
         self._board: BoardHandle = board.handle
         self.met = False  #: whether the other ranks are known
@@ -64,19 +67,10 @@ class Ranks:
         self._roster: Roster | None = None
         board.fill_with(self.fill)
 
-    @classmethod
-    def of(cls, transport: Transport) -> Ranks:
-        """The ranks that fill a transport; LayoutMismatch if it is no board."""
-        if not isinstance(transport, BoardWriter):
-            raise _without_board("the weights are", type(transport).__name__)
-        return cls(transport)
-
     # ---------------------------------------------------------------------------- who takes part
 
     def meet(self, leaves: Mapping[Key, Tensor]) -> None:
-        """Find the ranks that hold parts of some leaves. PublishError: one does not come, or was lost before.
-        LayoutMismatch: one lacks a leaf, or has it sharded in another way.
-        """
+        """Find the ranks that hold parts. PublishError: one is missing. LayoutMismatch: one differs."""
         sharded = {key: tensor for key, tensor in leaves.items() if is_sharded(tensor)}
         shardings = {
             meeting.full_name(key): Sharding.of(tensor, key[1], key[0]) for key, tensor in sharded.items()

@@ -63,10 +63,6 @@ class RankEnd:
         finally:
             self._file.unlock(lock)
 
-    def forget(self) -> None:
-        """Let go of the mappings: slots of another layout follow."""
-        self._images.clear()
-
     def close(self) -> None:
         self._images.clear()
         self._file.close()
@@ -243,9 +239,7 @@ class SendShards:
                 self._send_parts(answer | {"say": "sends"})
                 return None
             with self._board.writing(call["slot"], call["at"], call["size_bytes"]) as image:
-                early = self._wire.receive(
-                    0.0
-                )  # under the lock: if the version was given up, it is known now
+                early = self._wire.receive(0.0)  # if the version was given up, it is known under the lock
                 if early is not None:
                     return early
                 for wanted in self._roster:

@@ -9,6 +9,7 @@ from rlsync.core.path import Path, did_you_mean, nearest_name, parse
 from rlsync.core.plan import no_destination
 from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopt
+from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.verification import Verification
 from rlsync.sync.workers_publisher import BoardCollector, WorkersPublisher
 from rlsync.tensors.layout import LeafSpec
@@ -19,10 +20,10 @@ from rlsync.torchrl_plugin.worker import AdoptAt
 from rlsync.transport.rules import Key
 
 
-class BoardEndpoint:
+class BoardEndpoint(Endpoint):
     """Workers that read one board. Destinations that ``adopt`` does not name adopt by alias."""
 
-    needs_every_leaf = False
+    publisher: WorkersPublisher
 
     def __init__(
         self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt], adopt_at: AdoptAt = "rollout"
@@ -90,9 +91,6 @@ class BoardEndpoint:
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
         return self.publisher.specs(destination)
-
-    def tensors(self, destination: str) -> None:
-        return None
 
     def acting(self, sent: Collection[str]) -> Acting:
         return self.publisher.acting()

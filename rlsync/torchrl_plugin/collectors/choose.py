@@ -41,7 +41,7 @@ def endpoint_of(collector: object) -> Endpoint:
         scheme = servers.scheme_of_server(server)
         if isinstance(scheme, BoardScheme):
             return ServerEndpoint(scheme, collector)
-        return OtherServerEndpoint(collector)
+        return OtherServerEndpoint(collector, [])
     if isinstance(collector, DistributedSyncCollector):
         raise ConfigError(
             "DistributedSyncCollector takes no weights, it sends its own policy every few batches",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, Pu
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.core.path import Path, nearest_name, parse, walk
 from rlsync.core.plan import no_destination
-from rlsync.sync.acts import Acting
+from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publisher
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
@@ -23,7 +23,7 @@ from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamp
 from rlsync.torchrl_plugin.compat.distributed import Remote
 from rlsync.torchrl_plugin.compat.stamps import is_stamped
 from rlsync.torchrl_plugin.served import specs_of
-from rlsync.transport.contract import Note, ReaderStatus
+from rlsync.transport.contract import ReaderStatus, Transport
 from rlsync.transport.rules import Key, check_newer
 
 #: The argument of a process collector that puts its workers on a board.
@@ -56,11 +56,10 @@ class ShowsModels(Protocol):
         """The module."""
 
 
-class ForeignEndpoint:
+class ForeignEndpoint(Endpoint):
     """Any other collector: its own ``update_policy_weights_`` carries weights that were checked."""
 
     num_workers = 0
-    needs_every_leaf = False
 
     def __init__(self, collector: object, destinations: list[str]) -> None:
         self.collector = collector
@@ -89,9 +88,6 @@ class ForeignEndpoint:
     @property
     def in_flight(self) -> bool:
         return collectors.collects_in_the_background(self.collector)
-
-    def connect(self, publish_default: Callable[[], object]) -> None:
-        """Nothing to do: weights go through the collector's own method."""
 
     def locate(self, path: Path, where: str) -> Key:
         name = str(path)
@@ -124,15 +120,6 @@ class ForeignEndpoint:
         except DestinationNotFound:
             return None
 
-    def tensors(self, destination: str) -> None:
-        return None
-
-    def acting(self, sent: Collection[str]) -> Acting:
-        return Acting()
-
-    def wait(self, timeout_s: float) -> None:
-        """Nothing to wait for: TorchRL's update returns when it is done."""
-
     def verification(self) -> NoReturn:
         raise ConfigError(
             f"the workers of this {type(self.collector).__name__} cannot be asked what they act with",
@@ -143,9 +130,6 @@ class ForeignEndpoint:
 
 class OtherServerEndpoint(ForeignEndpoint):
     """A server whose weights do not come from a board."""
-
-    def __init__(self, collector: object) -> None:
-        super().__init__(collector, [])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -173,19 +157,19 @@ class OtherServerEndpoint(ForeignEndpoint):
         )
 
 
-class CallTransport:
+class CallTransport(Transport):
     """A transport that calls ``collector.update_policy_weights_`` with the tensors of each publish: TorchRL
     carries the bytes, so only law 2 of :class:`rlsync.transport.contract.Transport` (the stamp) holds.
     """
 
     background = False
     through_host = False
+    layout: Layout | None = None
+    newest_stamp: Stamp = NOTHING
 
     def __init__(self, collector: object, schemed: bool) -> None:
         self._collector = collector
         self._schemed = schemed
-        self.layout: Layout | None = None
-        self.newest_stamp = NOTHING
         self.underway: Stamp | None = None  #: of the publish that is being made now
 
     @property
@@ -230,14 +214,6 @@ class CallTransport:
         else:
             update(weights["policy"])
 
-    def join(self) -> None:
-        """Nothing to wait for: a publish is made when it returns."""
-
-    def newest_leaves(self) -> None:
-        """``None``: TorchRL keeps the copies."""
-
-    leaves_before = newest_leaves
-
     def status(self) -> list[ReaderStatus]:
         """Empty: TorchRL's workers cannot be seen."""
         return []
@@ -250,21 +226,14 @@ class CallTransport:
             "TorchRL's workers cannot be asked", type(self._collector).__name__, "use a BoardScheme"
         )
 
-    def note(self, reader: int, kind: Note) -> None:
-        """``None``: TorchRL's workers leave no notes."""
-
-    def close(self) -> None:
-        """Nothing to close."""
-
 
 _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no version can be named for a frame"
 
 
 class RemoteEndpoint(ForeignEndpoint):
     """A DistributedCollector, RPCCollector or RayCollector that sends by TorchRL's own scheme. Frames are
-    stamped where TorchRL applies weights between rollouts only: an actor of Ray that collects one rollout
-    after the other stamps by itself; with ``sync=True`` the learner stamps. Then every update through the
-    collector is a version, also one of the user's.
+    stamped, by an actor of Ray or by the learner, where TorchRL applies weights between rollouts only. Then
+    every update through the collector is a version, also one of the user's.
     """
 
     collector: Remote
@@ -295,11 +264,11 @@ class RemoteEndpoint(ForeignEndpoint):
         """Number every update of the collector, and stamp its frames, where that is exact."""
         if self.unknown:
             return
-        schemes.around_partial_updates(self.collector, self._numbered)
+        schemes.around_updates(self.collector, self._numbered)
         distributed.around_batches(self.collector, self._stamp)
 
     @contextmanager
-    def _numbered(self, worker_ids: object) -> Iterator[None]:
+    def _numbered(self, _: object, worker_ids: object) -> Iterator[None]:
         """An update of the collector: a publish of ours, or one that somebody else makes."""
         ours, ledger = self.transport.underway, self.publisher.ledger
         stamp = ledger.next if ours is None else ours

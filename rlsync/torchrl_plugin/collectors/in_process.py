@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,35 +14,32 @@ from torchrl.collectors import Collector
 from rlsync.core.errors import DestinationNotFound
 from rlsync.core.path import Path, walk
 from rlsync.sync.acts import Acting
+from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.held import settings_of
 from rlsync.sync.publisher import Publisher
-from rlsync.sync.sample import sampling
-from rlsync.sync.verification import Verification, answering, digests_of
+from rlsync.sync.sample import Shadow
+from rlsync.sync.verification import Answers, Verification, digests_of
 from rlsync.tensors.device import NOTHING_QUEUED, Moment, queued_devices
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
 from rlsync.tensors.target import write
 from rlsync.torchrl_plugin.compat import collectors, in_place_of, stamps
 from rlsync.torchrl_plugin.worker import acting_in, shadow_of
-from rlsync.transport.contract import Note
 from rlsync.transport.local import LocalTransport
 from rlsync.transport.rules import Key
 
 
-class InProcessEndpoint:
+class InProcessEndpoint(Endpoint):
     """An in-process Collector: its own copies are written between rollouts."""
 
     description = "local: one process, written between rollouts"
     num_workers = 1
-    needs_every_leaf = False
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self._found: dict[str, tuple[Path, Leaves]] = {}
         self._call = collectors.policy_call(collector)
         self._acts: Acting | None = None
-        self._fresh = False
-        self._answered = 0
         self._unnumbered = False  # whether TorchRL has written what acts since the newest version
         # A publish writes in the learner's thread, a rollout may run in another. On an accelerator each has
         # streams of its own, so that the two must be put in order.
@@ -50,6 +47,8 @@ class InProcessEndpoint:
         self._written = self._read = NOTHING_QUEUED
         transport = LocalTransport()
         self._reader = transport.subscribe(self._apply)
+        self._answers = Answers(self._reader, self._digests, self._arriving)
+        self._answers.shadow = self._shadow
         self.publisher = Publisher(transport, leaves_at=self.specs)
         # While a rollout runs, frames carry the version that acts, not the newest one.
         self.publisher.announce = lambda _: stamps.announce_version(collector, self._reader.version)
@@ -122,9 +121,7 @@ class InProcessEndpoint:
         return leaves
 
     def _number(self) -> None:
-        """Publish what acts as it is: TorchRL has written it, and its frames need a number of their own.
-        Called when a rollout begins, or at once if one may begin in another thread.
-        """
+        """Publish what acts, which TorchRL has written: its frames need a number of their own."""
         self._unnumbered = False
         layout = self.publisher.transport.layout
         if layout is not None:  # else nothing was published yet
@@ -138,37 +135,28 @@ class InProcessEndpoint:
             self._number()
         with self._reader.acting() as version:
             stamps.stamp(collector, version)
-            fresh, self._fresh = self._fresh, False
             self._written.order()
-            with answering(
-                self._reader, version, self._answered, fresh, self._digests, self._sampling
-            ) as answered:
+            with self._answers.around(version):
                 yield
-            self._answered = answered
             self._read = Moment.now(self._devices)
 
-    def _sampling(self, asked: int, version: int) -> AbstractContextManager[None]:
-        layout = self.publisher.transport.layout
-        brought = {} if layout is None else layout.destinations
+    def _shadow(self) -> Shadow:
         places = {name: self._leaves(name).root for name in self._found}
-        shadow = shadow_of(self.collector, self._call, places)
-        return sampling(
-            shadow,
-            asked,
-            version,
-            lambda destination: (leaf.name for leaf in brought.get(destination, ())),
-            lambda note: self._reader.leave_note(note, Note.SAMPLE),
-        )
+        return shadow_of(self.collector, self._call, places)
+
+    def _brought(self) -> dict[str, list[LeafSpec]]:
+        """The leaves that publishes bring, by destination."""
+        layout = self.publisher.transport.layout
+        return {} if layout is None else layout.destinations
+
+    def _arriving(self, destination: str) -> list[str]:
+        return [leaf.name for leaf in self._brought().get(destination, ())]
 
     def _digests(self, parameters: bool) -> dict[str, int]:
         """Digests of the live leaves that publishes bring, by destination."""
-        layout = self.publisher.transport.layout
-        names = {} if layout is None else layout.destinations
         return {
-            destination: digests_of(
-                self._leaves(destination).leaves, [leaf.name for leaf in leaves], parameters=parameters
-            )
-            for destination, leaves in names.items()
+            name: digests_of(self._leaves(name).leaves, self._arriving(name), parameters=parameters)
+            for name in self._brought()
         }
 
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
@@ -183,5 +171,5 @@ class InProcessEndpoint:
         )
         self._devices = queued_devices(live)
         self._written = Moment.now(self._devices)
-        self._fresh = True
+        self._answers.fresh = True
         return False

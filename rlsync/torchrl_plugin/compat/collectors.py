@@ -87,9 +87,7 @@ def around_policy_calls(
     before: Callable[[Collector], None],
     after: Callable[[TensorDictBase], TensorDictBase],
 ) -> None:
-    """Call ``before(collector)`` before each policy call of a rollout, compiled or not, and pass what it
-    returns through ``after``. Until a collector has a hook for it.
-    """
+    """Call ``before(collector)`` and ``after(result)`` around each policy call. Until there is a hook."""
     policy = collector._wrapped_policy
 
     # Around the policy that was compiled, not inside it, so that compiled code is not traced anew.
@@ -122,10 +120,7 @@ def around_batches(collector: BaseCollector, enter: Callable[[], AbstractContext
 
 
 def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorDictBase], object]) -> None:
-    """Call ``call(worker, frames)`` for each rollout that the learner takes out of the queue of its workers.
-
-    Until the batches of a MultiAsyncCollector name their worker.
-    """
+    """Call ``call(worker, frames)`` for each rollout that arrives. Until batches name their worker."""
     inner = vars(collector).get("_get_from_queue")
 
     @in_place_of(collector, "_get_from_queue")
@@ -148,10 +143,7 @@ class WaitingAsyncCollector(MultiAsyncCollector):
 
 
 def let_arrive(collector: MultiAsyncCollector, order: Iterable[int]) -> None:
-    """Let the learner take the rollouts of these workers, in this order; then a BoardClosed says so.
-
-    A rollout that comes early waits here; its worker begins the next one when the learner has taken it.
-    """
+    """Let the workers' rollouts arrive in this order; early ones wait. After the last one: BoardClosed."""
     workers, early = iter(order), defaultdict[int, deque[Any]](deque)
     expected = next(workers, None)
 
@@ -273,10 +265,8 @@ def says_a_worker_died(error: RuntimeError) -> bool:
 def around_env_makers(
     collector: MultiCollector, wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Let workers make their environments by ``wrap(worker, make)``; call it before they start. TorchRL looks
-    into an ``EnvCreator`` and an environment: they stay as they are.
-    """
-    collector.create_env_fn = [
+    """Let workers, which have not started, make environments by ``wrap(worker, make)``."""
+    collector.create_env_fn = [  # TorchRL looks into an environment, and into an EnvCreator
         make if isinstance(make, (EnvBase, EnvCreator)) else wrap(worker, make)
         for worker, make in enumerate(collector.create_env_fn)
     ]
@@ -310,9 +300,7 @@ def end_groups(collector: MultiCollector) -> None:
 
 
 def why_not_ready(message: object) -> tuple[Exception, str] | None:
-    """The error in a worker's first ``message``, of its class if that takes a text alone; None if the worker
-    is ready, and for errors of rlsync, which TorchRL raises again.
-    """
+    """The error in a worker's first ``message``; None if it is ready, or TorchRL raises the error again."""
     if not isinstance(message, dict) or str(message["exception_module"]).partition(".")[0] == "rlsync":
         return None
     name, text = str(message["exception_type"]), str(message["exception_msg"])

@@ -63,9 +63,7 @@ class DistributedWorkers(_WorkersOf[DistributedCollector]):
         return bool(getattr(self.collector, "_shutdown", False))
 
     def shutdown(self, timeout: float | None = None, *, raise_on_error: bool = True) -> None:
-        """Wait for all workers together, 10 s by default, kill those that stay, and raise nothing; TorchRL
-        waits 10 s for each one that is dead, and then raises.
-        """
+        """Wait for all workers together, 10 s by default, then kill the rest; nothing is raised."""
         collector = self.collector
         if self.closed:
             return
@@ -88,7 +86,8 @@ class ActorWorkers(_WorkersOf[RayCollector]):
     """The actors of a RayCollector."""
 
     def __init__(self, collector: RayCollector) -> None:
-        self._workers_of_an_actor = _workers_of_an_actor(collector)
+        several = issubclass(collector.collector_class, MultiCollector)
+        self._workers_of_an_actor = int(collector.map_fn("num_workers")[0]) if several else 1
         super().__init__(collector, int(collector.num_collectors) * self._workers_of_an_actor)
         self.in_flight = not waits_for_learner(collector) or issubclass(
             collector.collector_class, MultiAsyncCollector
@@ -116,13 +115,6 @@ class ActorWorkers(_WorkersOf[RayCollector]):
             self.collector.shutdown()
 
 
-def _workers_of_an_actor(collector: RayCollector) -> int:
-    """How many processes act in each actor: its own, or those of the collector that it holds."""
-    if not issubclass(collector.collector_class, MultiCollector):
-        return 1
-    return int(collector.map_fn("num_workers")[0])
-
-
 #: Of each collector its workers: always the same object, which lives as long as the collector.
 _workers: weakref.WeakKeyDictionary[BaseCollector, Any] = weakref.WeakKeyDictionary()
 
@@ -145,9 +137,7 @@ def policy_of_learner(collector: DistributedCollector | RayCollector) -> nn.Modu
 
 
 class PolicyByValue:
-    """A policy_factory that makes copies of one policy: to send the policy itself, multiprocessing would move
-    the learner's parameters into memory that all workers share.
-    """
+    """A policy_factory that copies a policy, whose own parameters would be moved into shared memory."""
 
     def __init__(self, policy: nn.Module) -> None:
         self._policy = policy
@@ -242,9 +232,7 @@ def calls_a_policy_service(collector: RayCollector) -> bool:
 
 
 def needs_no_connection(collector: RayCollector, before_batch: Callable[[], None]) -> None:
-    """Do not connect to the actors at the first update, which would wait for their rollouts; call
-    ``before_batch`` before they are asked. Until a scheme can say that its receivers are ready.
-    """
+    """Let no update wait for a connection to actors. Until a scheme can say that its receivers are ready."""
 
     @in_place_of(collector, "_lazy_initialize_weight_sync")
     def lazily(self: RayCollector) -> None:

@@ -36,9 +36,8 @@ _SEEN_WITHIN_S = 2.0
 
 
 class FramesMadeHere:
-    """A ``Collector`` or an ``AsyncBatchedCollector`` while a Stop may end it. Its processes can be killed. A
-    learner's own thread that hangs in an environment cannot; but while it waits for a batch its checkpoint
-    can be written. ``leave_within_s``: how long processes and threads may take at a shutdown.
+    """A collector of this process while a Stop may end it. Its processes can be killed; a thread that hangs
+    cannot, but meanwhile a checkpoint can be written. A shutdown may take ``leave_within_s``.
     """
 
     def __init__(self, collector: LocalCollector, leave_within_s: float, asked: Callable[[], bool]) -> None:

@@ -37,9 +37,7 @@ class OwnSampler(Sampler):
 
 
 def rows_given(buffer: ReplayBuffer) -> int | None:
-    """How many rows a round-robin buffer was given, by two counts of TorchRL's writer; None if they
-    contradict each other, as after 2**31 rows. Until the cursor has a public name.
-    """
+    """How many rows a buffer was given; None if two counts contradict. Until the cursor has a public name."""
     given, capacity = int(buffer.write_count), buffer.storage.max_size
     holds = given >= len(buffer) and given % capacity == buffer.writer._cursor
     return given if holds else None

@@ -39,25 +39,13 @@ def set_context(scheme: WeightSyncScheme, collector: object) -> None:
 
 
 def around_updates(
-    collector: BaseCollector, enter: Callable[[Iterable[str]], AbstractContextManager[object]]
+    collector: BaseCollector, enter: Callable[[Iterable[str], object], AbstractContextManager[object]]
 ) -> None:
-    """Run ``update_policy_weights_`` inside ``enter(destinations)``: TorchRL sends them one by one."""
-    _around_updates(collector, lambda arguments: enter(arguments.get("weights_dict") or ()))
+    """Run ``update_policy_weights_`` inside ``enter(destinations, worker_ids)``: TorchRL sends one by one."""
 
-
-def around_partial_updates(
-    collector: BaseCollector, enter: Callable[[object], AbstractContextManager[object]]
-) -> None:
-    """Run every ``update_policy_weights_`` of ``collector`` inside ``enter(worker_ids)``."""
-    _around_updates(collector, lambda arguments: enter(arguments.get("worker_ids")))
-
-
-def _around_updates(
-    collector: BaseCollector, enter: Callable[[dict[str, Any]], AbstractContextManager[object]]
-) -> None:
     @in_place_of(collector, "_weight_update_impl")
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with enter(kwargs):
+        with enter(kwargs.get("weights_dict") or (), kwargs.get("worker_ids")):
             return type(self)._weight_update_impl(self, *args, **kwargs)
 
 
@@ -66,9 +54,7 @@ _WITHOUT_WEIGHTS = nn.Module()
 
 
 def weights_of(policy: object) -> object:
-    """What holds a policy's weights: itself, or a module without leaves for TorchRL's random policy, a
-    function that refers to no module or tensor, and a method of an environment.
-    """
+    """What holds a policy's weights: itself, or a module without leaves if it can have none."""
     if isinstance(policy, CloudpickleWrapper):
         return weights_of(policy.fn)
     random = policy is None or isinstance(policy, RandomPolicy)
@@ -76,9 +62,7 @@ def weights_of(policy: object) -> object:
 
 
 def send_whole_if_no_module(collector: MultiCollector) -> None:
-    """Let workers receive a policy that is no module as it is: TorchRL would fail for want of parameters.
-    Call it before they start. Until ``_make_meta_policy_cm`` takes any policy.
-    """
+    """Send a policy that is no module as it is; before the start. Until ``_make_meta_policy_cm`` does."""
     if has_own_policy_template(collector) and not isinstance(collector.policy, nn.Module):
         collector.policy_factory = [partial(_given, collector.policy)] * collector.num_workers
 

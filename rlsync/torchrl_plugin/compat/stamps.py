@@ -34,9 +34,7 @@ def turn_on_stamps(collector: MultiCollector) -> None:
 
 
 def _make_room_for_stamps(laid_out: TensorDictBase) -> None:
-    """Add the stamps to a lazy storage, which TorchRL lays out from an environment without the tracker, so
-    that it drops the root's stamp. Until TorchRL lays out what the workers write.
-    """
+    """Add stamps to a lazy storage. Until TorchRL lays out what the workers write, the tracker included."""
     missing = [key for key in (STAMP, ("next", STAMP)) if key not in laid_out.keys(True, True)]
     like = laid_out.get(("collector", "traj_ids"), None)
     if missing and like is None:
@@ -94,10 +92,7 @@ def make_room_for_the_stamp() -> None:
 
 
 def _call_policies_without_the_stamp() -> None:
-    """Do not call a plain ``nn.Module`` with ``policy_version`` when a collector wraps it: a ``forward`` that
-    does not know this keyword would end the worker. Until ``_make_compatible_policy`` gives a policy the
-    arguments that its signature names.
-    """
+    """Call no policy with a stamp that its ``forward`` does not name. Until TorchRL reads its signature."""
     stock = utils._make_compatible_policy
 
     @functools.wraps(stock)

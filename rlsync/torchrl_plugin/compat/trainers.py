@@ -77,9 +77,7 @@ def stock_update_weights(trainer: Trainer) -> list[StockHook]:
 
 
 def remove_stock_update_weights(trainer: Trainer, removed: Collection[StockHook]) -> None:
-    """Remove TorchRL's UpdateWeights hooks, each wrapped in a timing function, from a trainer and its
-    checkpoints. Until stock trainers take the hook as an argument.
-    """
+    """Remove these hooks from a trainer and its checkpoints. Until stock trainers take the hook."""
     hooks = {id(stock.hook) for stock in removed}
     for ops in _operations(trainer).values():
         ops[:] = [op for op in ops if id(_unwrapped(op[0])) not in hooks]
@@ -303,9 +301,7 @@ def free_name(trainer: Trainer, name: str) -> str:
 
 
 def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:
-    """Let the trainer load checkpoints without ``hook``, such as those of stock trainers: it is given an
-    empty dict. Until a module can be registered as one that may be absent.
-    """
+    """Let checkpoints lack ``hook``, which then loads an empty dict. Until a module may be absent."""
     held = getattr(vars(trainer).get("load_state_dict"), "__self__", None)
     if not isinstance(held, _Loading):
         held = _Loading(trainer)
@@ -352,9 +348,7 @@ class _Loading:
 
 
 def bridge_for_trainer(collector: object) -> None:
-    """Give ``collector`` what ``Trainer.train`` asks for and its class lacks, ``init_random_frames`` and
-    ``getattr_rb``; twice changes nothing. Until its class has the name itself.
-    """
+    """Give a collector what ``Trainer.train`` asks for and its class lacks. Until its class has it."""
     for kind, bridges in _BRIDGES.items():
         if isinstance(collector, kind):
             for bridge in bridges:

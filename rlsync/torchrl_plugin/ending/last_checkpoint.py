@@ -32,9 +32,7 @@ class LastCheckpoint:
 
 
 def save_before_the_end(trainer: Trainer) -> LastCheckpoint:
-    """Write the checkpoint once more before a run ends with an error, unless weights are not finite; workers
-    that do not answer are left out, and the one before stays if this fails.
-    """
+    """Write the checkpoint once more, if weights are finite; workers that do not answer are left out."""
     if trainer.save_trainer_file is None:
         return LastCheckpoint(None, "the run has no folder")
     if not trainer.collected_frames:
@@ -63,9 +61,7 @@ _WITHOUT_WORKERS = "without_workers"  #: says that the workers were not asked, o
 
 
 class CollectorState:
-    """A collector's state in checkpoints: that of its workers' transforms, such as running means, is left out
-    where they do not answer, and not loaded into another number of workers.
-    """
+    """A collector's state in checkpoints; that of workers is left out if they do not answer."""
 
     def __init__(self, collector: BaseCollector) -> None:
         self._collector = collector

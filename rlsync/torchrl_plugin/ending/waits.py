@@ -37,9 +37,7 @@ _REAPED_WITHIN_S = 10.0
 
 
 def worker_ends(collector: WorkerProcesses, dead: Collection[int] = ()) -> dict[int, str | None]:
-    """How each worker process ended, by its number; None while it lives. Those that TorchRL has ended by
-    itself, because another one had died, are left out.
-    """
+    """How each worker process ended, by its number; None while it lives. Closed ones are left out."""
     ends: dict[int, str | None] = {}
     for worker, process in enumerate(collector.procs):
         try:
@@ -83,9 +81,8 @@ def await_start(
     logs: StartLogs,
     stand: Callable[[], object],
 ) -> None:
-    """Wait until every worker process is ready; for ``timeout_s`` and errors see :func:`await_ready`. TorchRL
-    0.14 waits 20 s for each, then reads for ever, and names no worker. What it reads afterwards was read
-    here; then ``stand()`` is called. What a worker raised is raised from a WorkerLost.
+    """Wait until every worker process is ready, see :func:`await_ready`, where TorchRL 0.14 reads for ever.
+    What TorchRL reads afterwards was read here; then ``stand()`` is called.
     """
     unread = list(collector.pipes)
 
@@ -157,10 +154,9 @@ def _talk_in(enter: Enter, pipe: Any) -> None:
 
 
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
-    """Use ``wait`` wherever the learner waits for workers: for batches, answers, the lock of a shared replay
-    buffer, and frames (``getattr_rb("write_count")``), each for ever in TorchRL 0.14 if a worker is stopped.
-    Updates of workers that fill a buffer look, too: a loop may do nothing else with its collector.
-    ``came(worker)`` is called when its batch arrives.
+    """Use ``wait`` wherever the learner waits for workers, in TorchRL 0.14 for ever: for batches, answers,
+    the lock of a shared buffer and its frames. Updates of workers that fill one look, too: a loop may do
+    nothing else with its collector. ``came(worker)`` is called when its batch arrives.
     """
     inner = _present_method(collector.queue_out, "get")
 
@@ -192,9 +188,7 @@ def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) 
 def around_server(
     collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
 ) -> None:
-    """Use ``wait`` wherever the learner waits for a server's frames, in TorchRL 0.14 for ever if it is
-    stopped, and iterate over batches inside ``enter()``. ``came(0)`` is called when frames arrive.
-    """
+    """Wait for a server's frames by ``wait``, and iterate inside ``enter()``; ``came(0)`` tells of frames."""
     servers.around_results(collector, lambda queue: _watched_get(queue, wait, came))
     collectors.around_iterations(collector, enter)
 
@@ -298,9 +292,7 @@ class KeptRollouts:
         return self._kept.popleft() if self._kept else None
 
     def wait_for(self, worker: int) -> None:
-        """Keep what arrives until the rollout of ``worker`` does, by the queue's own ``get``, through which
-        WatchWorkers looks; without it TorchRL finds a dead worker when it sends.
-        """
+        """Keep what the queue's own ``get``, which is watched, brings before the rollout of ``worker``."""
         collector = self._collector()
         if collector is None or worker not in self.owing:
             return
@@ -316,9 +308,7 @@ class KeptRollouts:
 
 
 def keep_rollouts(collector: MultiAsyncCollector) -> None:
-    """Let every question to a worker wait for the rollout that it owes; call it once, when pipes and queue
-    exist, before :func:`around_waits` wraps them.
-    """
+    """Let every question to a worker wait for the rollout that it owes; once, before :func:`around_waits`."""
     kept = KeptRollouts(collector)
 
     @in_place_of(collector.queue_out, "get")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torchrl.collectors import Collector
+from torchrl.collectors import BaseCollector, Collector
 
 from rlsync.core.path import Attr, parse
 from rlsync.sync.processes import LOOK_EVERY_S
@@ -56,16 +56,18 @@ class ExaminedWorkers:
 
     processes = True  #: whether they are separate processes
 
-    def __init__(self, collector: Any) -> None:
+    def __init__(self, collector: Any, place: str = "", names: Sequence[str] = ("its workers",)) -> None:
         self.collector = collector
-        self.description = type(collector).__name__  #: the collector, in words
-        self.names = ["its workers"]  #: one for each worker, with its pid
+        self.description = f"{type(collector).__name__}{place}"  #: the collector, in words
+        self.names = names  #: one for each worker, with its pid
 
     @staticmethod
     def of(collector: object) -> ExaminedWorkers:
         if isinstance(collector, MultiCollector):
             return ProcessWorkers(collector)
-        return ThisProcess(collector) if isinstance(collector, Collector) else ExaminedWorkers(collector)
+        if isinstance(collector, Collector):
+            return ThisProcess(collector, ", in this process", ["the collector"])
+        return ExaminedWorkers(collector)
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """The present weights of each worker."""
@@ -73,7 +75,9 @@ class ExaminedWorkers:
 
     def roll_out(self) -> object:
         """Collect until each worker has begun and ended a rollout after this call, if any can be read."""
-        return None
+        # Each worker finds the message that begins a rollout in its pipe before the next question. So it
+        # answers after a rollout, even if an asynchronous collector has no batch of it yet.
+        return next(iter(self.collector)) if isinstance(self.collector, BaseCollector) else None
 
 
 class ThisProcess(ExaminedWorkers):
@@ -81,18 +85,8 @@ class ThisProcess(ExaminedWorkers):
 
     processes = False
 
-    collector: Collector
-
-    def __init__(self, collector: Collector) -> None:
-        super().__init__(collector)
-        self.description = f"{type(collector).__name__}, in this process"
-        self.names = ["the collector"]
-
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         return [Held.of(self.collector.state_dict())]
-
-    def roll_out(self) -> object:
-        return next(iter(self.collector))
 
 
 class ProcessWorkers(ExaminedWorkers):
@@ -101,10 +95,9 @@ class ProcessWorkers(ExaminedWorkers):
     collector: MultiCollector
 
     def __init__(self, collector: MultiCollector) -> None:
-        super().__init__(collector)
         count = collector.num_workers
-        self.description = f"{type(collector).__name__}, {count} worker process{'es' * (count > 1)}"
-        self.names = [f"worker {i} (pid {process.pid})" for i, process in enumerate(collector.procs)]
+        names = [f"worker {i} (pid {process.pid})" for i, process in enumerate(collector.procs)]
+        super().__init__(collector, f", {count} worker process{'es' * (count > 1)}", names)
         self._silent: dict[int, NoAnswer] = {}
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
@@ -119,11 +112,6 @@ class ProcessWorkers(ExaminedWorkers):
             if isinstance(answer, NoAnswer):
                 self._silent[worker] = answer
         return [said.get(i) or self._silent[i] for i in range(self.collector.num_workers)]
-
-    def roll_out(self) -> object:
-        # Each worker finds the message that begins a rollout in its pipe before the next question. So it
-        # answers after a rollout, even if an asynchronous collector has no batch of it yet.
-        return next(iter(self.collector))
 
     def _send(self, worker: int) -> None:
         pipe: Any = self.collector.pipes[worker]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,9 +20,7 @@ _PATIENCE = 10  #: so many batches without a call, or calls without progress, ra
 
 
 def no_trainer(hook: object, or_else: str = "") -> ConfigError:
-    """The error of a hook that met no trainer: TorchRL calls operations without telling for which.
-    ``or_else`` is another cure than ``register``; it ends in ", or ".
-    """
+    """The error of a hook that met no trainer; ``or_else`` is another cure, and ends in ", or "."""
     name = type(hook).__name__
     what = f"this {name} has no trainer yet, so it can do nothing"
     cure = f"{or_else}call hook.register(trainer) in place of trainer.register_op(stage, hook)"
@@ -34,11 +32,6 @@ def require(kind: type, given: object, hook: object, cure: str = "give your trai
     if not isinstance(given, kind):
         name = type(hook).__name__
         raise ConfigError(f"{name} needs a {kind.__name__}, got a {type(given).__name__}", name, cure)
-
-
-def check_choice(what: str, chosen: str, offered: Sequence[str], where: str) -> None:
-    if chosen not in offered:
-        raise ConfigError(f"no {what} {chosen!r}", where, f"choose one of: {', '.join(offered)}")
 
 
 def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
@@ -91,9 +84,7 @@ def is_fed(trainer: Trainer, collector: object) -> bool:
 
 
 def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], object]) -> None:
-    """Warn if a trainer has used the first batch of a collector, and nothing publishes to it; a loop without
-    one after several batches. ``publishes()`` is something else after each publish.
-    """
+    """Warn, after the first batches that a loop or trainer uses, if ``publishes()`` has not changed."""
     first, batches, done = None, 0, False
 
     @contextmanager
@@ -145,9 +136,7 @@ class RegistersItself(TrainerHookBase):
 
 
 class Calls:
-    """Notices that the bound trainer does not call a publishing hook: it is registered nowhere, at a stage
-    that runs once, or with another trainer. ``units`` are the counters that its trigger reads.
-    """
+    """Notices that the bound trainer does not call a publishing hook, whose trigger reads ``units``."""
 
     def __init__(self, hook: str, units: frozenset[str]) -> None:
         self._hook = hook

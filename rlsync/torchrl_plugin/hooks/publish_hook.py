@@ -19,6 +19,7 @@ from rlsync.core.ledger import Ledger
 from rlsync.core.path import Path, parse
 from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
+from rlsync.sync.publisher import Publisher
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments
 
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 class PublishHook(TrainerHookBase):
     """A Trainer hook that publishes when its trigger is due; subclasses say how, and which ledger counts."""
+
+    kept_as: str  #: its name in checkpoints, unless :meth:`register` is given another
 
     def __init__(
         self, when: Trigger, *, history: int = 1000, receipts_file: str | FilePath | None = None
@@ -43,6 +46,7 @@ class PublishHook(TrainerHookBase):
         self.receipts: deque[Receipt] = deque(maxlen=history)
         self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
         self._receipts_file = file
+        self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
         self._batches = 0
         self._optim_steps = 0
         self._seconds_before = 0.0
@@ -54,18 +58,42 @@ class PublishHook(TrainerHookBase):
         self._calls = Calls(type(self).__name__, when.units())
 
     @property
-    def ledger(self) -> Ledger:
-        """Numbers and times of the versions that this hook's workers read, whoever published them."""
+    def _publisher(self) -> Publisher | None:
+        """What publishes to this hook's workers; None where a sender does the sending."""
         raise NotImplementedError
 
     @property
+    def ledger(self) -> Ledger:
+        """Numbers and times of the versions that the workers read, whoever published them; or of sends."""
+        return self._sent if self._publisher is None else self._publisher.ledger
+
+    @property
     def version(self) -> int:
-        """The newest published version; 0 before the first."""
-        raise NotImplementedError
+        """The newest published version; 0 before the first. Sends count where a sender does the sending."""
+        return self._sent.version if self._publisher is None else self._publisher.version
 
     @property
     def feeds(self) -> object:
         """The collector to which this hook publishes, or the sender that does it; None while it has none."""
+        raise NotImplementedError
+
+    def register(self, trainer: Trainer, name: str = "") -> None:
+        """Resolve, check, and register at the stages where the trigger's counters change.
+
+        Args:
+            trainer: the trainer.
+            name: under which the hook is kept in checkpoints; by default :attr:`kept_as`.
+        """
+        if self.trainer is None:
+            self._bind(trainer, name)
+        self.require_trainer(trainer, f"{type(self).__name__}.register")
+        units = self.when.units()
+        if "optim_steps" in units:
+            trainer.register_op("post_optim", self)
+        if units - {"optim_steps"}:
+            trainer.register_op("post_steps", self)
+
+    def _bind(self, trainer: Trainer, name: str = "") -> None:
         raise NotImplementedError
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
@@ -99,11 +127,7 @@ class PublishHook(TrainerHookBase):
         )
 
     def __call__(self, *given: object) -> None:
-        """Publish if it is due; registered at a stage of the trainer that passes no arguments.
-
-        Raises:
-            ConfigError: the hook has no trainer, or the stage passes arguments.
-        """
+        """Publish if it is due; registered at a stage of the trainer that passes no arguments."""
         self._require_bound()
         refuse_arguments(self, given)
         now = self.counters()
@@ -179,7 +203,7 @@ class PublishHook(TrainerHookBase):
             try:
                 self.trainer = trainer
                 self._make_room(trainer)
-                trainer.register_module(trainers.free_name(trainer, name), self)
+                trainer.register_module(trainers.free_name(trainer, name or self.kept_as), self)
                 trainers.let_it_be_absent(trainer, self)
                 trainer.register_op("setup", self._settle)
                 trainer.register_op("setup", self._warn_if_never_due)  # the plan may change until then

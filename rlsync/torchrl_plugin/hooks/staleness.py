@@ -10,9 +10,10 @@ from torch import Tensor
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, StalenessExceeded
+from rlsync.core.path import check_choice
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, stamps_of
 from rlsync.torchrl_plugin.hooks.logs import Logs
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, check_choice
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["drop", "wait", "raise"]

@@ -13,12 +13,11 @@ from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, NothingPublished, warn
-from rlsync.core.ledger import Ledger
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.publisher import Seen
+from rlsync.sync.publisher import Publisher, Seen
 from rlsync.sync.sample import Image, Judgement, Sample
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
 from rlsync.sync.verification import Verification
@@ -89,6 +88,8 @@ class SyncWeights(PublishHook):
         >>> # hook.register(trainer)
     """
 
+    kept_as = "sync_weights"
+
     def __init__(
         self,
         sync_map: Mapping[str, str | Source],
@@ -116,25 +117,9 @@ class SyncWeights(PublishHook):
         self._bound_map: BoundMap | None = None
         self._pinned: list[VersionCopies] = []
         if trainer is not None:
-            self._bind(trainer, "sync_weights")
+            self._bind(trainer)
 
-    def register(self, trainer: Trainer, name: str = "sync_weights") -> None:
-        """Resolve, check, and register at the stages where the trigger's counters change.
-
-        Args:
-            trainer: the trainer.
-            name: under which the hook is kept in checkpoints.
-        """
-        if self.trainer is None:
-            self._bind(trainer, name)
-        self.require_trainer(trainer, "SyncWeights.register")
-        units = self.when.units()
-        if "optim_steps" in units:
-            trainer.register_op("post_optim", self)
-        if units - {"optim_steps"}:
-            trainer.register_op("post_steps", self)
-
-    def _bind(self, trainer: Trainer, name: str) -> None:
+    def _bind(self, trainer: Trainer, name: str = "") -> None:
         require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
         own = self.collector
         if own is not None and server_of(own) is None and not isinstance(own, BoardCollector):
@@ -212,14 +197,8 @@ class SyncWeights(PublishHook):
         return replace(plan, trigger=str(self.when), notes=(*plan.notes, *self.beside))
 
     @property
-    def ledger(self) -> Ledger:
-        """Numbers and times of the versions that the workers read, whoever published them."""
-        return self._bound.endpoint.publisher.ledger
-
-    @property
-    def version(self) -> int:
-        """The newest published version; 0 before the first."""
-        return self._bound.endpoint.publisher.version
+    def _publisher(self) -> Publisher:
+        return self._bound.endpoint.publisher
 
     def join(self) -> None:
         """Wait until what was published in the background is visible.
@@ -228,7 +207,7 @@ class SyncWeights(PublishHook):
             PublishError: it was written to meanwhile, and is not published.
         """
         if self._bound_map is not None:
-            self._bound_map.endpoint.publisher.join()
+            self._publisher.join()
 
     def lag_versions(self, workers: Sequence[ReaderStatus] | None = None) -> int:
         """Newest published version minus the oldest one that a living worker acts with.
@@ -245,9 +224,8 @@ class SyncWeights(PublishHook):
 
     def acting_workers(self) -> list[ReaderStatus]:
         """What the transport knows of each living worker; nothing where it cannot tell."""
-        endpoint = self._bound.endpoint
-        readers = endpoint.publisher.transport.status()  # others may read along: an evaluator
-        return [r for r in readers if r.alive and r.reader < endpoint.num_workers]
+        readers = self._publisher.transport.status()  # others may read along: an evaluator
+        return [r for r in readers if r.alive and r.reader < self._bound.endpoint.num_workers]
 
     @property
     def in_flight(self) -> bool:
@@ -308,7 +286,7 @@ class SyncWeights(PublishHook):
             seen: gets the version, its layout, and a tensor for each leaf that owns its bytes; ``None`` for
                 one that keeps the value of the version before.
         """
-        self._bound.endpoint.publisher.seen.append(seen)
+        self._publisher.seen.append(seen)
 
     def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
         """The newest version as workers read it; ``None`` where the transport keeps no copy.
@@ -316,7 +294,7 @@ class SyncWeights(PublishHook):
         Returns:
             Its layout, and a tensor for each leaf that owns its bytes; read-only.
         """
-        return self._bound.endpoint.publisher.transport.newest_leaves()
+        return self._publisher.transport.newest_leaves()
 
     def aliased_leaves(self) -> dict[str, Tensor]:
         """The leaves that a policy in this process shares with their sources, as they are now.
@@ -366,7 +344,7 @@ class SyncWeights(PublishHook):
         return self.sync_map
 
     def _pass_over(self) -> None:
-        self._bound.endpoint.publisher.pass_over()
+        self._publisher.pass_over()
 
     def _publish_due(self, now: Counters) -> Receipt | None:
         receipt = self._bound.publish_unless_held(self._gates, "trigger", now, in_background=self.background)

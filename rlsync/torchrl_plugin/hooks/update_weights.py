@@ -12,16 +12,16 @@ from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.ledger import Ledger
-from rlsync.core.path import parse
+from rlsync.core.path import check_choice, parse
 from rlsync.core.plan import POLICY, Receipt
 from rlsync.core.trigger import Counters, Every
 from rlsync.sync.bound_map import BoundMap
 from rlsync.sync.endpoint import Endpoint
+from rlsync.sync.publisher import Publisher
 from rlsync.tensors.compare import Fit
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
-from rlsync.torchrl_plugin.hooks.misuse import check_choice, notice_silence
+from rlsync.torchrl_plugin.hooks.misuse import notice_silence
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 
 
@@ -57,6 +57,8 @@ class UpdateWeights(PublishHook):
           cure   pass a collector or a sender
     """
 
+    kept_as = "update_weights"
+
     def __init__(
         self,
         collector: Any = None,
@@ -76,7 +78,6 @@ class UpdateWeights(PublishHook):
         self.policy_weights_getter = policy_weights_getter
         self.weight_update_map = weight_update_map
         self.sender = sender
-        self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
         self._endpoint: Endpoint | None = None if collector is None else endpoint_of(collector)
         self._bound_map: BoundMap | None = None
         self._fit = Fit("policy_weights_getter()", "of 'policy'")
@@ -89,27 +90,14 @@ class UpdateWeights(PublishHook):
         if self._endpoint is not None:
             warn_without_board(self._endpoint, "UpdateWeights")
         if trainer is not None:
-            self._bind(trainer, "update_weights")
+            self._bind(trainer)
         elif isinstance(collector, BaseCollector) and not isinstance(self._endpoint, BoardEndpoint):
             what = "this UpdateWeights is registered with no trainer, so it sends nothing"
             notice_silence(collector, what, lambda: (self.version, self._batches))
         if self._endpoint is not None and (self._bound_map or policy_weights_getter):
             self._endpoint.connect(self.publish)
 
-    def register(self, trainer: Trainer, name: str = "update_weights") -> None:
-        """Register at ``post_steps``, or at ``post_optim`` when optimizer steps are counted.
-
-        Args:
-            trainer: the trainer.
-            name: under which the hook is kept in checkpoints.
-        """
-        if self.trainer is None:
-            self._bind(trainer, name)
-        self.require_trainer(trainer, "UpdateWeights.register")
-        stage = "post_optim" if self.interval_unit == "optim_steps" else "post_steps"
-        trainer.register_op(stage, self)
-
-    def _bind(self, trainer: Trainer, name: str) -> None:
+    def _bind(self, trainer: Trainer, name: str = "") -> None:
         with self._enrolled(trainer, name):
             trainer.register_op("post_optim", self._count_optim_step)
             if self.interval_unit != "batches":  # else its own calls are the batches
@@ -117,11 +105,7 @@ class UpdateWeights(PublishHook):
             trainer.register_op("post_steps", self._batch_done)
 
     def __call__(self, *given: object) -> None:
-        """Count one batch, when batches are counted, and publish if it is due.
-
-        Raises:
-            ConfigError: the stage passes arguments.
-        """
+        """Count one batch, when batches are counted, and publish if it is due."""
         if self.interval_unit == "batches":
             self._count_batch()
         super().__call__(*given)
@@ -135,14 +119,8 @@ class UpdateWeights(PublishHook):
         return self.weight_update_map or (POLICY,)
 
     @property
-    def ledger(self) -> Ledger:
-        """Numbers and times of what was published; of sends, where a sender does the sending."""
-        return self._sent if self._endpoint is None else self._endpoint.publisher.ledger
-
-    @property
-    def version(self) -> int:
-        """The newest version; sends are counted where a sender or the collector itself does the sending."""
-        return self.ledger.version if self._endpoint is None else self._endpoint.publisher.version
+    def _publisher(self) -> Publisher | None:
+        return None if self._endpoint is None else self._endpoint.publisher
 
     @property
     def counter(self) -> int:
@@ -199,10 +177,10 @@ class UpdateWeights(PublishHook):
 
     def _send(self) -> Collection[Tensor] | None:
         """Send the weights; what was moved, as far as this hook can tell; ``None`` if it was coalesced."""
-        if self.policy_weights_getter is not None and self._endpoint is not None:
-            checked = self._endpoint.publisher.fitted(self._fit, POLICY, self.policy_weights_getter())
-            return None if self._endpoint.publisher.publish(checked) is None else checked.values()
-        publisher = None if self._endpoint is None else self._endpoint.publisher
+        publisher = self._publisher
+        if self.policy_weights_getter is not None and publisher is not None:
+            checked = publisher.fitted(self._fit, POLICY, self.policy_weights_getter())
+            return None if publisher.publish(checked) is None else checked.values()
         version, coalesced = self.version, 0 if publisher is None else publisher.coalesced
         if self.sender is not None:
             self.sender.update_weights()

@@ -10,12 +10,13 @@ from typing import Any, Literal, get_args
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, PublishError
+from rlsync.core.path import check_choice
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.sample import Judgement
 from rlsync.sync.verification import Deviation, Found, Verification
 from rlsync.torchrl_plugin.compat.trainers import let_it_be_absent
 from rlsync.torchrl_plugin.hooks.logs import Logs
-from rlsync.torchrl_plugin.hooks.misuse import check_choice, no_trainer, refuse_arguments
+from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 
 Action = Literal["raise", "log"]
@@ -138,11 +139,7 @@ class VerifySync(Logs):
         trainer.register_op("post_steps", self)
 
     def __call__(self, *given: object) -> None:
-        """Read the answers that have arrived, and ask again if the trigger is due.
-
-        Raises:
-            ConfigError: the hook was not registered, or the stage passes arguments.
-        """
+        """Read the answers that have arrived, and ask again if the trigger is due."""
         if self._verification is None:
             raise no_trainer(self)
         refuse_arguments(self, given)

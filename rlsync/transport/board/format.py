@@ -114,12 +114,13 @@ class BoardWatch:
         self._words = words
 
     @property
-    def version(self) -> int:
+    def newest(self) -> int:
+        """The version that readers see; 0 before the first publish."""
         return unpack_head(self._words[HEAD])[0]
 
     @property
     def newest_stamp(self) -> Stamp:
-        return Stamp(self._words[GENERATION], self.version) if self.version else NOTHING
+        return Stamp(self._words[GENERATION], self.newest) if self.newest else NOTHING
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each reader that attached and did not leave by itself."""
@@ -131,7 +132,7 @@ class BoardWatch:
         adopted = self._words[line + READER_ADOPTED]
         silent_ns = time.monotonic_ns() - self._words[line + READER_HEARTBEAT_NS]
         state = self._state(reader, pid)
-        lag = max(0, self.version - adopted)
+        lag = max(0, self.newest - adopted)
         age_s = max(0, silent_ns) / 1e9
         return ReaderStatus(reader, pid, state != "dead", state, adopted, lag, age_s)
 

@@ -98,10 +98,7 @@ class PlannedReader(BoardReader):
 
 
 class PlannedBoard(BoardWriter):
-    """The learner's end. A publish waits until the plan lets it, for ``timeout_s`` at most.
-
-    ``stays`` says whether workers wait for the learner when their plan is over, or act on.
-    """
+    """The learner's end; a publish waits for the plan. For ``stays`` see :class:`PlannedReader`."""
 
     def __init__(self, plan: Plan, *, stays: bool, timeout_s: float) -> None:
         super().__init__()
@@ -119,10 +116,7 @@ class PlannedBoard(BoardWriter):
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
-        """Publish when all rollouts that the plan makes with older versions have begun.
-
-        AdoptionTimeout: a worker has not begun one in time.
-        """
+        """Publish when all rollouts of older versions have begun; AdoptionTimeout if one does not begin."""
         deadline = time.monotonic() + self._timeout_s
         for pause_s in pauses():
             late = [worker for worker in self._plan if not self._may_leave(worker, stamp.version)]

@@ -203,8 +203,8 @@ class SlotCopy:
         copy(self.into, self.tensors)
 
     def begin(self, later: Set[int]) -> SlotCopy:
-        """Make sure of all leaves but those of ``later``: afterwards the learner may write to them. What is
-        in host memory is copied now; an accelerator does coming work after its copy. Returns the rest.
+        """Make sure of all leaves but ``later``: afterwards the learner may write to them. Copies what is in
+        host memory now; an accelerator does coming work after its copy. Returns the rest.
         """
         self.soon.order()
         pairs = enumerate(zip(self.tensors, self.sources, strict=True))

@@ -34,12 +34,12 @@ from rlsync.transport.board import format as fmt
 from rlsync.transport.board.format import BoardWatch, SlotState
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.board.slots import FIRST_SLOTS, BoardSlots, Fill, Staging, Untouched
-from rlsync.transport.contract import Note, ReaderStatus, Transport
+from rlsync.transport.contract import Note, Transport
 from rlsync.transport.rules import await_adoption, whole
 from rlsync.transport.shared_file import Mark, SharedFile
 
 
-class BoardWriter(Transport):
+class BoardWriter(BoardWatch, Transport):
     """The learner's end of a board.
 
     A publish costs one memory copy and never waits for a worker. Leaves on an accelerator are first copied
@@ -81,16 +81,15 @@ class BoardWriter(Transport):
                 "leave it out, or allow 2 * workers + 2",
             )
         self._pid = os.getpid()
-        self._file = SharedFile.create("rlsync-board")
-        self._file.resize(fmt.DATA_AT)
-        self._words = self._file.words(fmt.CONTROL_BYTES, 0)
+        file = SharedFile.create("rlsync-board")
+        file.resize(fmt.DATA_AT)
+        super().__init__(file, file.words(fmt.CONTROL_BYTES, 0))
         self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
         self._file.try_lock(fmt.WRITER_LOCK, exclusive=True)
         self._slots = BoardSlots(self._file, self._words, max_slots)
         self._copier = ThreadPoolExecutor(1, "rlsync-publish")  # its thread starts when it is needed
         self._copying: tuple[Future[None], Untouched] | None = None
         self._staging = Staging()
-        self._watch = BoardWatch(self._file, self._words)
         self._fill: Fill | None = None
 
     @property
@@ -101,15 +100,6 @@ class BoardWriter(Transport):
     @property
     def layout(self) -> Layout | None:
         return self._slots.layout
-
-    @property
-    def newest(self) -> int:
-        """The version that readers see; 0 before the first publish."""
-        return self._watch.version
-
-    @property
-    def newest_stamp(self) -> Stamp:
-        return self._watch.newest_stamp
 
     @property
     def slot_count(self) -> int:
@@ -156,11 +146,7 @@ class BoardWriter(Transport):
         return stamp.version
 
     def fill_with(self, fill: Fill) -> None:
-        """Let other processes help to fill slots from now on, where a publish copies everything at once.
-
-        Args:
-            fill: fills a slot. Processes that write to it hold a lock of their own on it meanwhile.
-        """
+        """Let other processes help to fill slots, by ``fill``, where a publish copies everything at once."""
         self._fill = fill
         self._slots.others_write = True
 
@@ -187,18 +173,11 @@ class BoardWriter(Transport):
             return self._slots.leaves(self._slots.before)
         return None
 
-    def status(self) -> list[ReaderStatus]:
-        return self._watch.status()
-
     def ask(self, lowest: int) -> int:
         return self.ask_as(self._words[fmt.ASKED] + 1, lowest)
 
     def ask_as(self, number: int, lowest: int) -> int:
-        """Pass on a question that was asked elsewhere, under its own number; see :meth:`ask`.
-
-        Raises:
-            BoardClosed: the board was closed.
-        """
+        """Pass on a question that was asked elsewhere, under its own number; see :meth:`ask`."""
         self._check_open()
         self._words[fmt.ASKED_FROM] = lowest
         self._words[fmt.ASKED] = number
@@ -229,7 +208,7 @@ class BoardWriter(Transport):
 
     def __del__(self, shutting_down: Callable[[], bool] = sys.is_finalizing) -> None:
         # While Python shuts down, modules are already taken apart; the kernel then closes the board.
-        if "_watch" in self.__dict__ and not shutting_down():
+        if "_fill" in self.__dict__ and not shutting_down():
             self.close()
 
     def _check_open(self) -> None:

@@ -56,9 +56,8 @@ class Actors:
 
 class RayTransport(Transport):
     """Publishes to the boards of any number of nodes; see :class:`rlsync.transport.contract.Transport`. A
-    publish copies the leaves into one flat image and returns. A daemon thread puts the newest image into
-    Ray's object store, once, and posts a message to the mailbox, again every ``repeat_s`` seconds, for that
-    may be killed. Every node pulls the image; one that it could not get is put again.
+    publish copies the leaves into one flat image. A daemon thread puts the newest one into Ray's object store
+    and posts a message to the mailbox, again every ``repeat_s`` seconds. Every node pulls the image.
     """
 
     background = False
@@ -117,15 +116,10 @@ class RayTransport(Transport):
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
-        """Publish by one copy and no wait; ``later`` is not used: all is copied before this returns.
-        PublishError if the thread that sends the images has failed.
-        """
+        """Publish by one copy, ``later`` too; PublishError if the thread that sends images has failed."""
         self._check_open()
         self._thread.publish(stamp, whole(self, tensors, stamp))
         return stamp.version
-
-    def join(self) -> None:
-        """Nothing to wait for: a version is copied when :meth:`publish` returns."""
 
     def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
         buffer = self._thread.newest
@@ -239,9 +233,7 @@ _LET_PULLS_END_S = 0.1
 
 
 class SenderThread:
-    """Sends the newest version, in a daemon thread, and skips what comes faster than it can. One of three
-    buffers is written, one is the newest, one is on its way; no publish pays for page faults.
-    """
+    """Sends the newest version, in a daemon thread, and skips what comes faster than it can."""
 
     def __init__(self, mailbox: Any, repeat_s: float) -> None:
         self.sender = Sender(_put, lambda address: None, self._post, repeat_s)

@@ -38,9 +38,7 @@ class NodeReply:
 
 
 class MailboxActor:
-    """Holds the newest message, and nodes' reports for ``forget_s`` seconds. If it is killed, Ray starts it
-    again, empty, and all repeat theirs. All of its methods run in one thread.
-    """
+    """Holds message and reports, for ``forget_s`` seconds. Killed, it starts empty, and all repeat theirs."""
 
     def __init__(self, forget_s: float = 90.0) -> None:
         self._box = Mailbox(forget_s)
@@ -58,10 +56,7 @@ class MailboxActor:
         return reply
 
     async def ask(self, request: Request, asked: int, wait_s: float = LONG_POLL_S) -> NodeReply:
-        """Answer when there is something that a node does not know, or after ``wait_s`` seconds.
-
-        ``asked`` is the number of the last question that it knows.
-        """
+        """Answer when there is news for a node, whose last question is ``asked``, or after ``wait_s``."""
         until_s = time.monotonic() + wait_s
         while True:
             message = self._box.ask(request, now_s := time.monotonic())

@@ -74,12 +74,9 @@ class BoardReport:
 
 
 class NodeReceiver:
-    """Keeps an ordinary board on this node supplied with the learner's versions, in a daemon thread, which
-    alone publishes there: each is pulled once, checked, and published under the learner's stamp; a late one
-    skips to the newest. What workers adopt and leave goes the other way. ``node`` is a name that no other
-    receiver of ``mailbox`` has. The board stays the caller's: close it after this. ``numbers`` has the
-    learner's number of each reader. An image may take ``pull_s``, and ``again_s`` pass before it is asked for
-    again.
+    """Supplies a board on this node with the learner's versions, in a daemon thread, which alone publishes
+    there, and tells the learner what its workers adopt and leave. Close the board after this. ``node`` is a
+    name that no other receiver of ``mailbox`` has; ``numbers`` has the learner's number of each reader.
     """
 
     def __init__(

@@ -65,9 +65,7 @@ WhenFull = Literal["block", "drop_oldest", "drop_newest"]
 
 
 class RolloutState(IntEnum):
-    """What a slot line says; WRITING and READING are true only while the slot's byte is locked: without the
-    lock, a writer has died, and the slot is free.
-    """
+    """What a slot line says; WRITING or READING without a lock on its byte means that the slot is free."""
 
     FREE = 0
     WRITING = 1

@@ -142,9 +142,7 @@ class RolloutRing:
         return taken
 
     def give_back(self, taken: TakenRollout) -> None:
-        """Free the slot; its views must not be read after that. A second call does nothing, also if the slot
-        was filled and taken again meanwhile.
-        """
+        """Free the slot, whose views must not be read after that; a second call does nothing."""
         if self._held.get(taken.slot) is taken and not self.closed:
             if self._when_full == "drop_oldest":
                 self._drop_oldest()  # while writers wait: the slot that is freed now would hide that
@@ -222,9 +220,7 @@ class RolloutRing:
         return TakenRollout(slot, writer, number, self._images.views(slot), self._images.image(slot), life)
 
     def _count(self, slot: int) -> None:
-        """Count a full slot on its writer's line, which a killed writer may not have done, or its successor
-        would give the number twice. Under the slot's lock, or before a successor starts.
-        """
+        """Count a full slot on its writer's line, if a killed writer has not; before a successor starts."""
         line = fmt.slot_line(slot)
         written = fmt.writer_line(self._words[line + fmt.SLOT_WRITER]) + fmt.WRITER_WRITTEN
         if self._words[written] == self._words[line + fmt.SLOT_NUMBER]:
