@@ -23,6 +23,22 @@ def buffer_of(sampler: PrioritizedRows, frames: int) -> TensorDictReplayBuffer:
     return buffer
 
 
+@pytest.mark.parametrize("capacity", [1, 256, 1000])
+def test_only_frames_that_are_there_are_drawn_and_each_by_its_share(capacity: int) -> None:
+    sampler = PrioritizedRows(capacity, alpha=1.0, beta=0.0)
+    storage = LazyTensorStorage(capacity)
+    there = torch.arange(capacity)[:: 1 + capacity // 4]
+    sampler.extend(there)
+    for size in (1e9, 1.0, 3.0):  # a sum that keeps what was taken from it would be wrong after the first
+        sampler.update_priority(there[-1:], size)
+    drawn, _ = sampler.sample(storage, 20_000)
+    counts = torch.bincount(drawn, minlength=capacity)
+    share = sampler.probabilities() * 20_000
+    assert share.count_nonzero() == len(there)
+    assert_close(counts.double(), share, atol=400, rtol=0)
+    assert not counts[share == 0].any(), "never a frame that is not there"
+
+
 def test_frames_are_drawn_as_often_as_their_errors_say_and_weigh_less_for_it() -> None:
     sampler = PrioritizedRows(8, alpha=0.5, beta=1.0)
     buffer = buffer_of(sampler, 5)

@@ -16,7 +16,7 @@ from torchrl.objectives import DQNLoss
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, ConfigError, Every, PublishError, Source, SyncWeights, VerifySync
-from rlsync.recipes.hooks import StalenessHistogram, StatisticsHook
+from rlsync.recipes.hooks.measuring import StalenessHistogram, StatisticsHook
 from tests.laws.zoo.parts import ACTOR, actor_of, make_trainer
 from tests.tools.parts import (
     ACTIONS,

@@ -92,6 +92,7 @@ class StepMemory(Memory):
 #: What each drawn frame's loss is multiplied by; TorchRL's losses look for this key.
 WEIGHT = "priority_weight"
 
+_BLOCK = 256  #: rows whose sizes are summed
 _LEAST = 1e-6  #: is added to each error, so that every frame can be drawn
 
 
@@ -102,23 +103,31 @@ class PrioritizedRows(OwnSampler):
     """
 
     def __init__(self, capacity: int, alpha: float, beta: float) -> None:
-        self._sizes = np.zeros(capacity)  # p_i ** alpha; 0 where there is no frame
+        # p_i ** alpha of each row, 0 where there is no frame, and their sums by block: a draw runs over the
+        # blocks, and over the rows of those that it meets.
+        self._sizes, self._capacity = np.zeros((1 + (capacity - 1) // _BLOCK, _BLOCK)), capacity
+        self._sums = self._sizes.sum(1)
         self._alpha, self.beta = alpha, beta
         self._largest = 1.0
 
     def probabilities(self) -> Tensor:
         """``[capacity]`` float64: how likely each row is drawn next."""
-        return torch.from_numpy(self._sizes / self._sizes.sum())
+        return torch.from_numpy(self._rows / self._rows.sum())
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict[str, Any]]:
         """Rows ``[batch_size]``, with replacement, and their weights."""
-        sums = self._sizes.cumsum()
+        sums = self._sums.cumsum()
         if sums[-1] <= 0:
             raise RuntimeError("Cannot sample from an empty storage.")  # as TorchRL's samplers do
-        mass = torch.rand(batch_size, dtype=torch.float64).numpy() * sums[-1]
         # Rounding may make a mass the whole sum, which no running sum passes.
-        rows = sums.searchsorted(np.minimum(mass, np.nextafter(sums[-1], 0)), side="right")
-        sizes = self._sizes[rows]
+        mass = np.minimum(
+            torch.rand(batch_size, dtype=torch.float64).numpy() * sums[-1], np.nextafter(sums[-1], 0)
+        )
+        blocks = sums.searchsorted(mass, side="right")
+        inside = self._sizes[blocks].cumsum(1)
+        rest = np.minimum(mass - sums[blocks] + self._sums[blocks], np.nextafter(inside[:, -1], 0))
+        rows = blocks * _BLOCK + (inside <= rest[:, None]).sum(1)
+        sizes = self._rows[rows]
         weights = (sizes / sizes.min()) ** -self.beta
         return torch.from_numpy(rows), {WEIGHT: torch.from_numpy(weights).to(torch.float32)}
 
@@ -135,7 +144,7 @@ class PrioritizedRows(OwnSampler):
                 "look at the rewards and the losses of the steps before; no priority was changed",
             )
         self._largest = max(self._largest, float(errors.max()))
-        self._sizes[rows] = errors**self._alpha
+        self._put(rows, errors**self._alpha)
 
     def add(self, index: int | Tensor) -> None:
         """A new frame: it is as likely as any."""
@@ -143,14 +152,23 @@ class PrioritizedRows(OwnSampler):
 
     def extend(self, index: Tensor) -> None:
         """New frames, which may take the rows of old ones."""
-        self._sizes[torch.as_tensor(index).reshape(-1).cpu().numpy()] = self._largest**self._alpha
+        self._put(torch.as_tensor(index).reshape(-1).cpu().numpy(), self._largest**self._alpha)
 
     def clear(self) -> None:
-        self._sizes[:] = 0
+        self._sizes[:] = self._sums[:] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"priorities": torch.from_numpy(self._sizes.copy()), "largest": self._largest}
+        return {"priorities": torch.from_numpy(self._rows.copy()), "largest": self._largest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._largest = float(state_dict["largest"])
-        self._sizes[:] = state_dict["priorities"].numpy()
+        self._put(np.arange(self._capacity), state_dict["priorities"].numpy())
+
+    @property
+    def _rows(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return self._sizes.reshape(-1)[: self._capacity]
+
+    def _put(self, rows: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any] | float) -> None:
+        self._rows[rows] = sizes
+        blocks = np.unique(rows // _BLOCK)
+        self._sums[blocks] = self._sizes[blocks].sum(1)
