@@ -15,6 +15,9 @@ if fewer signals were sent in time than ``--kills`` says, or if no run was resum
 The script gives itself a /dev/shm of its own. Where it may not (it needs the right to mount), files of shared
 memory are counted on the whole machine, other programs' too.
 
+Updates are not compiled: that would take longer than most lives here. (A C++ compiler that a killed learner
+has started ends by itself, seconds later.)
+
 Learners and samplers of TorchRL's collectors are forked from this process, which has the imports loaded: many
 runs fit into a few minutes.
 """
@@ -54,6 +57,7 @@ COMMON = (
     f"collector.num_workers={WORKERS}",
     "recipe.total_frames=10000000",
     "recipe.target_return=null",
+    "recipe.compile=off",
     "recipe.evaluation.every_frames=256",
     "recipe.evaluation.episodes=1",
     "logger=none",
