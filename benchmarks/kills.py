@@ -203,6 +203,15 @@ def _state(pid: int) -> str:
         return ""
 
 
+def what_is(pid: int) -> str:
+    """A process in words: what it runs, and the processor time that it has had."""
+    with suppress(OSError):
+        user, system = map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return f"{pid} {command[:120]!r} {(user + system) / os.sysconf('SC_CLK_TCK'):.1f} s"
+    return f"{pid}, which has just ended"
+
+
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
@@ -409,8 +418,8 @@ class Trial:
             )
 
     def _look(self, life: Life, before: Checkpoint | None, told: str) -> Checkpoint | None:
-        if not until(lambda: not life.left(), 30):
-            self._note("processes left", f"{told}: {life.left()}")
+        if not until(lambda: not life.left()):
+            self._note("processes left", f"{told}: {[what_is(pid) for pid in life.left()]}")
         new = {path.name for path in Path("/dev/shm").iterdir()} - self.shm
         published = life.receipts(0)  # of all lives of the run, however this one ended
         versions = [receipt["version"] for receipt in published]
