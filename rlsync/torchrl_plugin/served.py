@@ -62,8 +62,9 @@ class ServedProcesses(Served):
         """Make the workers stamp frames, and log what they print at their start. Called before they start.
         ConfigError: TorchRL would send a policy without its weights, and no scheme brings them.
         """
-        given, policy = schemes.schemes_of(self.workers), self.policy()
-        if POLICY not in given and isinstance(policy, nn.Module) and Leaves(policy, POLICY).leaves:
+        given = schemes.schemes_of(self.workers)
+        sent = collectors.has_own_policy_template(self.workers) and schemes.weights_of(self.workers.policy)
+        if POLICY not in given and isinstance(sent, nn.Module) and Leaves(sent, POLICY).leaves:
             raise ConfigError(
                 "no scheme brings the workers the weights of their policy",
                 f"weight_sync_schemes={list(given)} of {type(self.workers).__name__}",

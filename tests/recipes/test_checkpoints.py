@@ -25,7 +25,7 @@ from rlsync.recipes.checkpoints import WholeCheckpoint, require_whole, taken
 from rlsync.recipes.ppo import PPOConfig
 from rlsync.recipes.replay import row_segments
 from rlsync.recipes.replay.row_segments import RowSegments
-from rlsync.recipes.run_files import CHECKPOINT, DIGESTS
+from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, ROOM
 from rlsync.recipes.settings import CollectorConfig, Config
 from rlsync.recipes.trainer import RandomState
 from tests.tools.parts.power_cut import Disk, Image, put
@@ -192,7 +192,7 @@ def test_resume_takes_the_one_before_where_the_newer_one_is_damaged_and_says_why
         f"written ({file})"
     )
     make().save(saved)
-    assert [path.name for path in saved.parent.iterdir()] == [CHECKPOINT], "a new one replaces both"
+    assert {path.name for path in saved.parent.iterdir()} == {CHECKPOINT, ROOM}, "a new one replaces both"
 
 
 def test_resume_says_which_of_two_whole_ones_it_takes(saved: Path) -> None:

@@ -31,7 +31,7 @@ from rlsync.core.errors import ConfigError, RlsyncError, RlsyncWarning
 from rlsync.recipes.checkpoints import WholeCheckpoint, checkpoint_at
 from rlsync.recipes.replay.memory import PrioritizedRows
 from rlsync.recipes.replay.row_segments import INDEX, RowSegments
-from rlsync.recipes.run_files import CHECKPOINT
+from rlsync.recipes.run_files import CHECKPOINT, ROOM
 from tests.recipes.test_off_policy import built, every_recipe, small
 from tests.recipes.test_recipes import trained
 from tests.tools.parts import wait_until
@@ -469,7 +469,7 @@ def test_a_learner_that_is_killed_at_any_moment_leaves_a_checkpoint_that_goes_on
         known = buffer.write_count
     save(buffer, tmp_path)
     begin(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT], (
+    assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, ROOM}, (
         "no leftovers of those that were killed"
     )
 
@@ -481,7 +481,7 @@ def test_a_replaced_checkpoint_that_was_left_goes_only_if_there_is_a_newer_one(t
     begin(tmp_path)
     assert checkpoint_at(tmp_path) == replaced, "it is the only one"
     checkpoint = save(buffer, tmp_path)
-    assert list(tmp_path.iterdir()) == [checkpoint]
+    assert {path.name for path in tmp_path.iterdir()} == {checkpoint.name, ROOM}
 
 
 # --------------------------------------------------------------------------------------- real runs
