@@ -179,11 +179,9 @@ def process_group() -> object:
     from torch import distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
-        raise ConfigError(
-            "this process is no rank: torch.distributed has no process group",
-            "weights that are sharded over ranks",
-            "start the learner with torchrun, and call torch.distributed.init_process_group first",
-        )
+        what = "this process is no rank: torch.distributed has no process group"
+        cure = "start the learner with torchrun, and call torch.distributed.init_process_group first"
+        raise ConfigError(what, "weights that are sharded over ranks", cure)
     return dist.group.WORLD
 
 
