@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, LayoutMismatch, PublishError
-from rlsync.core.path import parse
 from rlsync.sync.sharded import meeting
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.layout import dtype_named
@@ -112,7 +111,9 @@ class SendShards:
         self.timeout_s = timeout_s
         self._in_place = in_place
         self._leaves: dict[str, Leaf] = {}
-        described = {destination: self._describe(destination, root) for destination, root in sources.items()}
+        described: dict[str, Sharding] = {}
+        for destination, root in sources.items():
+            described |= self._describe(destination, root)
         if not self._leaves:
             raise LayoutMismatch(
                 "no leaf is sharded, so there is nothing to send",
@@ -166,11 +167,10 @@ class SendShards:
 
     def _describe(self, destination: str, root: object) -> dict[str, Sharding]:
         where = f"SendShards, {destination!r}"
-        stem = parse(destination).leaf_prefix()
-        leaves = Leaves(root, where, shards=True)
-        sharded = [leaf for leaf in leaves.leaves if is_sharded(leaf.read())]
-        self._leaves |= {f"{stem}.{leaf.name}": leaf for leaf in sharded}
-        return {leaf.name: Sharding.of(leaf.read(), leaf.name, where) for leaf in sharded}
+        sharded = [leaf for leaf in Leaves(root, where, shards=True).leaves if is_sharded(leaf.read())]
+        mine = {meeting.full_name((destination, leaf.name)): leaf for leaf in sharded}
+        self._leaves |= mine
+        return {name: Sharding.of(leaf.read(), leaf.name, where) for name, leaf in mine.items()}
 
     # ---------------------------------------------------------------------------- what the owner says
 
