@@ -176,11 +176,8 @@ def _state_of(run: Path) -> RunStatus:
     if cluster is not None:
         return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
     if not (run / RESOLVED).is_file():
-        raise ConfigError(
-            f"no run in {run}: it has neither {RESOLVED} nor {BOARD}",
-            "rlsync status",
-            "name the folder that rlsync train printed as 'run'",
-        )
+        what = f"no run in {run}: it has neither {RESOLVED} nor {BOARD}"
+        raise ConfigError(what, "rlsync status", "name the folder that rlsync train printed as 'run'")
     since = at((run / RESOLVED).stat().st_mtime)
     why = "the run is starting, was killed while it started, or has no workers on a board"
     return RunStatus(NO_BOARD, f"no board, since {since}: {why}")

@@ -81,11 +81,8 @@ def is_mine(run: Path) -> bool:
 
 def refuse(what: str, where: object) -> NoReturn:
     """Refuse what could run code and comes from the folder of a run that this user did not start."""
-    raise ConfigError(
-        f"{what}, and you did not start the run that this comes from",
-        str(where),
-        f"look at it, and add {FLAG} if you trust who wrote it",
-    )
+    cure = f"look at it, and add {FLAG} if you trust who wrote it"
+    raise ConfigError(f"{what}, and you did not start the run that this comes from", str(where), cure)
 
 
 def check_checkpoint(checkpoint: Path, trusted: bool) -> None:

@@ -69,11 +69,8 @@ class BoundRoute:
 def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[BoundRoute]:
     """Resolve every entry; refuse a path that is wrong, untrained weights, and two entries that meet."""
     if not isinstance(sync_map, Mapping):
-        raise errors.ConfigError(
-            f"a sync map is a mapping, got {type(sync_map).__name__}",
-            short(sync_map),
-            "write {'policy': 'loss_module.actor_network'}",
-        )
+        what = f"a sync map is a mapping, got {type(sync_map).__name__}"
+        raise errors.ConfigError(what, short(sync_map), "write {'policy': 'loss_module.actor_network'}")
     if not sync_map:
         raise errors.NothingToSync("the sync map is empty", "sync map", "name at least one destination")
     bound: list[BoundRoute] = []
@@ -107,11 +104,9 @@ def _refuse_shared_places(bound: Sequence[BoundRoute], endpoint: Endpoint) -> No
             place = places[destination].get(name, (destination, name))
             there, source = taken.setdefault(place, (tensor, route.route.source))
             if source != route.route.source and memory_key(there) != memory_key(tensor):
-                raise errors.AmbiguousSource(
-                    f"{destination}.{name} is the same memory as another leaf that is sent",
-                    f"{route.route.source}, and {source}",
-                    "let each leaf come from one place, and leaves that are tied from tied leaves",
-                )
+                what = f"{destination}.{name} is the same memory as another leaf that is sent"
+                cure = "let each leaf come from one place, and leaves that are tied from tied leaves"
+                raise errors.AmbiguousSource(what, f"{route.route.source}, and {source}", cure)
 
 
 def _places(destination: str, endpoint: Endpoint) -> dict[str, object]:
@@ -180,11 +175,9 @@ def bind_route(
 def _refuse_excluded(endpoint: Endpoint, destination: str, patterns: Sequence[str], where: str) -> None:
     for spec in endpoint.specs(destination) or ():
         if excluded(spec.name, patterns):
-            raise errors.LayoutMismatch(
-                f"{destination}.{spec.name} would not be sent, and the workers would wait for it for ever",
-                f"{where}, {endpoint.description}",
-                "send every leaf: leave exclude out, or use a collector that a BoardScheme serves",
-            )
+            what = f"{destination}.{spec.name} would not be sent, and the workers would wait for it for ever"
+            cure = "send every leaf: leave exclude out, or use a collector that a BoardScheme serves"
+            raise errors.LayoutMismatch(what, f"{where}, {endpoint.description}", cure)
 
 
 def _compare(
@@ -193,11 +186,8 @@ def _compare(
     all_specs = endpoint.specs(destination)
     specs = leaves.specs()
     if any(tensor.is_meta for tensor in leaves.tensors()):
-        raise errors.LayoutMismatch(
-            "the source is on the meta device and has no bytes",
-            leaves.where,
-            "materialise it first",
-        )
+        what = "the source is on the meta device and has no bytes"
+        raise errors.LayoutMismatch(what, leaves.where, "materialise it first")
     if all_specs is None:
         unseen = "this collector does not show its weights: unchecked"
         return [

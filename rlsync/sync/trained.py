@@ -156,11 +156,9 @@ def check_limit(publishes: int | None) -> None:
     """Refuse a limit of unchanged publishes that is neither ``None`` nor a whole number of at least 2."""
     whole = isinstance(publishes, int) and not isinstance(publishes, bool)
     if publishes is not None and (not whole or publishes < _LEAST):
-        raise errors.ConfigError(
-            f"a number of publishes in a row is a whole number of at least {_LEAST}, got {publishes!r}",
-            f"max_unchanged_publishes={publishes!r}",
-            f"for example {UNCHANGED_PUBLISHES}; None never warns",
-        )
+        what = f"a number of publishes in a row is a whole number of at least {_LEAST}, got {publishes!r}"
+        cure = f"for example {UNCHANGED_PUBLISHES}; None never warns"
+        raise errors.ConfigError(what, f"max_unchanged_publishes={publishes!r}", cure)
 
 
 @dataclass(frozen=True, slots=True)

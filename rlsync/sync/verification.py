@@ -126,11 +126,9 @@ class Verification:
         called: Callable[[int], str] = "worker {}".format,
     ) -> None:
         if publisher.verified:
-            raise ConfigError(
-                "the workers are verified already",
-                "a second verification of one collector",
-                "register one VerifySync for each SyncWeights",
-            )
+            what = "the workers are verified already"
+            cure = "register one VerifySync for each SyncWeights"
+            raise ConfigError(what, "a second verification of one collector", cure)
         publisher.verified = True
         publisher.seen.append(self._remember)
         self._publisher = publisher

@@ -54,21 +54,16 @@ class WorkersPublisher(Publisher):
     def collector(self) -> WorkerProcesses:
         collector = None if self._collector is None else self._collector()
         if collector is None:
-            raise PublishError(
-                "this board has no collector",
-                "BoardScheme",
-                "pass the scheme to a process collector",
-            )
+            what = "this board has no collector"
+            raise PublishError(what, "BoardScheme", "pass the scheme to a process collector")
         return collector
 
     def serve(self, collector: WorkerProcesses, destination: str) -> bool:
         """Take ``destination``; whether it is this collector's first. PublishError: another collector."""
         if self._collector is not None and self._collector() is not collector:
-            raise PublishError(
-                "this board already serves another collector",
-                f"weight_sync_schemes[{destination!r}]",
-                "make one WeightBoard, or one BoardScheme, for each collector",
-            )
+            what = "this board already serves another collector"
+            cure = "make one WeightBoard, or one BoardScheme, for each collector"
+            raise PublishError(what, f"weight_sync_schemes[{destination!r}]", cure)
         first = self._collector is None
         self._collector = weakref.ref(collector)
         self.destinations.append(destination)
@@ -171,11 +166,9 @@ class WorkersPublisher(Publisher):
         try:
             return self.collector.get_model(destination)
         except (ValueError, AttributeError) as cause:
-            raise PublishError(
-                f"nothing to send to {destination!r}: the learner's collector holds no such module",
-                "update_policy_weights_() without weights",
-                "pass the weights, or register a SyncWeights, whose map names their source",
-            ) from cause
+            what = f"nothing to send to {destination!r}: the learner's collector holds no such module"
+            cure = "pass the weights, or register a SyncWeights, whose map names their source"
+            raise PublishError(what, "update_policy_weights_() without weights", cure) from cause
 
 
 def _seen_in(workers: Sequence[Mapping[str, Sequence[LeafSpec]]], destination: str) -> list[LeafSpec]:

@@ -37,11 +37,8 @@ def unwrap(module: nn.Module, where: str) -> nn.Module:
             break
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-        raise LayoutMismatch(
-            "the module is sharded by FSDP 1, which hides its parameters",
-            where,
-            "shard it with FSDP 2 (torch.distributed.fsdp.fully_shard)",
-        )
+        what = "the module is sharded by FSDP 1, which hides its parameters"
+        raise LayoutMismatch(what, where, "shard it with FSDP 2 (torch.distributed.fsdp.fully_shard)")
     return module
 
 
@@ -64,11 +61,8 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
         Sharding.of(tensor, name, where)  # refuses what cannot be put together
         return
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-        raise LayoutMismatch(
-            f"{name} is not initialised yet",
-            where,
-            "run the module once before you register the hook",
-        )
+        what = f"{name} is not initialised yet"
+        raise LayoutMismatch(what, where, "run the module once before you register the hook")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise LayoutMismatch(
             f"{name} is {tensor.layout}, which cannot be sent", where, "exclude it in the route"
@@ -151,11 +145,8 @@ class Leaves:
                 kind: Kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
                 yield Leaf(name, kind, lambda held=tensor: held)  # type: ignore[misc]
         else:
-            raise LayoutMismatch(
-                f"{type(root).__name__} holds no weights",
-                self.where,
-                "name an nn.Module, a tensordict, or a mapping of names to tensors",
-            )
+            cure = "name an nn.Module, a tensordict, or a mapping of names to tensors"
+            raise LayoutMismatch(f"{type(root).__name__} holds no weights", self.where, cure)
 
     def _walk_module(self, module: nn.Module, prefix: str) -> Iterator[Leaf]:
         if is_tensordict_params(module):
@@ -270,11 +261,9 @@ def flatten_state(state: object, prefix: str, where: str) -> Iterator[tuple[str,
             for i, value in enumerate(state):
                 yield from flatten_state(value, f"{prefix}.{i}" if prefix else str(i), where)
         case _:
-            raise LayoutMismatch(
-                f"{prefix or 'the mapping'} holds a {type(state).__name__}, which cannot be sent",
-                where,
-                "keep tensors and numbers in extra state, or exclude the leaf in the route",
-            )
+            what = f"{prefix or 'the mapping'} holds a {type(state).__name__}, which cannot be sent"
+            cure = "keep tensors and numbers in extra state, or exclude the leaf in the route"
+            raise LayoutMismatch(what, where, cure)
 
 
 def rebuild_state(template: Any, prefix: str, leaves: Mapping[str, Tensor]) -> Any:

@@ -141,11 +141,9 @@ def _cut(placement: object, name: str, where: str) -> tuple[int, int]:
             return placement.dim, int(placement.split_factor)
         case Shard():
             return placement.dim, 1
-    raise LayoutMismatch(
-        f"{name} is sharded as {placement!r}, which only a reduction over the ranks makes whole",
-        where,
-        "redistribute it before you register the map: tensor.redistribute(placements=[Replicate()])",
-    )
+    what = f"{name} is sharded as {placement!r}, which only a reduction over the ranks makes whole"
+    cure = "redistribute it before you register the map: tensor.redistribute(placements=[Replicate()])"
+    raise LayoutMismatch(what, where, cure)
 
 
 def _chunk(runs: _Runs, chunks: int, number: int) -> _Runs:

@@ -147,11 +147,8 @@ def _set_extra_state(extra: Mapping[str, nn.Module], arrived: Mapping[str, Tenso
 
 def _check_fits(leaf: LeafSpec, have: LeafSpec | None, arriving: set[str], where: str) -> None:
     if have is None:
-        raise LayoutMismatch(
-            f"{where} has no leaf {leaf.name!r}",
-            where,
-            "build the worker's module from the same constructor as the learner's",
-        )
+        cure = "build the worker's module from the same constructor as the learner's"
+        raise LayoutMismatch(f"{where} has no leaf {leaf.name!r}", where, cure)
     if have.shape != leaf.shape or have.dtype != leaf.dtype:
         raise LayoutMismatch(
             f"{leaf.name}: {leaf.dtype_name}{list(leaf.shape)} arrives, "
@@ -160,11 +157,8 @@ def _check_fits(leaf: LeafSpec, have: LeafSpec | None, arriving: set[str], where
             "build the worker's module from the same constructor as the learner's",
         )
     if have.tie in arriving and not leaf.tie:
-        raise LayoutMismatch(
-            f"{leaf.name} is tied to {have.tie} at the destination, but not at the source",
-            where,
-            "tie the leaves on both sides, or on neither",
-        )
+        what = f"{leaf.name} is tied to {have.tie} at the destination, but not at the source"
+        raise LayoutMismatch(what, where, "tie the leaves on both sides, or on neither")
 
 
 def is_compiled(module: object) -> bool:

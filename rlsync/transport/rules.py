@@ -63,11 +63,9 @@ def completed(tensors: Sequence[Tensor | None], layout: Layout, kept: Mapping[Ke
     for entry, tensor in zip(layout.owned, tensors, strict=True):
         value = kept.get((entry.destination, entry.leaf.name)) if tensor is None else tensor
         if value is None:
-            raise PublishError(
-                f"{entry.leaf.name} has no value to keep: no version before had it",
-                f"destination {entry.destination!r}",
-                "publish every leaf the first time",
-            )
+            what = f"{entry.leaf.name} has no value to keep: no version before had it"
+            cure = "publish every leaf the first time"
+            raise PublishError(what, f"destination {entry.destination!r}", cure)
         whole.append(value)
     return whole
 
@@ -149,11 +147,9 @@ def await_adoption(
         if dead:
             raise worker_lost(dead, f"waiting for version {version} to be adopted")
         if time.monotonic() >= deadline:
-            raise AdoptionTimeout(
-                f"version {version} was not adopted within {timeout_s:g} s",
-                "; ".join(map(str, missing)),
-                "wait for at least one rollout, or look at why the worker does not move",
-            )
+            what = f"version {version} was not adopted within {timeout_s:g} s"
+            cure = "wait for at least one rollout, or look at why the worker does not move"
+            raise AdoptionTimeout(what, "; ".join(map(str, missing)), cure)
         time.sleep(pause_s)
 
 

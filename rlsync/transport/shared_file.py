@@ -74,11 +74,9 @@ class SharedFile:
         try:
             return cls(os.open(address.path, os.O_RDWR), address)
         except OSError as cause:
-            raise BoardClosed(
-                f"the board of process {address.pid} is gone",
-                f"opening {address.path}: {cause.strerror}",
-                "the learner must live, and run as the same user, while workers attach",
-            ) from cause
+            what = f"the board of process {address.pid} is gone"
+            cure = "the learner must live, and run as the same user, while workers attach"
+            raise BoardClosed(what, f"opening {address.path}: {cause.strerror}", cure) from cause
 
     def resize(self, size_bytes: int) -> None:
         """Make the file this long; untouched pages cost nothing."""
@@ -200,11 +198,9 @@ def this_host() -> str:
 
 def _require_locks() -> None:
     if "F_OFD_SETLK" not in vars(fcntl):
-        raise ConfigError(
-            "this platform has no open-file-description locks",
-            f"shared memory of a board or a ring, on {sys.platform}",
-            "run on Linux 3.15 or later, for example in a container; rlsync doctor tests the locks",
-        )
+        what = "this platform has no open-file-description locks"
+        cure = "run on Linux 3.15 or later, for example in a container; rlsync doctor tests the locks"
+        raise ConfigError(what, f"shared memory of a board or a ring, on {sys.platform}", cure)
 
 
 def _flock(kind: int, at: int) -> bytes:

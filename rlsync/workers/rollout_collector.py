@@ -74,14 +74,9 @@ class RolloutCollector(BaseCollector):
         frames_per_batch = shape.steps * shape.num_envs * rollouts_per_batch
         self.frames_per_batch = self.requested_frames_per_batch = frames_per_batch
         self._frames = self._batches = 0
-        self._closed = False
+        self.closed = False  #: whether it was shut down
         self._pid = os.getpid()
         end_with_program(self)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was shut down."""
-        return self._closed
 
     @property
     @abstractmethod
@@ -215,8 +210,8 @@ class RolloutCollector(BaseCollector):
             close_env: not used: environments end with their workers.
             raise_on_error: not used.
         """
-        if not self._closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
-            self._closed = True
+        if not self.closed and os.getpid() == self._pid:  # a forked worker has a copy of this object
+            self.closed = True
             if "_intake" in vars(self):  # the constructor came as far as the workers
                 self._intake.close()
                 self._end(LEAVE_TIMEOUT_S if timeout is None else timeout)
@@ -231,7 +226,7 @@ class RolloutCollector(BaseCollector):
             self.shutdown()
 
     def _next_batch(self) -> TensorDict:
-        if self._closed:
+        if self.closed:
             raise BoardClosed("this collector was shut down", "iterating over it", "make a new one")
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()

@@ -21,9 +21,10 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
+from tensordict import TensorDictBase
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector, MultiSyncCollector
 from torchrl.trainers import Trainer, UpdateWeights
 from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, WeightSyncScheme
 
@@ -34,6 +35,7 @@ from rlsync.cli.doctor import findings_of
 from rlsync.cli.machine import Finding, worst
 from rlsync.cli.main import main
 from rlsync.torchrl_plugin.examine.examine import Examination, Outcome, examine, marked
+from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers
 from rlsync.transport.shared_file import FileAddress, SharedFile
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
@@ -173,6 +175,26 @@ def test_a_trainer_without_a_hook_is_told_so() -> None:
 
     assert (found.sync, found.routes, outcomes(found)) == ("", (("policy", SOURCE),), [Outcome.LOST])
     assert worst(findings_of(found)) == "fail"
+
+
+def test_a_collector_of_no_known_kind_is_asked_for_no_batch() -> None:
+    class Theirs(BaseCollector):
+        def iterator(self) -> Iterator[TensorDictBase]:
+            raise AssertionError("a batch was asked for")
+
+        def set_seed(self, seed: int, static_seed: bool = False) -> int:
+            return seed
+
+        def state_dict(self) -> dict[str, object]:
+            return {}
+
+        def load_state_dict(self, state_dict: dict[str, object]) -> None:
+            return
+
+        def shutdown(self, *args: object, **kwargs: object) -> None:
+            return
+
+    assert ExaminedWorkers.of(Theirs()).roll_out() is None
 
 
 def test_a_misspelt_destination_of_a_stock_map_is_told_with_the_nearest_name() -> None:

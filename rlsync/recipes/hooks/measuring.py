@@ -208,13 +208,11 @@ class StatisticsHook(TrainerHookBase, InSummary):
         return str(self.load)
 
     def _waits(self) -> Waits:
-        ring = None if self.counters is None else self.counters()
-        return Waits(
-            time.monotonic() - self._started_s,
-            self._learner_wait_s,
-            None if ring is None else ring.worker_wait_s,
-            None if ring is None else ring.dropped,
-        )
+        so_far = Waits(time.monotonic() - self._started_s, self._learner_wait_s)
+        if self.counters is None:
+            return so_far
+        ring = self.counters()
+        return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
 
     def now(self) -> RunStatistics:
         """The numbers so far."""

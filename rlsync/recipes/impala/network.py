@@ -256,11 +256,8 @@ def _no_autocast(features: Tensor) -> torch.autocast:
 
 def _given(tensor: Tensor | None, what: str) -> Tensor:
     if tensor is None:
-        raise ConfigError(
-            f"this network takes the last {what}, and none was given",
-            f"last_{what}",
-            f"pass last_{what}, or build the network with last_{what}=False",
-        )
+        cure = f"pass last_{what}, or build the network with last_{what}=False"
+        raise ConfigError(f"this network takes the last {what}, and none was given", f"last_{what}", cure)
     return tensor
 
 

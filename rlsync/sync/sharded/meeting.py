@@ -147,7 +147,7 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RankNote:
-    """What a rank tells the owner of the board; ``leaves`` are its sharded leaves by destination and name."""
+    """What a rank tells the owner of the board; ``leaves`` are its sharded leaves by :func:`full_name`."""
 
     rank: int
     pid: int
@@ -155,22 +155,17 @@ class RankNote:
     address: tuple[str, int]
     token: str  #: what the owner must say first
     timeout_s: float  #: how long it waits for the owner, and the owner for it
-    leaves: dict[str, dict[str, Sharding]]
+    leaves: dict[str, Sharding]
 
     @classmethod
-    def here(
-        cls, address: tuple[str, int], timeout_s: float, leaves: dict[str, dict[str, Sharding]]
-    ) -> RankNote:
+    def here(cls, address: tuple[str, int], timeout_s: float, leaves: dict[str, Sharding]) -> RankNote:
         return cls(own_rank(), os.getpid(), this_host(), address, secrets.token_hex(16), timeout_s, leaves)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankNote:
         told = json.loads(text)
         told["address"] = tuple(told["address"])
-        told["leaves"] = {
-            destination: {name: Sharding.from_json(how) for name, how in leaves.items()}
-            for destination, leaves in told["leaves"].items()
-        }
+        told["leaves"] = {name: Sharding.from_json(how) for name, how in told["leaves"].items()}
         return cls(**told)
 
 
@@ -179,11 +174,9 @@ def process_group() -> object:
     from torch import distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
-        raise ConfigError(
-            "this process is no rank: torch.distributed has no process group",
-            "weights that are sharded over ranks",
-            "start the learner with torchrun, and call torch.distributed.init_process_group first",
-        )
+        what = "this process is no rank: torch.distributed has no process group"
+        cure = "start the learner with torchrun, and call torch.distributed.init_process_group first"
+        raise ConfigError(what, "weights that are sharded over ranks", cure)
     return dist.group.WORLD
 
 
@@ -264,13 +257,6 @@ class Other:
     in_place: bool | None = None  #: whether it writes into the board; unknown before it has answered
     gone: str = ""  #: how it was lost
 
-    def __post_init__(self) -> None:
-        self._leaves = {
-            full_name((destination, leaf)): how
-            for destination, leaves in self.note.leaves.items()
-            for leaf, how in leaves.items()
-        }
-
     @property
     def state(self) -> str:
         """``"running"``, ``"stopped"`` or ``"dead"``; empty for a process of another host."""
@@ -316,7 +302,7 @@ class Other:
 
     def check_alike(self, name: str, sharding: Sharding) -> None:
         """Refuse a leaf that this rank does not have, or has sharded in another way (LayoutMismatch)."""
-        theirs = self._leaves.get(name)
+        theirs = self.note.leaves.get(name)
         if theirs != sharding:
             rank, owner = self.note.rank, own_rank()
             raise LayoutMismatch(

@@ -96,11 +96,8 @@ class Ranks:
         return f"weights sharded over {ranks}; rank {meeting.own_rank()} publishes"
 
     def _without(self, other: meeting.Other) -> PublishError:
-        return PublishError(
-            f"{other} is lost ({other.gone}); nothing was published",
-            self._where(),
-            "restart the learner, whose weights are not whole now; workers go on with the version before",
-        )
+        cure = "restart the learner, whose weights are not whole now; workers go on with the version before"
+        return PublishError(f"{other} is lost ({other.gone}); nothing was published", self._where(), cure)
 
     # ---------------------------------------------------------------------------- what they are told
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from rlsync.core.errors import BoardClosed, ConfigError, LayoutMismatch, PublishError
-from rlsync.core.path import parse
 from rlsync.sync.sharded import meeting
 from rlsync.tensors.digest import all_finite
 from rlsync.tensors.layout import dtype_named
@@ -106,15 +105,15 @@ class SendShards:
     ) -> None:
         meeting.process_group()
         if not (timeout_s > 0 and math.isfinite(timeout_s)):
-            raise ConfigError(
-                f"a timeout is a positive number of seconds, got {timeout_s!r}",
-                f"SendShards(timeout_s={timeout_s!r})",
-                f"for example {meeting.TIMEOUT_S:g}",
-            )
+            what = f"a timeout is a positive number of seconds, got {timeout_s!r}"
+            cure = f"for example {meeting.TIMEOUT_S:g}"
+            raise ConfigError(what, f"SendShards(timeout_s={timeout_s!r})", cure)
         self.timeout_s = timeout_s
         self._in_place = in_place
         self._leaves: dict[str, Leaf] = {}
-        described = {destination: self._describe(destination, root) for destination, root in sources.items()}
+        described: dict[str, Sharding] = {}
+        for destination, root in sources.items():
+            described |= self._describe(destination, root)
         if not self._leaves:
             raise LayoutMismatch(
                 "no leaf is sharded, so there is nothing to send",
@@ -168,11 +167,10 @@ class SendShards:
 
     def _describe(self, destination: str, root: object) -> dict[str, Sharding]:
         where = f"SendShards, {destination!r}"
-        stem = parse(destination).leaf_prefix()
-        leaves = Leaves(root, where, shards=True)
-        sharded = [leaf for leaf in leaves.leaves if is_sharded(leaf.read())]
-        self._leaves |= {f"{stem}.{leaf.name}": leaf for leaf in sharded}
-        return {leaf.name: Sharding.of(leaf.read(), leaf.name, where) for leaf in sharded}
+        sharded = [leaf for leaf in Leaves(root, where, shards=True).leaves if is_sharded(leaf.read())]
+        mine = {meeting.full_name((destination, leaf.name)): leaf for leaf in sharded}
+        self._leaves |= mine
+        return {name: Sharding.of(leaf.read(), leaf.name, where) for name, leaf in mine.items()}
 
     # ---------------------------------------------------------------------------- what the owner says
 
@@ -185,11 +183,8 @@ class SendShards:
         except TimeoutError:
             message = None
         except EOFError as gone:
-            raise PublishError(
-                f"rank {self._owner}, which publishes, is gone",
-                self._where(),
-                "look for the error of that rank; restart the learner",
-            ) from gone
+            cure = "look for the error of that rank; restart the learner"
+            raise PublishError(f"rank {self._owner}, which publishes, is gone", self._where(), cure) from gone
         if message is None:
             raise PublishError(
                 f"the rank that publishes did not come within {self.timeout_s:g} s",
@@ -271,8 +266,6 @@ class SendShards:
                     "a forward pass, call module.reshard() before the publish",
                 )
             if call["finite"] and not all_finite(wanted.tensor, wanted.dtype):
-                raise PublishError(
-                    f"{wanted.name} is not finite on rank {self._note.rank}; nothing was published",
-                    f"version {call['version']}, {self._where()}",
-                    "look at the loss and the gradients of the last steps; resume from a checkpoint",
-                )
+                what = f"{wanted.name} is not finite on rank {self._note.rank}; nothing was published"
+                cure = "look at the loss and the gradients of the last steps; resume from a checkpoint"
+                raise PublishError(what, f"version {call['version']}, {self._where()}", cure)

@@ -43,30 +43,24 @@ def endpoint_of(collector: object) -> Endpoint:
             return ServerEndpoint(scheme, collector)
         return OtherServerEndpoint(collector, [])
     if isinstance(collector, DistributedSyncCollector):
-        raise ConfigError(
-            "DistributedSyncCollector takes no weights, it sends its own policy every few batches",
-            "SyncWeights, UpdateWeights",
-            f"use DistributedCollector(sync=True, launcher='mp', {WITH_A_BOARD}), or leave the hook out",
-        )
+        what = "DistributedSyncCollector takes no weights, it sends its own policy every few batches"
+        cure = f"use DistributedCollector(sync=True, launcher='mp', {WITH_A_BOARD}), or leave the hook out"
+        raise ConfigError(what, "SyncWeights, UpdateWeights", cure)
     schemes = schemes_of(collector)
     boards = {name: s for name, s in schemes.items() if isinstance(s, WorkerScheme)}
     if boards:
         first, *others = (scheme.publisher for scheme in boards.values())
         if len(boards) < len(schemes) or any(other is not first for other in others):
-            raise ConfigError(
-                "the destinations of this collector do not share one board",
-                f"weight_sync_schemes={list(schemes)}",
-                "make one WeightBoard and take board.scheme() for each destination",
-            )
+            what = "the destinations of this collector do not share one board"
+            cure = "make one WeightBoard and take board.scheme() for each destination"
+            raise ConfigError(what, f"weight_sync_schemes={list(schemes)}", cure)
         adopt_at = next(iter(boards.values())).adopt_at  # the same for all: a scheme refuses others
         return BoardEndpoint(first, {name: scheme.adopt for name, scheme in boards.items()}, adopt_at)
     if isinstance(collector, Collector) and not schemes:
         if collectors.acts_ahead(collector):
-            raise ConfigError(
-                "the first actions of each rollout of this collector are computed in the rollout before",
-                f"{type(collector).__name__} with an AsyncEnvPool",
-                "give it one environment, or a SerialEnv: then each frame has one version",
-            )
+            what = "the first actions of each rollout of this collector are computed in the rollout before"
+            cure = "give it one environment, or a SerialEnv: then each frame has one version"
+            raise ConfigError(what, f"{type(collector).__name__} with an AsyncEnvPool", cure)
         return InProcessEndpoint(collector)
     if isinstance(collector, collectors.MultiCollector):
         end_with_program(collector)  # one on a board says so itself

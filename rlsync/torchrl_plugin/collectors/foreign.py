@@ -95,11 +95,9 @@ class ForeignEndpoint(Endpoint):
             near = nearest_name(name, self.destinations)
             raise no_destination(name, where, self.destinations, near)
         if name != "policy" and isinstance(self.collector, collectors.MultiCollector):
-            raise DestinationNotFound(
-                f"TorchRL's schemes hang on the destination {name!r} of a process collector",
-                where,
-                "take the scheme from a board: board = rlsync.WeightBoard(); board.scheme()",
-            )
+            what = f"TorchRL's schemes hang on the destination {name!r} of a process collector"
+            cure = "take the scheme from a board: board = rlsync.WeightBoard(); board.scheme()"
+            raise DestinationNotFound(what, where, cure)
         return name, ""
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
@@ -121,11 +119,9 @@ class ForeignEndpoint(Endpoint):
             return None
 
     def verification(self) -> NoReturn:
-        raise ConfigError(
-            f"the workers of this {type(self.collector).__name__} cannot be asked what they act with",
-            "VerifySync.register",
-            "leave VerifySync out: " + what_keeps_them(self.collector),
-        )
+        what = f"the workers of this {type(self.collector).__name__} cannot be asked what they act with"
+        cure = "leave VerifySync out: " + what_keeps_them(self.collector)
+        raise ConfigError(what, "VerifySync.register", cure)
 
 
 class OtherServerEndpoint(ForeignEndpoint):
@@ -204,11 +200,8 @@ class CallTransport(Transport):
     def _update(self, weights: dict[str, TensorDict]) -> None:
         update: Any = getattr(self._collector, "update_policy_weights_", None)
         if not callable(update):
-            raise PublishError(
-                f"{type(self._collector).__name__} takes no weights",
-                "SyncWeights",
-                "use a TorchRL collector, or one that has update_policy_weights_",
-            )
+            cure = "use a TorchRL collector, or one that has update_policy_weights_"
+            raise PublishError(f"{type(self._collector).__name__} takes no weights", "SyncWeights", cure)
         if self._schemed:
             update(weights_dict=weights)
         else:

@@ -189,12 +189,9 @@ def processes_behind(collector: LocalCollector) -> list[BaseProcess]:
 def _of_env(env: object) -> list[BaseProcess]:
     while isinstance(env, TransformedEnv):
         env = env.base_env
-    match env:
-        case ParallelEnv():
-            return [] if env.is_closed else list(env._workers)
-        case ProcessorAsyncEnvPool():
-            return list(env.threads)  # TorchRL calls them so
-    return []
+    if isinstance(env, ParallelEnv):
+        return [] if env.is_closed else list(env._workers)
+    return list(env.threads) if isinstance(env, ProcessorAsyncEnvPool) else []  # TorchRL calls them so
 
 
 def _threads_behind(collector: LocalCollector) -> list[Thread]:

@@ -40,11 +40,8 @@ def pin(
     """
     backend = evaluator._backend
     if not isinstance(backend, _ThreadEvalBackend):
-        raise ConfigError(
-            "the version that acts in an Evaluator on Ray cannot be known",
-            _WHERE,
-            "use Evaluator(backend='process') or backend='thread'",
-        )
+        what = "the version that acts in an Evaluator on Ray cannot be known"
+        raise ConfigError(what, _WHERE, "use Evaluator(backend='process') or backend='thread'")
     if backend._collector is not None or backend.pending:
         raise ConfigError(
             "this Evaluator has evaluated already", _WHERE, "pin it before its first evaluation"

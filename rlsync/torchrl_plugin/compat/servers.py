@@ -100,7 +100,7 @@ def stamp_both_ends(collector: AsyncBatchedCollector) -> None:
         in_place_of(collector, name)(partial(stamped, name))
 
 
-def around_results(collector: AsyncBatchedCollector, wrap: Callable[[Any], None]) -> None:
+def around_results(collector: AsyncBatchedCollector, wrap: Callable[[Any], object]) -> None:
     """Call ``wrap(queue)`` with the queue through which frames arrive, as soon as there is one."""
     wrapped: list[object] = []
 

@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -293,11 +294,8 @@ def registered_modules(trainer: Trainer) -> list[object]:
 
 def free_name(trainer: Trainer, name: str) -> str:
     """``name``, or the first of ``name_2``, ``name_3``, ... that no module of the trainer has."""
-    free, number = name, 1
-    while free in trainer._modules:
-        number += 1
-        free = f"{name}_{number}"
-    return free
+    names = chain([name], (f"{name}_{number}" for number in count(2)))
+    return next(free for free in names if free not in trainer._modules)
 
 
 def let_it_be_absent(trainer: Trainer, hook: TrainerHookBase) -> None:
@@ -349,32 +347,14 @@ class _Loading:
 
 def bridge_for_trainer(collector: object) -> None:
     """Give a collector what ``Trainer.train`` asks for and its class lacks. Until its class has it."""
-    for kind, bridges in _BRIDGES.items():
-        if isinstance(collector, kind):
-            for bridge in bridges:
-                bridge(collector)
-
-
-def _init_random_frames(collector: Any) -> None:
-    # The learner learns from the first batch on; workers that act at random count those frames themselves.
-    vars(collector).setdefault("init_random_frames", 0)
-
-
-def _init_random_frames_of_nodes(collector: Any) -> None:
-    shares = [arguments.get("init_random_frames", 0) for arguments in collector.collector_kwargs]
-    vars(collector).setdefault("init_random_frames", sum(max(0, share) for share in shares))
-
-
-def _getattr_rb(collector: Any) -> None:
-    if "getattr_rb" not in vars(collector):
-        in_place_of(collector, "getattr_rb")(lambda self, attr: getattr(self.replay_buffer, attr))
-
-
-#: What is added to a collector, by its kind.
-_BRIDGES = {
-    AsyncBatchedCollector: (_init_random_frames, _getattr_rb),
-    Remote: (_init_random_frames_of_nodes,),
-}
+    if isinstance(collector, AsyncBatchedCollector):
+        # The learner learns from the first batch on; workers that act at random count these frames alone.
+        vars(collector).setdefault("init_random_frames", 0)
+        if "getattr_rb" not in vars(collector):
+            in_place_of(collector, "getattr_rb")(lambda self, attr: getattr(self.replay_buffer, attr))
+    elif isinstance(collector, Remote):
+        shares = [arguments.get("init_random_frames", 0) for arguments in collector.collector_kwargs]
+        vars(collector).setdefault("init_random_frames", sum(max(0, share) for share in shares))
 
 
 class CsvFiles(CSVLogger):

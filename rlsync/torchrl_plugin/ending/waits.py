@@ -169,8 +169,12 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
     collector.queue_out.get = get
     _look_before(collector, "getattr_rb", wait)
     _look_before(collector, "update_policy_weights_", wait)
+
+    def poll(pipe: Any, timeout: float | None = 0.0) -> bool:
+        return wait(lambda seconds: bool(type(pipe).poll(pipe, seconds)), timeout)
+
     for pipe in collector.pipes:
-        _poll_by(wait, pipe)
+        in_place_of(pipe, "poll")(poll)
     collectors.wrap_write_lock(collector, lambda lock: _WatchedLock(lock, wait))
 
 
@@ -189,19 +193,17 @@ def around_server(
     collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
 ) -> None:
     """Wait for a server's frames by ``wait``, and iterate inside ``enter()``; ``came(0)`` tells of frames."""
-    servers.around_results(collector, lambda queue: _watched_get(queue, wait, came))
-    collectors.around_iterations(collector, enter)
 
-
-def _watched_get(queue: Any, wait: Wait, came: Callable[[int], None]) -> None:
-    @in_place_of(queue, "get")
-    def get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
-        inner = partial(type(self).get, self)
+    def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:
+        inner = partial(type(queue).get, queue)
         if not block:
             return inner(False)
         item = _received(inner, wait, timeout)
         came(0)
         return item
+
+    servers.around_results(collector, lambda queue: in_place_of(queue, "get")(get))
+    collectors.around_iterations(collector, enter)
 
 
 def _received(get: Callable[[bool, float], Any], wait: Wait, timeout: float | None) -> Any:
@@ -218,12 +220,6 @@ def _received(get: Callable[[bool, float], Any], wait: Wait, timeout: float | No
     if not wait(step, timeout):
         raise Empty
     return received[0]
-
-
-def _poll_by(wait: Wait, pipe: Any) -> None:
-    @in_place_of(pipe, "poll")
-    def poll(self: Any, timeout: float | None = 0.0) -> bool:
-        return wait(lambda seconds: bool(type(self).poll(self, seconds)), timeout)
 
 
 class _WatchedLock:

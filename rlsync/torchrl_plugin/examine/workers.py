@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torchrl.collectors import BaseCollector, Collector
+from torchrl.collectors import Collector
 
 from rlsync.core.path import Attr, parse
 from rlsync.sync.processes import LOOK_EVERY_S
@@ -77,7 +77,8 @@ class ExaminedWorkers:
         """Collect until each worker has begun and ended a rollout after this call, if any can be read."""
         # Each worker finds the message that begins a rollout in its pipe before the next question. So it
         # answers after a rollout, even if an asynchronous collector has no batch of it yet.
-        return next(iter(self.collector)) if isinstance(self.collector, BaseCollector) else None
+        known = isinstance(self.collector, (Collector, MultiCollector))
+        return next(iter(self.collector)) if known else None
 
 
 class ThisProcess(ExaminedWorkers):

@@ -35,11 +35,9 @@ class BoardHandle:
         file, words = mark.open(self.address, fmt.CONTROL_BYTES, "board")
         if words[fmt.GENERATION] < self.generation:
             file.close()
-            raise BoardClosed(
-                f"the board is of generation {words[fmt.GENERATION]}, older than {self.generation}",
-                f"opening {self.address.path}",
-                "attach to the board of the learner that runs now",
-            )
+            what = f"the board is of generation {words[fmt.GENERATION]}, older than {self.generation}"
+            cure = "attach to the board of the learner that runs now"
+            raise BoardClosed(what, f"opening {self.address.path}", cure)
         return file, words
 
     def subscribe(self, apply: Apply, reader: int | None = None) -> BoardReader:
@@ -131,11 +129,9 @@ class BoardReader(Subscriber):
         """Tell the learner something; see the contract. PublishError: it is larger than 1 MiB, compressed."""
         packed = zlib.compress(note)
         if len(packed) > fmt.NOTE_BYTES:
-            raise PublishError(
-                f"a note of {len(packed)} bytes has no room on the board",
-                f"worker {self.reader}",
-                f"stay below {fmt.NOTE_BYTES} bytes, compressed",
-            )
+            what = f"a note of {len(packed)} bytes has no room on the board"
+            cure = f"stay below {fmt.NOTE_BYTES} bytes, compressed"
+            raise PublishError(what, f"worker {self.reader}", cure)
         size = fmt.note_bytes(self.reader, kind)
         self._words[size] = 0
         self._file.write(packed, fmt.note_at(self.reader, kind))
@@ -215,11 +211,8 @@ class BoardReader(Subscriber):
     def _claim_line(self, wanted: int | None) -> int:
         if wanted is not None and not 0 <= wanted < fmt.MAX_READERS:
             self._file.close()
-            raise ConfigError(
-                f"a board has no line for worker {wanted}",
-                f"pid {os.getpid()}",
-                f"number workers from 0 to {fmt.MAX_READERS - 1}",
-            )
+            what = f"a board has no line for worker {wanted}"
+            raise ConfigError(what, f"pid {os.getpid()}", f"number workers from 0 to {fmt.MAX_READERS - 1}")
         candidates = range(fmt.MAX_READERS) if wanted is None else range(wanted, wanted + 1)
         for reader in candidates:
             if self._file.try_lock(fmt.READER_LOCK + reader, exclusive=True):

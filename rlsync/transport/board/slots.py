@@ -262,8 +262,6 @@ class Untouched:
     def check(self) -> None:
         """Raise PublishError if a tensor was written to since then."""
         if list(map(writes, self.tensors)) != self.writes:
-            raise PublishError(
-                f"weights were written to while version {self.version} was copied from them",
-                "a publish in the background",
-                "write to them at a stage before the publish, or publish with background=False",
-            )
+            what = f"weights were written to while version {self.version} was copied from them"
+            cure = "write to them at a stage before the publish, or publish with background=False"
+            raise PublishError(what, "a publish in the background", cure)

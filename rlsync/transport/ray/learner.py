@@ -199,11 +199,9 @@ class RayTransport(Transport):
             raise BoardClosed("Ray was shut down", "RayTransport", "publish before ray.shutdown()")
         failure = self._thread.failure
         if failure is not None:
-            raise PublishError(
-                f"the thread that sends images has failed: {failure!r}",
-                "RayTransport",
-                "look at the error above; the run cannot publish any more",
-            ) from failure
+            what = f"the thread that sends images has failed: {failure!r}"
+            cure = "look at the error above; the run cannot publish any more"
+            raise PublishError(what, "RayTransport", cure) from failure
 
     def _refresh(self) -> None:
         """Read the nodes' reports, if the mailbox answers in time; else those before stand."""

@@ -71,11 +71,9 @@ class RolloutRing:
         _check_range("slots", slots, fmt.MAX_SLOTS)
         _check_range("writers", writers, fmt.MAX_WRITERS)
         if when_full not in get_args(WhenFull):
-            raise ConfigError(
-                f"a full rollout ring cannot {when_full!r}",
-                f"RolloutRing(when_full={when_full!r})",
-                f"give one of {', '.join(get_args(WhenFull))}",
-            )
+            what = f"a full rollout ring cannot {when_full!r}"
+            cure = f"give one of {', '.join(get_args(WhenFull))}"
+            raise ConfigError(what, f"RolloutRing(when_full={when_full!r})", cure)
         self._when_full: WhenFull = when_full
         self._layout = layout
         self._slot_count = slots

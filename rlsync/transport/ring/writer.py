@@ -27,19 +27,13 @@ class RingWriter:
 
     def __init__(self, handle: RingHandle, writer: int, life: int = 0) -> None:
         if not 0 <= writer < handle.writers:
-            raise ConfigError(
-                f"the ring has no line for worker {writer}",
-                f"pid {os.getpid()}",
-                f"number workers from 0 to {handle.writers - 1}",
-            )
+            what = f"the ring has no line for worker {writer}"
+            raise ConfigError(what, f"pid {os.getpid()}", f"number workers from 0 to {handle.writers - 1}")
         self._file, self._words = handle.open()
         if not self._file.try_lock(fmt.WRITER_LOCK + writer, exclusive=True):
             self._file.close()
-            raise PublishError(
-                f"a living process already writes to the ring as worker {writer}",
-                f"pid {os.getpid()}",
-                "give each worker its own number",
-            )
+            what = f"a living process already writes to the ring as worker {writer}"
+            raise PublishError(what, f"pid {os.getpid()}", "give each worker its own number")
         self._layout = Layout.from_json(handle.layout)
         self._slots = range(handle.slots)
         self._images = RolloutImages(self._file, self._layout)

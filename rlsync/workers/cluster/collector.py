@@ -200,7 +200,7 @@ class ClusterCollector(RolloutCollector):
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        closes = not self._closed
+        closes = not self.closed
         super().shutdown(timeout)
         if closes and self.closed:
             self._transport.end_mailbox()  # no agent is left that it could tell anything
