@@ -88,6 +88,8 @@ class Ended:
         with room.open("r+") as file:
             file.write(json.dumps(asdict(self), indent=2) + "\n")
             file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
         room.replace(run / ENDED)
         (run / BOARD).unlink(missing_ok=True)
 

@@ -125,7 +125,7 @@ class PrioritizedRows(OwnSampler):
         )
         blocks = sums.searchsorted(mass, side="right")
         inside = self._sizes[blocks].cumsum(1)
-        rest = np.minimum(mass - sums[blocks] + self._sums[blocks], np.nextafter(inside[:, -1], 0))
+        rest = np.clip(mass - sums[blocks] + self._sums[blocks], 0, np.nextafter(inside[:, -1], 0))
         rows = blocks * _BLOCK + (inside <= rest[:, None]).sum(1)
         sizes = self._rows[rows]
         weights = (sizes / sizes.min()) ** -self.beta
