@@ -92,7 +92,7 @@ def _ends_soon(pids: list[int]) -> Iterator[None]:
     started = time.monotonic()
     yield
     assert time.monotonic() - started < SOON_S
-    assert wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0)
+    assert wait_until(lambda: not any(is_alive(pid) for pid in pids), 20.0)
 
 
 def _signal(sent: signal.Signals, *pids: int) -> None:
