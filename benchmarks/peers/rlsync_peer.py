@@ -80,10 +80,10 @@ def config_of(options: argparse.Namespace, run_dir: str) -> Config:
         lr=6e-4,
         anneal_lr=False,
         clip_norm=40.0,
+        update_dtype={"fp32": "float32", "bf16": "bfloat16"}[options.precision],
         model=ModelConfig(
             torso=options.torso,
             lstm=options.lstm,
-            bfloat16=options.precision == "bf16",
             torso_threads=options.torso_threads,
         ),
     )

@@ -10,7 +10,7 @@ import resource
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from rlsync.recipes.bounds import bound_errors, caught, refuse
 from rlsync.recipes.registry import SHIPPED, recipe_named
 from rlsync.recipes.replay.settings import ReplayConfig
 from rlsync.recipes.run_files import BEST_VIDEO
-from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config, RecipeConfig
+from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config
 from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
 from rlsync.tensors.device import bfloat16_instructions
 from rlsync.workers.devices import device_named, device_of_each
@@ -134,7 +134,7 @@ def cluster_errors(config: Config) -> Iterator[RlsyncError]:
     yield from caught(lambda: check_address(cluster.address))
     if not config.recipe.acts_on_clusters():
         what = f"the recipe {config.recipe.name!r} cannot act on a cluster"
-        others = _shipped(lambda settings: settings.acts_on_clusters())
+        others = ", ".join(name for name in SHIPPED if recipe_named(name).settings().acts_on_clusters())
         cure = f"give cluster=none, or a recipe that acts on nodes: {others}"
         yield ConfigError(what, f"cluster.kind={cluster.kind}", cure)
     if cluster.placement == "others" and cluster.address is None:
@@ -187,24 +187,19 @@ def has_compiler() -> bool:
     return shutil.which(os.environ.get("CXX", default)) is not None and headers.exists()
 
 
-def _shipped(having: Callable[[RecipeConfig], bool]) -> str:
-    """The recipes of rlsync's own whose settings, as they are by default, have something."""
-    return ", ".join(name for name in SHIPPED if having(recipe_named(name).settings()))
-
-
 def update_errors(config: Config) -> Iterator[RlsyncError]:
     """One error for each key of updates that this recipe or this machine cannot serve."""
     recipe, on_cpu = config.recipe, config.learner.device == "cpu"
-    asked = {"recipe.compile": recipe.compile == "on", "recipe.update_dtype": recipe.update_dtype == BFLOAT16}
-    for key, is_asked in asked.items():
-        if is_asked and not recipe.pure_updates:
-            others = f"only those of {_shipped(lambda settings: settings.pure_updates)} have it"
-            what = f"the updates of {recipe.name!r} cannot do that: {others}"
-            yield ConfigError(what, key, f"leave {key} out")
-    if asked["recipe.compile"] and on_cpu and not has_compiler():
+    asked = {"compile": recipe.compile == "on", "update_dtype": recipe.update_dtype == BFLOAT16}
+    for key in [key for key in asked if asked[key] and key not in recipe.update_keys]:
+        others = ", ".join(name for name in SHIPPED if key in recipe_named(name).settings.update_keys)
+        what = f"the updates of {recipe.name!r} cannot do that: only those of {others} have it"
+        yield ConfigError(what, f"recipe.{key}", f"leave recipe.{key} out")
+    if asked["compile"] and on_cpu and not has_compiler():
         cure = "install g++ and Python's headers, or give recipe.compile=off"
         yield ConfigError("there is no C++ compiler here", "recipe.compile=on", cure)
-    if asked["recipe.update_dtype"] and on_cpu and bfloat16_instructions() == []:  # None: it cannot be told
+    on_cpu |= not recipe.in_stock_collectors and config.collector.device == "cpu"  # workers have it, too
+    if asked["update_dtype"] and on_cpu and bfloat16_instructions() == []:  # None: it cannot be told
         cure = "give recipe.update_dtype=float32"
         yield ConfigError("this processor has no bfloat16", "recipe.update_dtype=bfloat16", cure)
 

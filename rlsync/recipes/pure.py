@@ -173,7 +173,7 @@ def gradients(
         found = losses(batch, noise)
     total = sum(value for name, value in found.items() if name.startswith("loss"))
     grads = torch.autograd.grad(total, parameters)  # type: ignore[arg-type]
-    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     return grads, norm, {name: value.detach() for name, value in found.items()}
 
 
@@ -241,7 +241,7 @@ class PureStepper(OptimizationStepper):
         for phase in update.phases[:due]:
             found |= self._make(phase, batch, noise, trainer.clip_norm)
         if "td_error" in found:
-            sub_batch["td_error"] = found.pop("td_error")
+            sub_batch.set("td_error", found.pop("td_error"))
         return self._averaged(found)
 
     def _averaged(self, found: Found) -> TensorDict:

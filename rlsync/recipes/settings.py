@@ -183,8 +183,8 @@ class RecipeConfig:
     update_dtype: str = bounds.one_of("float32", BFLOAT16)
     _recipe_: str | None = None
 
-    #: Whether its updates are functions of tensors, which compile and update_dtype are for.
-    pure_updates: ClassVar[bool] = False
+    #: Which of the keys compile and update_dtype its updates can serve.
+    update_keys: ClassVar[tuple[str, ...]] = ()
     #: Whether ``target_return`` is that of evaluations, where there are some.
     stops_by_evaluation: ClassVar[bool] = False
     #: Whether workers act with a policy of TorchRL's in its collectors, which serve not every device.
@@ -247,7 +247,7 @@ class RecipeConfig:
 class PPOConfig(RecipeConfig):
     """Proximal policy optimisation (Schulman et al. 2017)."""
 
-    pure_updates: ClassVar[bool] = True
+    update_keys: ClassVar[tuple[str, ...]] = ("compile", "update_dtype")
     stops_by_evaluation: ClassVar[bool] = True
     in_stock_collectors: ClassVar[bool] = True
 

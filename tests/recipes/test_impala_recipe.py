@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -318,12 +317,7 @@ def test_the_plan_of_the_recipe_is_told_before_it_runs(tmp_path: Path) -> None:
     assert "board: 2 worker processes, adopted by alias" in told.stdout
 
 
-@pytest.mark.parametrize(("capabilities", "warned"), [({}, True), ({"avx512_bf16": True}, False)])
-def test_bfloat16_on_a_processor_that_emulates_it_is_told(
-    capabilities: dict[str, bool], warned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        make_network(ImpalaConfig(model=ModelConfig(bfloat16=True)), EnvConfig("CartPole-v1"))
-    assert any("emulates bfloat16" in str(warning.message) for warning in told) is warned
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_update_dtype_is_that_of_the_torso(dtype: str) -> None:
+    network = make_network(ImpalaConfig(update_dtype=dtype), EnvConfig("CartPole-v1"))
+    assert network.in_bfloat16 == (dtype == "bfloat16")

@@ -21,13 +21,14 @@ from rlsync.core.errors import RlsyncWarning
 from rlsync.recipes import checks, dqn, ppo, pure, sac, td3
 from rlsync.recipes.checks import update_errors
 from rlsync.recipes.dqn import DQNConfig
+from rlsync.recipes.dreamer.config import DreamerV3Config
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.networks import MixedMLP
 from rlsync.recipes.pure import Graphs, PureStepper
 from rlsync.recipes.replay.normalize import NormalizeConfig, write_statistics
 from rlsync.recipes.replay.settings import OffPolicyConfig
 from rlsync.recipes.sac import SACConfig
-from rlsync.recipes.settings import Config, PPOConfig, RecipeConfig
+from rlsync.recipes.settings import Config, DeviceConfig, PPOConfig, RecipeConfig
 from rlsync.recipes.spaces import Spaces
 from rlsync.recipes.td3 import TD3Config
 from rlsync.torchrl_plugin.compat.trainers import optimizers
@@ -304,16 +305,20 @@ def test_a_hook_or_a_network_that_would_be_passed_by_sends_updates_torchrls_way_
 
 
 def test_keys_of_updates_are_refused_where_they_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(recipe: RecipeConfig) -> list[str]:
-        return [str(error.where) for error in update_errors(Config(recipe=recipe))]
+    def told(recipe: RecipeConfig, learner: str = "cpu") -> list[str]:
+        config = Config(recipe=recipe, learner=DeviceConfig(learner))
+        return [str(error.where) for error in update_errors(config)]
 
     asked = {"compile": "on", "update_dtype": "bfloat16"}
     monkeypatch.setattr(checks, "bfloat16_instructions", lambda: ["avx512_bf16"])
-    assert told(ImpalaConfig(**asked)) == ["recipe.compile", "recipe.update_dtype"]
+    assert told(DreamerV3Config(**asked)) == ["recipe.compile", "recipe.update_dtype"]
+    assert told(ImpalaConfig(**asked)) == ["recipe.compile"]
     monkeypatch.setattr(checks, "has_compiler", lambda: False)
     monkeypatch.setattr(checks, "bfloat16_instructions", list)
     assert told(SACConfig(**asked)) == ["recipe.compile=on", "recipe.update_dtype=bfloat16"]
-    assert told(SACConfig()) == []
+    assert told(SACConfig(**asked), learner="cuda") == told(SACConfig()) == []
+    torso_of_workers = ImpalaConfig(update_dtype="bfloat16")
+    assert told(torso_of_workers, learner="cuda") == ["recipe.update_dtype=bfloat16"]
 
 
 def test_auto_compiles_only_a_long_run_where_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

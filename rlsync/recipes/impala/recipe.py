@@ -5,7 +5,6 @@ Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trai
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 from torch import optim
@@ -21,8 +20,7 @@ from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run import Run
-from rlsync.recipes.settings import EnvConfig
-from rlsync.tensors.device import bfloat16_instructions
+from rlsync.recipes.settings import BFLOAT16, EnvConfig
 from rlsync.workers.envs.specs import EnvSpec, make_venv
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
@@ -86,10 +84,9 @@ def make_network(recipe: ImpalaConfig, env: EnvConfig, spaces: VectorSpaces | No
     """The network that ``recipe.model`` describes; without ``spaces`` it probes ``env`` here."""
     spaces = spaces or probe(env)
     model, pixels = recipe.model, len(spaces.observation_shape) == 3
-    if model.bfloat16 and bfloat16_instructions() == []:
-        warnings.warn("this processor emulates bfloat16: recipe.model.bfloat16=false is faster", stacklevel=2)
     options = vars(model) | ({"torso": "shallow" if pixels else "mlp"} if model.torso == "auto" else {})
-    return ImpalaNet(spaces.observation_shape, spaces.head, **options)
+    bfloat16 = recipe.update_dtype == BFLOAT16
+    return ImpalaNet(spaces.observation_shape, spaces.head, bfloat16=bfloat16, **options)
 
 
 def make_loss(recipe: ImpalaConfig, network: ImpalaNet) -> ImpalaLoss:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import bounds
@@ -131,9 +131,8 @@ class ModelConfig:
     #: Whether the last action and the last reward are inputs of the network.
     last_action: bool = False
     last_reward: bool = False
-    #: Memory format of the convolutions, and whether the torso computes in bfloat16.
+    #: Memory format of the convolutions.
     channels_last: bool = True
-    bfloat16: bool = False
     #: Threads that share the learner's passes of the torso. More than one helps where workers leave cores
     #: idle.
     torso_threads: int = bounds.above_zero(1)
@@ -178,6 +177,8 @@ class UnrollReplayConfig:
 @dataclass
 class ImpalaConfig(RecipeConfig):
     """The asynchronous actor-learner (IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583)."""
+
+    update_keys: ClassVar[tuple[str, ...]] = ("update_dtype",)
 
     #: The recipe. recipe=... on the command line sets it together with its keys.
     name: str = "impala"
@@ -230,6 +231,8 @@ class ImpalaConfig(RecipeConfig):
     pg_rho_bar: float = bounds.same_as(LossSettings, "pg_rho_bar")
     #: V-trace: lambda, as in GAE. 1 is plain V-trace; smaller values bootstrap earlier.
     vtrace_lambda: float = bounds.same_as(LossSettings, "lam")
+    #: In which dtype the torso computes, float32 or bfloat16, in workers, too. All the rest keeps float32.
+    update_dtype: str = bounds.same_as(RecipeConfig, "update_dtype")
     #: none, or clip: rewards are clipped to [-1, 1] for learning. Logged returns are not clipped.
     reward_clipping: str = bounds.same_as(LossSettings, "reward_clipping")
     #: mean or sum over the steps of a batch. With mean, the learning rate does not depend on the size of the

@@ -99,7 +99,7 @@ class ReplayConfig(RecipeConfig):
 class OffPolicyConfig(ReplayConfig):
     """What the recipes that learn values of flat observations share: ``dqn``, ``sac`` and ``td3``."""
 
-    pure_updates: ClassVar[bool] = True
+    update_keys: ClassVar[tuple[str, ...]] = ("compile", "update_dtype")
 
     batch_size: int = bounds.above_zero(256)
     #: Widths of the hidden layers of the actor and of the two critics.

@@ -58,24 +58,19 @@ class RowBuffer(TensorDictReplayBuffer):
     ) -> Any:
         size = self.batch_size if batch_size is None else batch_size
         index, info = self.sampler.sample(self.storage, size)
-        stored = self.storage._storage
-        drawn = _rows(stored, index.to(stored.device), index.shape)
-        info = {**info, "index": index}
-        for key, value in info.items():
-            drawn.set(key, value.to(stored.device))
+        stored, info = self.storage._storage, {**info, "index": index}
+        drawn = _rows(stored, index.to(stored.device), info)
         return (drawn, info) if return_info else drawn
 
 
-def _rows(stored: TensorDictBase, index: Tensor, size: torch.Size) -> TensorDict:
-    """The rows of a tensordict, in a new one whose entries nobody has to check."""
-    return TensorDict._new_unsafe(
-        source={
-            key: value.index_select(0, index) if isinstance(value, Tensor) else _rows(value, index, size)
-            for key, value in stored.items()
-        },
-        batch_size=size,
-        device=stored.device,
-    )
+def _rows(stored: TensorDictBase, index: Tensor, more: dict[str, Tensor]) -> TensorDict:
+    """The rows of a tensordict, and more of each, in a new one whose entries nobody has to check."""
+    rows = {
+        key: value.index_select(0, index) if isinstance(value, Tensor) else _rows(value, index, {})
+        for key, value in stored.items()
+    }
+    rows |= {key: value.to(stored.device) for key, value in more.items()}
+    return TensorDict._new_unsafe(source=rows, batch_size=index.shape, device=stored.device)
 
 
 class OwnTransform(Transform):
