@@ -8,6 +8,7 @@ The contenders run one after the other in each round, each in its own processes 
 
     rlsync-fp32, rlsync-bf16   this package's recipe; bf16 only if the processor supports it
     rlsync-fp32-split          the same with the learner's torso in two Python threads
+    rlsync-fp32-lag            the same with a fixed lag of one round of rollouts: collector.lag=1
     sample_factory             Sample Factory 2.1.1, APPO, in its own virtual environment (made at first use)
     torchrl                    MultiAsyncCollector, VTrace, A2CLoss, SharedMemWeightSyncScheme; no LSTM
 
@@ -101,6 +102,7 @@ def run_on_ray(options: argparse.Namespace) -> list[str] | None:
 CONTENDERS: dict[str, Callable[[argparse.Namespace], list[str] | None]] = {
     "rlsync-fp32": run_rlsync,
     "rlsync-fp32-split": lambda options: run_rlsync(options, threads=2),
+    "rlsync-fp32-lag": lambda options: [*(run_rlsync(options) or []), "--lag", "1"],
     "rlsync-bf16": lambda options: run_rlsync(options, "bf16"),
     APPO: run_sample_factory,
     TORCHRL: run_torchrl,

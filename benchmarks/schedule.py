@@ -1,11 +1,11 @@
-"""The cost of a run's record, and the speed of a rerun.
+"""The cost of a run's record, the speed of a rerun, and that of runs with a fixed lag.
 
-    python benchmarks/schedule.py [--runs 4] [--frames 40000] [--out schedule.json]
+    python benchmarks/schedule.py [--runs 4] [--frames 40000] [--lags 0 1 2] [--out schedule.json]
 
 A rollout, a publish and a digest are noted many times, with the leaves of an impala network for CartPole; the
 figures are medians of the learner's processor time. Then impala trains with and without the record, in turn,
-and is made again. The ratio of processor time and of frames a second is that of medians within this one run:
-machines are shared and noisy.
+is made again, and trains with each lag. The ratio of processor time and of frames a second is that of medians
+within this one run: machines are shared and noisy.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,23 +38,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--frames", type=int, default=40_000)
+    parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        found = notes(Path(folder)) | runs(Path(folder), options.runs, options.frames)
+        found = notes(Path(folder)) | runs(Path(folder), options.runs, options.frames, options.lags)
     for name, value in found.items():
         print(f"{name:36} {value:10.4g}")
     if options.out is not None:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def config(folder: Path, frames: int, digest_every: int | None) -> Config:
+def config(folder: Path, frames: int, digest_every: int | None, lag: int | None = None) -> Config:
     return Config(
         run_dir=str(folder),
         env=EnvConfig(id="CartPole-v1", num_envs=8),
-        collector=CollectorConfig("async", frames_per_batch=160),
+        collector=CollectorConfig("async", frames_per_batch=160, lag=lag),
         sync=SyncConfig(digest_every=digest_every, verify_every_s=None),
         checkpoint_every_frames=10**12,
         recipe=ImpalaConfig(total_frames=frames, target_return=None),
@@ -93,12 +95,13 @@ def per_call(call: Callable[[], object], times: int) -> float:
     return statistics.median(took)
 
 
-def runs(folder: Path, pairs: int, frames: int) -> dict[str, float]:
-    """What the record costs the learner, and how fast a rerun is, as ratios."""
-    took: dict[str, list[tuple[float, float]]] = {"with": [], "without": [], "again": []}
+def runs(folder: Path, pairs: int, frames: int, lags: list[int]) -> dict[str, float]:
+    """What the record costs the learner, and how fast a rerun is and runs with a lag are, as ratios."""
+    took: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    lagged = [(f"lag {lag}", 100, lag) for lag in lags]
     for pair in range(pairs):
-        for name, every in (("with", 100), ("without", None)):
-            given = config(folder / f"{name}-{pair}", frames, every)
+        for name, every, lag in [("with", 100, None), ("without", None, None), *lagged]:
+            given = config(folder / f"{name}-{pair}", frames, every, lag)
             Path(str(given.run_dir)).mkdir()
             took[name].append(timed(RECIPE.build(given), Trainer.train))
         recorded = config(folder / f"with-{pair}", frames, 100)
@@ -112,7 +115,8 @@ def runs(folder: Path, pairs: int, frames: int) -> dict[str, float]:
         "processor time, with / without": middle["with"][0] / middle["without"][0],
         "frames a second, with / without": middle["without"][1] / middle["with"][1],
         "frames a second, rerun / run": middle["with"][1] / middle["again"][1],
-    }
+        "frames a second, free run": frames / middle["with"][1],
+    } | {f"frames a second, {name} / free": middle["with"][1] / middle[name][1] for name, _, _ in lagged}
 
 
 def check(rerun: Rerun) -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/rlsync_peer.py --precision fp32 --seconds 60 [--workers 2] [--envs 8]
                                            [--rollout 32] [--torso shallow] [--lstm 0] [--torso-threads 1]
-                                           [--cluster]
+                                           [--cluster] [--lag K]
 
 This is the training of ``rlsync train recipe=impala env=pong``, built in Python so that it can end after a
 given time. Steps are those that the learner has trained on. The lag covers all steps of the run and comes
@@ -91,7 +91,7 @@ def config_of(options: argparse.Namespace, run_dir: str) -> Config:
         run_dir=run_dir,
         checkpoint_every_frames=NEVER,
         env=AtariConfig("ALE/Pong-v5", options.envs, repeat_action_probability=0.0),
-        collector=CollectorConfig("async", options.workers, batch),
+        collector=CollectorConfig("async", options.workers, batch, lag=options.lag),
         cluster=ClusterConfig(kind="ray" if options.cluster else THIS_MACHINE),
         logger=LoggerConfig(kind="none"),
         recipe=settings,
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--torso", choices=["shallow", "deep"], default="shallow")
     parser.add_argument("--lstm", type=int, default=0)
     parser.add_argument("--torso-threads", type=int, default=1)
+    parser.add_argument("--lag", type=int, help="collector.lag; by default the run is free")
     parser.add_argument("--cluster", action="store_true", help="workers on a Ray node of this machine")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import time
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -109,23 +110,27 @@ class Life:
             yield rollout, taken.get(rollout.worker, self.events[0].ms)
             taken[rollout.worker] = rollout.ms
 
-    def most_waiting(self) -> int:
-        """How many rollouts may wait for the learner at once, if workers are as early as their versions let
-        them."""
-        made = Counter(rollout.version for rollout in self.rollouts)
-        most = before = taken = 0
-        versions = iter([*sorted(made)])
-        version = next(versions, None)
-        for event in [*self.events, Published(_MOST, 0, 0)]:
-            if isinstance(event, Rollout):
-                taken += 1
-                continue
-            most = max(most, before - taken)
-            while version is not None and version <= event.version:
-                before += made[version]
-                version = next(versions, None)
-            most = max(most, before - taken)
-        return most
+
+@dataclass(frozen=True)
+class FixedLag(Sequence[Rollout]):
+    """A computed life, and the rollouts of any worker in it: number n begins when the learner has learned
+    from those up to n-1-``lag`` of all workers. Its ``version`` is how often a batch was asked for by then.
+    """
+
+    lag: int
+    workers: int
+    per_batch: int  #: rollouts
+
+    def __getitem__(self, number: Any) -> Any:
+        batches = max(0, number - self.lag) * self.workers // self.per_batch
+        return Rollout(EVERYBODY, 0, number, batches + 1, 0)
+
+    def __len__(self) -> int:
+        return sys.maxsize  # until the learner ends
+
+    @property
+    def rollouts(self) -> Iterator[Rollout]:
+        return (replace(self[number], worker=w) for number in count() for w in range(self.workers))
 
 
 class ScheduleWriter:

@@ -48,6 +48,7 @@ def _misfits(config: Config) -> Iterator[RlsyncError]:
     yield from cluster_errors(config)
     yield from in_process_errors(config)
     yield from transport_errors(config)
+    yield from lag_errors(config)
     yield from video_errors(config)
     yield from file_errors(config)
     yield from update_errors(config)
@@ -178,6 +179,20 @@ def transport_errors(config: Config) -> Iterator[RlsyncError]:
     if settings.transport != BOARD and not (here and settings.kind != IN_PROCESS):
         what = "only TorchRL's collectors of processes on this machine take a transport by its name"
         yield ConfigError(what, f"collector.transport={settings.transport}", f"leave it out, or give {BOARD}")
+
+
+def lag_errors(config: Config) -> Iterator[RlsyncError]:
+    """One error for each key that leaves no fixed lag, where one is asked for."""
+    own, seconds = vars(config.recipe), config.sync.when.unit == "seconds"
+    cures = {
+        "collector.lag": "" if "when_full" in own else "give recipe=impala or laser",
+        "cluster.kind": "" if config.cluster.here else "give cluster=none",
+        "sync.when.unit": "count batches, frames or optim_steps" if seconds else "",
+        "recipe.when_full": "" if own.get("when_full", "block") == "block" else "give block",
+    }
+    for key, cure in cures.items():
+        if cure and config.collector.lag is not None:
+            yield ConfigError("this run cannot have a fixed lag", key, f"{cure}, or leave collector.lag out")
 
 
 def has_compiler() -> bool:

@@ -15,6 +15,7 @@ from torchrl.envs import EnvBase, TensorDictPrimer
 from torchrl.trainers import Trainer
 
 from rlsync import BoardScheme, Forkserver, WeightBoard
+from rlsync.core.schedule import FixedLag
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
 from rlsync.recipes.run import Run
@@ -93,8 +94,10 @@ class Here:
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
         """Start workers of unrolls; ``when_full`` is for here, ``shared`` are arguments of clusters, too."""
-        env, again = self._run.config.env, self._run.again
-        make = UnrollCollector if again is None else partial(RepeatedUnrolls, life=again)
+        env, lag = self._run.config.env, self._settings.lag
+        computed = None if lag is None else FixedLag(lag, self.workers, shared["rollouts_per_batch"])
+        life = self._run.again or computed
+        make = UnrollCollector if life is None else partial(RepeatedUnrolls, life=life, lag=lag or 0)
         with naming_env(env):
             return make(
                 network,

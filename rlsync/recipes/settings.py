@@ -78,6 +78,10 @@ class CollectorConfig:
     #: takes. Default: five minutes. null: wait for ever. A dead worker ends the run at once, whatever stands
     #: here.
     silent_timeout_s: float | None = bounds.above_zero(300.0)
+    #: A fixed lag K, for impala and laser: rollout n of each worker acts with the version that is the newest
+    #: when the learner has learned from the rollouts up to n-1-K of all workers. Whoever is ahead waits, so
+    #: two runs of one seed are the same. null: workers act with whatever is the newest.
+    lag: int | None = bounds.not_below_zero(None)
     #: The device on which a worker's policy acts: one for all workers, or a list with one for each, such as
     #: [cuda:0, cuda:1]. Environments stay on the CPU, and frames reach the learner through host memory.
     #: Default: cpu.

@@ -1,17 +1,18 @@
-"""A collector that makes the rollouts of another run again: the same workers, versions, lives and order."""
+"""A collector whose rollouts are decided beforehand: by the record of another run, or by a fixed lag."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+import logging
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rlsync.core.errors import BoardClosed, ConfigError, WorkerLost
-from rlsync.core.schedule import Life, Rollout
+from rlsync.core.schedule import FixedLag, Life, Rollout
 from rlsync.sync.starting import StartLogs
-from rlsync.transport.board.planned import PlannedBoard
+from rlsync.transport.board.planned import Plan, PlannedBoard
 from rlsync.transport.ring.format import MAX_SLOTS
 from rlsync.transport.ring.reader import RolloutRing, TakenRollout
 from rlsync.workers.collector import UnrollCollector
@@ -20,12 +21,12 @@ from rlsync.workers.supervision import Restarts, Supervisor
 from rlsync.workers.worker import WorkerJob, start_worker
 
 
-class InRecordedOrder:
-    """Takes a ring's rollouts in a recorded order, dropped ones unseen. BoardClosed: the record is over."""
+class InOrder:
+    """Takes a ring's rollouts in a given order, dropped ones unseen. BoardClosed: the order is over."""
 
-    def __init__(self, ring: RolloutRing, recorded: Iterator[Rollout]) -> None:
-        self._ring, self._recorded = ring, recorded
-        self._next = next(recorded, None)
+    def __init__(self, ring: RolloutRing, order: Iterable[Rollout]) -> None:
+        self._ring, self._order = ring, iter(order)
+        self._next = next(self._order, None)
         self._early: defaultdict[int, deque[TakenRollout]] = defaultdict(deque)
         self.run, self.pause, self.give_back = ring.run, ring.pause, ring.give_back
         self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that was dropped
@@ -43,7 +44,7 @@ class InRecordedOrder:
                 return None
             self._early[taken.writer].append(taken)
         taken, dropped = self._early[self._next.worker].popleft(), self._next.dropped
-        self._next = next(self._recorded, None)
+        self._next = next(self._order, None)
         if not dropped:
             return taken
         if self.dropped is not None:
@@ -53,41 +54,50 @@ class InRecordedOrder:
 
 
 class RepeatedUnrolls(UnrollCollector):
-    """An :class:`UnrollCollector` that makes the rollouts of a recorded ``life`` again: each worker waits for
-    the version that its rollout had, and lives as long. ConfigError if too many rollouts may have to wait.
+    """An :class:`UnrollCollector` that makes the rollouts of a ``life``: each worker waits for the version
+    that its rollout has there, and lives as long. If one dies, a recorded life ends. With a :class:`FixedLag`
+    its successor makes that rollout, with other seeds and the newest version, and the log tells it.
     """
 
-    def __init__(
-        self, network: Any, env: Any, *, life: Life, rollouts_per_batch: int = 1, **given: Any
-    ) -> None:
-        self._life, self._plan = life, life.plan(given["num_workers"])
-        self._timeout_s = given["silent_timeout_s"]
-        # A worker waits for its version with a slot in its hands.
-        slots = life.most_waiting() + given["num_workers"] + rollouts_per_batch
+    def __init__(self, network: Any, env: Any, *, life: Life | FixedLag, lag: int, **given: Any) -> None:
+        workers, per_batch = given["num_workers"], given["rollouts_per_batch"]
+        plan: Plan = life.plan(workers) if isinstance(life, Life) else dict.fromkeys(range(workers), life)
+        self._planned = PlannedBoard(plan, stays=True, timeout_s=given["silent_timeout_s"])
+        self._life = life
+        # Those of the run, and one with which each worker waits for its version.
+        slots = (given["slots"] or workers + 2 * per_batch) + workers * (lag + 1) + per_batch
+        if isinstance(life, Life):
+            given["restarts"] = Restarts(10**9, first_pause_s=0.0)
+            # All rollouts of a version may be made before the learner takes the first of them.
+            slots += max(Counter(rollout.version for rollout in life.rollouts).values())
         if slots > MAX_SLOTS:
-            raise ConfigError(
-                f"{slots} rollouts may have to wait for the learner in a rerun; a ring has {MAX_SLOTS} slots",
-                "rerun",
-                "only runs that publish more often, or have fewer workers, can be made again",
-            )
-        given |= {"slots": slots, "when_full": "block", "restarts": Restarts(10**9, first_pause_s=0.0)}
-        super().__init__(network, env, rollouts_per_batch=rollouts_per_batch, **given)
+            what = f"{slots} rollouts may have to wait for the learner; a ring has {MAX_SLOTS} slots"
+            raise ConfigError(what, "collector.lag, or a rerun", "give a smaller lag, or publish more often")
+        super().__init__(network, env, **given | {"slots": slots, "when_full": "block"})
 
     def _made_board(self) -> PlannedBoard:
-        self._planned = PlannedBoard(self._plan, stays=True, timeout_s=self._timeout_s)
         return self._planned
 
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
         # A worker that waits for its version is not silent.
         settings = replace(self.worker_settings, silent_timeout_s=float("inf"))
         job = WorkerJob(settings, self._ring.handle, self.board.handle, seed, tuple(logs))  # type: ignore[arg-type]
-        lives = {w: list(dict.fromkeys(r.life for r in plan)) or [0] for w, plan in self._plan.items()}
+        lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
 
         def start(worker: int, again: int) -> BaseProcess:
-            life = lives[worker][again] if again < len(lives[worker]) else None
-            if again and (life is None or self._planned.next_life(worker) != life):
+            rollout = self._planned.next(worker)
+            life = None if rollout is None else rollout.life
+            if isinstance(self._life, FixedLag):
+                life = again
+                if again:
+                    number = self._ring.writer(worker).written
+                    self._planned.go_back(worker, number)
+                    told = "from rollout %d of worker %d on, this run is not the same as others of its seed"
+                    logging.getLogger(__name__).warning(told, number, worker)
+            elif again and life in (None, lives[worker]):
                 what = f"worker {worker} ended before its recorded life did"
                 raise WorkerLost(what, "rerun", "look for its own error above, and start the rerun anew")
+            lives[worker] = life
             return start_worker(job, worker, life or 0)
 
         workers = Supervisor(start, len(settings.devices), self._ring, settings.restarts, float("inf"))
@@ -95,7 +105,11 @@ class RepeatedUnrolls(UnrollCollector):
         return workers
 
     def _source(self) -> Rollouts:
-        return InRecordedOrder(self._ring, iter(self._life.rollouts))
+        return InOrder(self._ring, self._life.rollouts)
+
+    def _next_batch(self) -> Any:
+        self._planned.turn()
+        return super()._next_batch()
 
     def _end(self, timeout_s: float) -> None:
         self.board.close()  # workers may wait for versions that do not come

@@ -193,7 +193,7 @@ class Supervisor:
             for line in lines
         )
         return AdoptionTimeout(
-            f"no rollout was completed for {self._silence.timeout_s:g} s by {workers}",
+            f"no rollout was completed in time by {workers}",
             "collecting rollouts",
             "look what stopped them, or where they hang (py-spy dump --pid PID); if a rollout takes that "
             "long, give a longer silent_timeout_s",

@@ -265,6 +265,25 @@ def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
     assert not checked(capsys, f"recipe={recipe}", "collector=async")
 
 
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("recipe=ppo",), "collector.lag"),
+        (("recipe=impala", "cluster=ray"), "cluster.kind"),
+        (("recipe=impala", "sync.when.unit=seconds"), "sync.when.unit"),
+        (("recipe=laser", "recipe.when_full=drop_oldest"), "recipe.when_full"),
+    ],
+)
+@pytest.mark.each_value
+def test_what_a_fixed_lag_cannot_go_with_is_refused_by_its_key(
+    words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (error,) = checked(capsys, *words, "collector.lag=1")
+    assert error["where"] == key
+    assert "leave" in error["cure"]
+    assert "laser" in error["cure"] or key != "collector.lag"
+
+
 def test_the_folder_of_another_run_is_not_written_to(capsys: pytest.CaptureFixture[str]) -> None:
     taken = Path("first")
     taken.mkdir()

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from rlsync.core.errors import ConfigError
-from rlsync.core.schedule import EVERYBODY, Published, Rollout, ScheduleWriter, compared, lives_in
+from rlsync.core.schedule import (
+    EVERYBODY,
+    FixedLag,
+    Published,
+    Rollout,
+    ScheduleWriter,
+    compared,
+    lives_in,
+)
 
 
 def written(file: Path, *, last: int = 30) -> ScheduleWriter:
@@ -89,18 +97,12 @@ def test_a_comparison_names_the_first_version_its_leaves_and_what_happened_since
     assert str(compared(one, one)) == "equal up to version 22: 3 digests of 3"
 
 
-def test_how_many_rollouts_may_wait_is_what_versions_allow(tmp_path: Path) -> None:
-    """Worker 0 makes three rollouts with version 1 while the learner waits for worker 1."""
-    writer = ScheduleWriter(tmp_path / "s", {})
-    writer.publish(1, 0)
-    for worker, version in ((1, 1), (0, 1), (0, 1), (0, 1)):
-        writer.rollout(worker, 0, 0, version)
-    writer.publish(2, 1)
-    writer.rollout(0, 0, 3, 2)
-    writer.close()
-    (life,) = lives_in(tmp_path / "s")
-    assert life.most_waiting() == 4
-    assert {worker: len(plan) for worker, plan in life.plan(3).items()} == {0: 4, 1: 1, 2: 0}
+def test_a_fixed_lag_lets_rollouts_begin_when_those_that_far_before_were_learned_from() -> None:
+    """Two workers; the learner takes four rollouts a batch, and one more round of them may be out."""
+    plan = FixedLag(lag=1, workers=2, per_batch=4)
+    assert [plan[number].version for number in range(7)] == [1, 1, 1, 2, 2, 3, 3]
+    order = plan.rollouts
+    assert [(next(order).number, next(order).worker) for _ in range(2)] == [(0, 1), (1, 1)]
 
 
 def test_a_rollout_costs_at_most_64_bytes(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Runs fixed short trainings and publishes twice, with the code of the merge base with main and with the code
 of this tree, and compares digests of weights, losses, frames and stamps. No digest is stored: they differ by
-processor.
+processor. The merge base also records a short asynchronous run of each recipe, which this tree makes again.
+What the base cannot record, or this tree cannot read, this tree records itself.
 
 A change that alters learning on purpose says so in the message of the commit that does it, on a line of its
 own: ``Alters learning: sac, td3``.
@@ -19,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,28 @@ CASES: dict[str, list[str]] = {
         )
     },
 }
+#: Two free workers; every version has a digest.
+FREE = [
+    "collector=async",
+    "collector.num_workers=2",
+    "sync.digest_every=1",
+    "recipe.evaluation.every_frames=0",
+]
+FREE_UNROLLS = [*FREE, *LOCKSTEP[1:], "env.num_envs=2", "recipe.slots=null", "recipe.total_frames=4000"]
+#: Runs that are recorded, and made again.
+RERUNS: dict[str, list[str]] = {
+    "ppo rerun": ["recipe=ppo", *FREE, "recipe.total_frames=2048", "collector.frames_per_batch=256"],
+    "dqn rerun": ["recipe=dqn", *FREE, *OFF_POLICY, "recipe.prioritized=true"],
+    "sac rerun": ["recipe=sac", *FREE, *OFF_POLICY],
+    "td3 rerun": ["recipe=td3", *FREE, *OFF_POLICY],
+    "dreamer_v1 rerun": ["recipe=dreamer_v1", *FREE, *DREAMER],
+    "dreamer_v3 rerun": ["recipe=dreamer_v3", *FREE, *DREAMER],
+    "impala rerun": ["recipe=impala", *FREE_UNROLLS],
+    "laser rerun": ["recipe=laser", *FREE_UNROLLS, "recipe.replay.min_steps=400"],
+}
+NAMES = [*CASES, *RERUNS]
+#: What a rerun gives whose digests are those of the record.
+EQUAL = {"digests": "equal"}
 
 
 def main() -> int:
@@ -106,12 +129,12 @@ def main() -> int:
         0 if all is the same, or nothing can be compared; 1 if not.
     """
     parser = argparse.ArgumentParser(prog="make same", description=str(__doc__).partition("\n")[0])
-    parser.add_argument("cases", nargs="*", help=f"some of them; by default all: {', '.join(CASES)}")
+    parser.add_argument("cases", nargs="*", help=f"some of them; by default all: {', '.join(NAMES)}")
     parser.add_argument("--base", help="the commit to compare with; by default the merge base with main")
     given = parser.parse_args()
-    unknown = [word for word in given.cases if not any(name.startswith(word) for name in CASES)]
+    unknown = [word for word in given.cases if not any(name.startswith(word) for name in NAMES)]
     if unknown:
-        parser.error(f"no case begins with {unknown[0]!r}; there are: {', '.join(CASES)}")
+        parser.error(f"no case begins with {unknown[0]!r}; there are: {', '.join(NAMES)}")
     base = given.base or merge_base()
     if base is None:
         print("same: nothing to compare: this is main, or main is not known here; --base names a commit")
@@ -121,13 +144,23 @@ def main() -> int:
     ):
         print(f"same: {' and '.join(COMPARED)} are those of {base[:10]}")
         return 0
-    chosen = [name for name in CASES if not given.cases or any(map(name.startswith, given.cases))]
+    chosen = [name for name in NAMES if not given.cases or any(map(name.startswith, given.cases))]
+    both, again = [name for name in chosen if name in CASES], [name for name in chosen if name in RERUNS]
     altered = altered_since(base)
-    with checked_out(base) as before, probe(before, chosen) as old, probe(ROOT, chosen) as new:
-        print(f"same: {len(chosen)} cases, this tree against {base[:10]}", flush=True)
-        differing = [
-            name for name, *both in zip(chosen, old, new, strict=False) if not report(name, both, altered)
-        ]
+    print(f"same: {len(chosen)} cases, this tree against {base[:10]}", flush=True)
+    with checked_out(base) as before, tempfile.TemporaryDirectory(prefix="same-runs") as runs:
+        common = [CASES[name] for name in both]
+        record, rerun = (
+            [[f"{verb}={runs}/{number}", *RERUNS[name]] for number, name in enumerate(again)]
+            for verb in ("record", "rerun")
+        )
+        with probe(before, record + common) as old:
+            for _ in again:
+                next(old)
+            with probe(ROOT, common + rerun) as new:
+                expected = chain(islice(old, len(both)), repeat(EQUAL))
+                results = zip(chosen, expected, new, strict=False)
+                differing = [name for name, *pair in results if not report(name, pair, altered)]
     print(f"same: {len(chosen) - len(differing)} of {len(chosen)} are the same or altered on purpose")
     return 1 if differing else 0
 
@@ -150,13 +183,12 @@ def report(name: str, results: Sequence[dict[str, str]], altered: set[str]) -> b
 
 
 @contextmanager
-def probe(tree: Path, names: list[str]) -> Iterator[Iterator[dict[str, str]]]:
+def probe(tree: Path, cases: list[list[str]]) -> Iterator[Iterator[dict[str, str]]]:
     """What each case gives with the code of ``tree``, one after the other, in a network of its own."""
-    cases = json.dumps([CASES[name] for name in names])
     alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     settings = {"OMP_NUM_THREADS": "1", "RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     with subprocess.Popen(
-        [*alone, sys.executable, str(PROBE), cases],
+        [*alone, sys.executable, str(PROBE), json.dumps(cases)],
         env={**os.environ, **settings, "PYTHONPATH": str(tree)},
         stdout=subprocess.PIPE,
         text=True,

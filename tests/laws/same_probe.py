@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,41 @@ def trained(words: list[str], folder: Path) -> dict[str, str]:
     status = main(["train", *words, f"run_dir={folder / 'run'}", "logger=none"])
     assert status == 0, f"rlsync train ended with {status}"
     return watch.digests()
+
+
+# --------------------------------------------------------------------- a run, recorded and made again
+
+CANNOT_BE_MADE_AGAIN = 2  # the status of such a ``rlsync rerun``
+
+
+def recorded(words: list[str], run: Path) -> dict[str, str]:
+    """Train, for :func:`made_again`."""
+    from rlsync.cli.main import main
+
+    status = main(["train", *words, f"run_dir={run}", "logger=none"])
+    assert status == 0, f"rlsync train ended with {status}"
+    return {}
+
+
+def made_again(words: list[str], run: Path, folder: Path) -> dict[str, str]:
+    """How the digests of a recorded run compare with those of its rerun. Where there is no record that this
+    rlsync can read, it records the run itself.
+    """
+    from rlsync.cli.main import main
+
+    told = io.StringIO()
+    with redirect_stdout(told):
+        status = main(["rerun", str(run), f"--into={folder / 'again'}", "--json", "--trust"])
+    if status == CANNOT_BE_MADE_AGAIN:
+        own = folder / "own"
+        assert run != own, "what was recorded here cannot be made again"
+        recorded(words, own)
+        return made_again(words, own, folder)
+    found = json.loads(told.getvalue().splitlines()[-1])
+    if status == 0:
+        return {"digests": "equal"}
+    where = f"unequal at version {found['unequal']}" if found["unequal"] else "none"
+    return {"digests": f"{where}: {', '.join(found['leaves'])}; {found['window']}"}
 
 
 # --------------------------------------------------------------------- one publish through each endpoint
@@ -299,6 +335,11 @@ def result_of(words: list[str], folder: Path) -> dict[str, str]:
     try:
         if words[0].startswith("publish="):
             return published(words[0].removeprefix("publish="))
+        verb, _, run = words[0].partition("=")
+        if verb == "record":
+            return recorded(words[1:], Path(run))
+        if verb == "rerun":
+            return made_again(words[1:], Path(run), folder)
         return trained(words, folder)
     except BaseException:
         return {"error": traceback.format_exc()[-2000:]}

@@ -1,11 +1,17 @@
-"""An asynchronous run is made again bit by bit from its schedule, and whatever is wrong in one is found."""
+"""An asynchronous run is made again bit by bit from its schedule, and what is wrong in one is found.
+
+With a fixed lag it is the same each time.
+"""
 
 from __future__ import annotations
 
+import csv
 import os
 import random
 import shutil
 import signal
+import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
@@ -24,7 +30,7 @@ import rlsync.recipes.place
 from rlsync import RecordSchedule
 from rlsync.cli.resume import load
 from rlsync.core.errors import ConfigError, WorkerLost
-from rlsync.core.schedule import EVERYBODY, Comparison, Life, compared, lives_in
+from rlsync.core.schedule import EVERYBODY, Comparison, Life, Published, compared, lives_in
 from rlsync.recipes import dqn, ppo
 from rlsync.recipes.impala.recipe import RECIPE as IMPALA
 from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
@@ -39,12 +45,13 @@ from rlsync.recipes.rerun import (
     lives_to_repeat,
     number_versions,
 )
-from rlsync.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE
+from rlsync.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE, STALENESS
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.sync.adopter import Adopter
 from rlsync.tensors.target import Target
 from rlsync.transport.ring.reader import RolloutRing
+from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.repeated import RepeatedUnrolls
 from rlsync.workers.replay.unrolls import UnrollReplay
@@ -499,3 +506,82 @@ def test_an_environment_that_its_seed_does_not_decide_is_found(tmp_path: Path) -
     given = config(tmp_path / "run", env=f"{undecided.MODULE}:Noisy-v0")
     trained(IMPALA, given)
     assert again(IMPALA, given).unequal > 2
+
+
+# With a fixed lag.
+
+
+def slowed(patch: pytest.MonkeyPatch, worker: int) -> None:
+    """Let a worker take long for each rollout."""
+    commit = RingWriter.commit
+
+    def late(writer: RingWriter) -> None:
+        time.sleep(0.02 * (writer._writer == worker))
+        commit(writer)
+
+    patch.setattr(RingWriter, "commit", late)
+
+
+def ages(life: Life) -> list[int]:
+    """How many versions old each rollout was when the learner took it."""
+    newest, found = 0, []
+    for event in life.events:
+        if isinstance(event, Published):
+            newest = event.version
+        else:
+            found.append(newest - event.version)
+    return found
+
+
+@pytest.mark.parametrize("replay", [UnrollReplayConfig(), LASER], ids=["impala", "laser"])
+@pytest.mark.one_case
+def test_with_a_fixed_lag_a_run_is_the_same_whichever_worker_is_slow_and_has_that_lag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay
+) -> None:
+    lives = []
+    for name, (lag, slow) in enumerate([(1, 0), (1, 1), (3, 1)]):
+        given = config(tmp_path / str(name), replay=replay)
+        given.collector.lag = lag
+        with monkeypatch.context() as patch:
+            slowed(patch, slow)
+            lives.append(trained(IMPALA, given))
+        # Both workers make a batch together, and a version follows each.
+        lags = [min(number, lag) for number in range(BATCHES) for _ in range(2)]
+        assert ages(lives[-1]) == lags
+        with (tmp_path / str(name) / STALENESS).open(newline="") as file:
+            consumed = {int(row["staleness_versions"]): int(row["steps"]) for row in csv.DictReader(file)}
+        if not replay.ratio:
+            assert consumed == {age: count * 10 for age, count in Counter(lags).items()}
+    one, other, older = lives
+    order = [(rollout.number, rollout.worker) for rollout in one.rollouts]
+    assert order == [(number, worker) for number in range(BATCHES) for worker in range(2)]
+    assert [r.version for r in one.rollouts] == [r.version for r in other.rollouts]
+    assert one.digests == other.digests
+    assert len(one.digests) == BATCHES + 1
+    assert one.digests[max(one.digests)] != older.digests[max(one.digests)]
+
+
+def test_a_lag_of_0_is_lockstep(tmp_path: Path) -> None:
+    """A worker with one slot takes turns with the learner."""
+    lives = []
+    for lag, slots in ((None, 1), (0, None)):
+        given = config(tmp_path / str(lag), batch_size=2, slots=slots)
+        given.collector.num_workers, given.collector.frames_per_batch = 1, 10
+        given.collector.lag = lag
+        lives.append(trained(IMPALA, given))
+    assert lives[0].digests == lives[1].digests
+    assert ages(lives[1]) == [0] * 2 * BATCHES
+
+
+def test_a_fixed_lag_outlives_a_worker_and_says_that_the_run_is_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = config(tmp_path / "run")
+    given.collector.lag = 1
+    life = trained(IMPALA, given, faults({5: (1, signal.SIGKILL)}))
+    assert {(rollout.worker, rollout.life) for rollout in life.rollouts} == {(0, 0), (1, 0), (1, 1)}
+    order = [(rollout.number, rollout.worker) for rollout in life.rollouts]
+    assert order == [(number, worker) for number in range(BATCHES) for worker in range(2)]
+    assert "this run is not the same as others of its seed" in caplog.text
+    found = again(IMPALA, given)
+    assert found.unequal == 0, found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.laws.same import ALTERS, CASES, FAILED, report
+from rlsync.recipes.registry import SHIPPED
+from tests.laws.same import ALTERS, CASES, FAILED, RERUNS, report
 from tests.laws.same_probe import digest_of
 
 
@@ -39,6 +40,7 @@ def test_a_commit_names_the_recipes_that_it_alters() -> None:
     assert ALTERS.findall("Mend the loss\n\nAlters learning: sac, td3\n") == ["sac, td3"]
 
 
-def test_every_recipe_has_a_case() -> None:
-    recipes = {word.removeprefix("recipe=") for words in CASES.values() for word in words}
-    assert {"ppo", "dqn", "sac", "td3", "impala", "laser", "dreamer_v1", "dreamer_v3"} <= recipes
+@pytest.mark.parametrize("cases", [CASES, RERUNS], ids=["cases", "reruns"])
+def test_every_recipe_has_a_case(cases: dict[str, list[str]]) -> None:
+    recipes = {word.removeprefix("recipe=") for words in cases.values() for word in words}
+    assert {*SHIPPED} <= recipes

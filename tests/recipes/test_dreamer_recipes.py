@@ -148,6 +148,17 @@ def test_sequences_of_many_streams_in_any_order_follow_each_other_and_all_are_dr
     assert len(starts) > len(possible) * 0.7
 
 
+def test_what_is_drawn_does_not_depend_on_the_random_ids_of_streams() -> None:
+    """Else no run of two environments could be made again."""
+    drawn = []
+    for ids in ((0, 1), (1, 0)):
+        torch.manual_seed(0)
+        rows = numbered([*ids] * 10, [place // 2 for place in range(20)])
+        drawn.append(buffer_of(rows, Sequences(4)).sample())
+    assert torch.equal(drawn[0]["row"], drawn[1]["row"])
+    assert torch.equal(drawn[0]["stream"], 1 - drawn[1]["stream"])
+
+
 def test_a_lost_rollout_and_an_overwritten_row_tear_a_sequence() -> None:
     lost = numbered([0] * 8, [0, 1, 2, 3, 6, 7, 8, 9])
     buffer = buffer_of(lost, Sequences(4), capacity=8)

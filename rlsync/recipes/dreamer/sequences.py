@@ -122,7 +122,8 @@ class Sequences(OwnSampler):
     def _look(self, storage: Storage) -> None:
         stored = storage[: len(storage)]
         stream, row = (stored[key].reshape(-1).cpu().numpy() for key in (STREAM, ROW))
-        order = np.lexsort((row, stream))
+        _, first, which = np.unique(stream, return_index=True, return_inverse=True)
+        order = np.lexsort((row, first[which]))  # by where a stream begins here: its id is random
         stream, row = stream[order], row[order]
         torn = (stream[1:] != stream[:-1]) | (row[1:] != row[:-1] + 1)
         if self._within_episodes:

@@ -1,4 +1,4 @@
-"""A board whose workers adopt what a plan says: each rollout acts with the version that it had elsewhere.
+"""A board whose workers adopt what a plan says: each rollout acts with the version that is laid down for it.
 
 Nothing else of the protocol differs. A version stays the newest until every rollout that the plan makes with
 it, or with an older one, has begun: so a worker that waits for its version finds exactly that one.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlsync.core.errors import AdoptionTimeout, BoardClosed
 from rlsync.core.ledger import Stamp
-from rlsync.core.schedule import Rollout
+from rlsync.core.schedule import FixedLag, Rollout
 from rlsync.transport.board import format as fmt
 from rlsync.transport.board.reader import BoardHandle, BoardReader
 from rlsync.transport.board.writer import BoardWriter
@@ -24,11 +24,12 @@ from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFi
 
 _MAGIC = 0x4E414C50_4C52  # "RLPLAN"
 _FORMAT = 1
-_BEGUN = PAGE_BYTES // 8  # a word for each worker: how many rollouts of its plan have begun
+_TURN = PAGE_BYTES // 8  # a word: how often the learner has asked for a batch
+_BEGUN = _TURN + 1  # a word for each worker: how many rollouts of its plan have begun
 _BYTES = whole_pages((_BEGUN + fmt.MAX_READERS) * 8)
 
-
-#: By worker: its rollouts, in order: in which life of the worker, with which version. Versions do not fall.
+#: By worker: its rollouts, in order: in which life of the worker, with which version. Versions do not fall. A
+#: FixedLag numbers the learner's turns in their place: a rollout acts with what is the newest in that turn.
 Plan = Mapping[int, Sequence[Rollout]]
 
 
@@ -58,7 +59,8 @@ class PlannedReader(BoardReader):
 
     def __init__(self, handle: PlannedHandle, apply: Apply, reader: int) -> None:
         self._plan, self._stays = handle.plan[reader], handle.stays
-        self._own, self._counts = handle.mark.open(handle.address, _BYTES, "plan of a rerun")
+        self._by_turn = isinstance(self._plan, FixedLag)
+        self._own, self._counts = handle.mark.open(handle.address, _BYTES, "plan of rollouts")
         self._at = _BEGUN + reader
         first = self._counts[self._at]
         self._life = self._plan[first].life if first < len(self._plan) else None
@@ -79,15 +81,14 @@ class PlannedReader(BoardReader):
         for pause_s in pauses():
             if self.closed_by_learner:
                 if self._stays:
-                    raise BoardClosed("the learner has ended the rerun", f"worker {self.reader}", "")
+                    raise BoardClosed("the learner has ended", f"worker {self.reader}", "")
                 return self.version
-            if planned is not None and planned.version in (self.version, self.newest):
+            now = self._counts[_TURN] if self._by_turn else self.newest
+            if planned is not None and planned.version <= now:
                 break
             time.sleep(pause_s)
             self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
-        assert planned is not None, "it waits for the learner to close"
-        if planned.version != self.version:
-            super().adopt()
+        super().adopt()
         self._acts = True
         self._counts[self._at] = begun + 1
         return self.version
@@ -103,6 +104,7 @@ class PlannedBoard(BoardWriter):
     def __init__(self, plan: Plan, *, stays: bool, timeout_s: float) -> None:
         super().__init__()
         self._plan, self._stays, self._timeout_s = plan, stays, timeout_s
+        self._by_turn = any(isinstance(rollouts, FixedLag) for rollouts in plan.values())
         self._counted = SharedFile.create("rlsync-plan")
         self._counted.resize(_BYTES)
         self._counts = self._counted.words(_BYTES, 0)
@@ -113,13 +115,18 @@ class PlannedBoard(BoardWriter):
     def handle(self) -> PlannedHandle:  # type: ignore[override]
         return PlannedHandle(super().handle, self._counted.address, self._plan_mark, self._plan, self._stays)
 
+    def turn(self) -> None:
+        """The learner has learned from a batch, and asks for the next one."""
+        self._counts[_TURN] += 1
+
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
         """Publish when all rollouts of older versions have begun; AdoptionTimeout if one does not begin."""
         deadline = time.monotonic() + self._timeout_s
+        now = self._counts[_TURN] if self._by_turn else stamp.version - 1
         for pause_s in pauses():
-            late = [worker for worker in self._plan if not self._may_leave(worker, stamp.version)]
+            late = [w for w in self._plan if (due := self.next(w)) is not None and due.version <= now]
             if not late:
                 break
             self.look()
@@ -128,23 +135,21 @@ class PlannedBoard(BoardWriter):
                 raise AdoptionTimeout(
                     f"rollouts that act with older versions than {stamp.version} were not begun within "
                     f"{self._timeout_s:g} s",
-                    f"rerun: {began} of its recorded rollouts",
-                    "look at what the worker does (py-spy dump --pid PID); a run that ends otherwise than it "
-                    "was recorded is not the same run",
+                    f"{began} of its planned rollouts",
+                    "look at what the worker does (py-spy dump --pid PID)",
                 )
             time.sleep(pause_s)
         return super().publish(tensors, later, stamp=stamp)
 
-    def next_life(self, worker: int) -> int | None:
-        """The life in which a worker makes its next rollout; None if its plan is over."""
+    def next(self, worker: int) -> Rollout | None:
+        """The rollout that a worker begins next; None if its plan is over."""
         plan, begun = self._plan[worker], self._counts[_BEGUN + worker]
-        return plan[begun].life if begun < len(plan) else None
+        return plan[begun] if begun < len(plan) else None
+
+    def go_back(self, worker: int, number: int) -> None:
+        """Let a worker's next process begin with this rollout."""
+        self._counts[_BEGUN + worker] = number
 
     def close(self) -> None:
         super().close()
         self._counted.close()
-
-    def _may_leave(self, worker: int, version: int) -> bool:
-        """Whether a worker needs nothing older than this version any more."""
-        plan, begun = self._plan[worker], self._counts[_BEGUN + worker]
-        return begun >= len(plan) or plan[begun].version >= version
