@@ -85,11 +85,8 @@ class Measured:
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of(
-        "bench",
-        "Measure what one publish costs on this machine, with worker processes on a board.",
-        _EXAMPLES,
-    )
+    about = "Measure what one publish costs on this machine, with worker processes on a board."
+    parser = parser_of("bench", about, _EXAMPLES)
     usual = f"default: {' '.join(USUAL)}"
     parser.add_argument("--models", nargs="+", default=USUAL, metavar="MODEL", help=usual)
     parser.add_argument("--workers", type=int, default=2, help="worker processes; default: 2")

@@ -33,12 +33,9 @@ exit status: 0 nothing is wrong, 2 something is
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of(
-        "check",
-        "List all that is wrong with a config, without training.",
-        _EXAMPLES,
-        "rlsync check [-h] [--json] [-m] [--config-dir DIR] [--trust] [group=option | key=value ...]",
-    )
+    usage = "rlsync check [-h] [--json] [-m] [--config-dir DIR] [--trust] [group=option | key=value ...]"
+    about = "List all that is wrong with a config, without training."
+    parser = parser_of("check", about, _EXAMPLES, usage)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     given, rest = parser.parse_known_args(arguments)
     line = command_line.read(rest)

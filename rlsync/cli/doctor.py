@@ -43,22 +43,16 @@ _COLOURS: dict[Grade, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def parser() -> argparse.ArgumentParser:
-    found = parser_of(
-        "doctor", "Check this machine, and whether a trainer's weights reach its workers.", _EXAMPLES
-    )
+    about = "Check this machine, and whether a trainer's weights reach its workers."
+    found = parser_of("doctor", about, _EXAMPLES)
     trainer = found.add_mutually_exclusive_group()
     trainer.add_argument("--trainer", metavar=FORM, help=MEANING)
     trainer.add_argument("target", nargs="?", metavar=FORM, help="the same without --trainer")
     env = "play an environment twice, and compare; what follows are overrides as for rlsync train"
     trainer.add_argument("--env", nargs=argparse.REMAINDER, metavar="OVERRIDE", help=env)
-    found.add_argument(
-        "--timeout-s",
-        type=float,
-        default=TIMEOUT_S,
-        metavar="S",
-        help="seconds for each step: running the file, building the trainer, a publish, a rollout, an answer "
-        f"(default {TIMEOUT_S:g})",
-    )
+    steps = "running the file, building the trainer, a publish, a rollout, an answer"
+    limit = f"seconds for each step: {steps} (default {TIMEOUT_S:g})"
+    found.add_argument("--timeout-s", type=float, default=TIMEOUT_S, metavar="S", help=limit)
     form = found.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--markdown", action="store_true", help="print a Markdown table")

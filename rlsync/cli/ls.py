@@ -31,9 +31,8 @@ exit status: 0 listed, 2 no such group, config or folder
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of(
-        "ls", "List the shipped recipes and configs, or the keys of a run, each with its comment.", _EXAMPLES
-    )
+    about = "List the shipped recipes and configs, or the keys of a run, each with its comment."
+    parser = parser_of("ls", about, _EXAMPLES)
     parser.add_argument("group", nargs="*", help="list this group alone; GROUP=NAME: this config alone")
     keys = "list keys: type, range, default and what each is for"
     parser.add_argument("--keys", action="store_true", help=keys)

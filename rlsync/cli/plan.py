@@ -42,12 +42,9 @@ GLOSSARY = {
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of(
-        "plan",
-        "Print what a run will do, and when: prefill, updates, publishes, evaluations.",
-        _EXAMPLES,
-        "rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [--trust] [key=value ...]",
-    )
+    usage = "rlsync plan [-h] [--json] [--plot FILE] [-m] [--config-dir DIR] [--trust] [key=value ...]"
+    about = "Print what a run will do, and when: prefill, updates, publishes, evaluations."
+    parser = parser_of("plan", about, _EXAMPLES, usage)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the plan into a picture, too")
     given, rest = parser.parse_known_args(arguments)

@@ -27,11 +27,8 @@ exit status: 0 drawn, 1 the picture cannot be written, 2 not a run folder, nothi
 
 
 def main(arguments: list[str]) -> int:
-    parser = parser_of(
-        "plot",
-        "Draw return, policy lag, staleness and publishes of one run, or of several to compare.",
-        _EXAMPLES,
-    )
+    about = "Draw return, policy lag, staleness and publishes of one run, or of several to compare."
+    parser = parser_of("plot", about, _EXAMPLES)
     parser.add_argument("run", type=Path, nargs="+", help="a run's folder, as rlsync train prints it")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help=f"default: {PLOT} in the first run")
     given = parser.parse_args(arguments)

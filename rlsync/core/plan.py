@@ -69,9 +69,8 @@ class Source:
         for name, patterns in (("exclude", self.exclude), ("idle", self.idle)):
             if isinstance(patterns, str):  # its characters would be the patterns, and "*" is every leaf
                 where = f"Source({name}={patterns!r})"
-                raise errors.ConfigError(
-                    f"{name} takes several patterns", where, f"write {name}=({patterns!r},)"
-                )
+                what = f"{name} takes several patterns"
+                raise errors.ConfigError(what, where, f"write {name}=({patterns!r},)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,9 @@ class Training:
         sent = list(sent)
         mine, learnt = self.of(sent), any(tensor.requires_grad for tensor in sent)
         if learnt and not mine and self.parameters() and source.partition(".")[0] == "collector":
-            return errors.NothingLearns(
-                f"{source} is the collector's own, and no optimizer changes it",
-                f"source {source}",
-                "name the learner's module, for example loss_module.actor_network",
-            )
+            what = f"{source} is the collector's own, and no optimizer changes it"
+            cure = "name the learner's module, for example loss_module.actor_network"
+            return errors.NothingLearns(what, f"source {source}", cure)
         where = f"source {source}, {len(mine)} parameters in the optimizers"
         is_frozen = network is not None and self._is_frozen(network[1])
         if (mine or is_frozen) and not any(p.requires_grad for p, _ in mine):
@@ -64,9 +62,8 @@ class Training:
         still = [p for p, group in mine if float(group["lr"]) == 0 and "initial_lr" not in group]
         if still:
             part = source if len(still) == len(mine) else f"{len(still)} parameters of {source}"
-            return errors.NothingLearns(
-                f"the learning rate of {part} is 0", where, "give their group in the optimizer another one"
-            )
+            what = f"the learning rate of {part} is 0"
+            return errors.NothingLearns(what, where, "give their group in the optimizer another one")
         return None
 
     def _is_frozen(self, network: nn.Module) -> bool:

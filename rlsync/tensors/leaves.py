@@ -64,9 +64,8 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
         what = f"{name} is not initialised yet"
         raise LayoutMismatch(what, where, "run the module once before you register the hook")
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise LayoutMismatch(
-            f"{name} is {tensor.layout}, which cannot be sent", where, "exclude it in the route"
-        )
+        what = f"{name} is {tensor.layout}, which cannot be sent"
+        raise LayoutMismatch(what, where, "exclude it in the route")
 
 
 def _sharded(name: str, where: str) -> LayoutMismatch:
@@ -121,9 +120,8 @@ class Leaves:
         self._readers = [leaf.read for leaf in self.leaves]
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise LayoutMismatch(
-                f"two leaves are called {twice!r}", self.where, "use names without dots in extra state"
-            )
+            what = f"two leaves are called {twice!r}"
+            raise LayoutMismatch(what, self.where, "use names without dots in extra state")
 
     def _seen_through(self, module: nn.Module) -> nn.Module:
         inner = unwrap(module, self.where)

@@ -93,9 +93,7 @@ class Forkserver:
 
     def _start(self) -> bool:
         """Start the server unless it runs; whether it can be used."""
-        why = _reason_against()
-        if why is None:
-            why = _ensure_running(self._preload)
+        why = _reason_against() or _ensure_running(self._preload)
         if why is not None:
             message = f"workers are started by TorchRL's own start method, which takes longer: {why}"
             warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -106,9 +106,8 @@ class WeightBoard:
         """
         newest = self.writer.newest_leaves()
         if newest is None or newest[0] is not self.writer.layout:
-            raise BoardClosed(
-                "nothing was published with this layout yet", "WeightBoard.newest_views", "publish first"
-            )
+            what = "nothing was published with this layout yet"
+            raise BoardClosed(what, "WeightBoard.newest_views", "publish first")
         return newest[1]
 
     def status(self) -> list[ReaderStatus]:

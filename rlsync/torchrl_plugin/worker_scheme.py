@@ -55,13 +55,12 @@ class Link:
         if self.worker is not None and self.worker.leave(destination):
             self.worker = None
 
-    def in_server(self, destination: str, adopt: Adopt, server: InferenceServer) -> ServerSync:
-        """The one adopter of an inference server, in the learner's process or in its own."""
+    def in_server(self, destination: str, adopt: Adopt, server: InferenceServer) -> None:
+        """Make the one adopter of an inference server, in the learner's process or in its own."""
         beside_learner = self._pid == os.getpid()
         if not beside_learner:
             self.publisher = self.served = None  # a forked process inherits the learner's
         self.server = ServerSync(self.handle, destination, adopt, server, beside_learner=beside_learner)
-        return self.server
 
     def serve(self, holder: object, scheme: object) -> ServedServer:
         """Serve an inference server, ``holder`` or its own; ConfigError, PublishError if that cannot be."""
@@ -127,7 +126,10 @@ class WorkerScheme(WeightSyncScheme):
             schemes.around_updates(context, lambda to, _: publisher.one_publish(to))
             here = weakref.ref(context)
             publisher.announce = lambda version: stamps.announce_version(here(), version)
-            _notice_silence(context, publisher)
+            from rlsync.torchrl_plugin.hooks import misuse  # here, because workers need no trainers
+
+            what = "nothing publishes to the workers of this collector, which act with their first weights"
+            misuse.notice_silence(context, what, lambda: publisher.version)
         policy = served.policy() if model_id == POLICY else None
         if policy is not None:
             publisher.publish_modules({POLICY: policy}, "the collector")
@@ -243,13 +245,6 @@ def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
     return held
 
 
-def _notice_silence(collector: Any, publisher: WorkersPublisher) -> None:
-    from rlsync.torchrl_plugin.hooks import misuse  # here, because workers need no trainers
-
-    what = "nothing publishes to the workers of this collector, which act with their first weights"
-    misuse.notice_silence(collector, what, lambda: publisher.version)
-
-
 def _check_interface(context: object, placed: Mapping[str, object], model: object, *, of: str) -> None:
     """Refuse (ConfigError) weights without a collector, or ``placed`` in workers one by one."""
     refused = placed if context is not None else {**placed, "model": model}
@@ -267,16 +262,14 @@ def _refuse_some_workers(worker_ids: int | list[int] | None, weights: object, nu
     """Refuse (PublishError) ``worker_ids``, or a mapping by worker, that is not for all workers alike."""
     if isinstance(weights, dict) and any(isinstance(key, int) for key in weights):
         named = sorted(key for key in weights if isinstance(key, int))
-        raise PublishError(
-            ONE_VERSION, f"update_policy_weights_ with weights for workers {named}", OWN_COLLECTORS
-        )
+        where = f"update_policy_weights_ with weights for workers {named}"
+        raise PublishError(ONE_VERSION, where, OWN_COLLECTORS)
     if worker_ids is None:
         return
     asked = {worker_ids} if isinstance(worker_ids, int) else set(worker_ids)
     workers = set(range(num_workers))
     if asked != workers:
-        raise PublishError(
-            f"a board publishes to all workers, not to {sorted(asked, key=str)} alone",
-            f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}",
-            "leave worker_ids out, or give workers of their own kind a collector of their own",
-        )
+        what = f"a board publishes to all workers, not to {sorted(asked, key=str)} alone"
+        where = f"update_policy_weights_(worker_ids={worker_ids!r}), workers {sorted(workers)}"
+        cure = "leave worker_ids out, or give workers of their own kind a collector of their own"
+        raise PublishError(what, where, cure)

@@ -88,10 +88,10 @@ class LocalTransport(Transport):
 
     background = False
     through_host = False
+    layout: Layout | None = None
+    newest_stamp: Stamp = NOTHING
 
     def __init__(self) -> None:
-        self._layout: Layout | None = None
-        self._newest = NOTHING
         self._staged: Staged | None = None
         self._reader: LocalReader | None = None
         self._acting = threading.Lock()
@@ -104,14 +104,6 @@ class LocalTransport(Transport):
     def handle(self) -> LocalTransport:
         """What the reader subscribes with: this object."""
         return self
-
-    @property
-    def layout(self) -> Layout | None:
-        return self._layout
-
-    @property
-    def newest_stamp(self) -> Stamp:
-        return self._newest
 
     def subscribe(self, apply: Apply, reader: int | None = None) -> LocalReader:
         """Attach the one reader.
@@ -134,7 +126,7 @@ class LocalTransport(Transport):
         """Say what the coming publishes carry; a staged version keeps the layout it was published under."""
         self._check_open()
         with self._guard:
-            self._layout = layout
+            self.layout = layout
 
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
@@ -147,7 +139,7 @@ class LocalTransport(Transport):
         layout = laid_out(self)
         brought = Staged.of(layout, tensors, stamp)
         with self._guard:
-            check_newer(stamp, self._newest)
+            check_newer(stamp, self.newest_stamp)
             if self._acting.acquire(blocking=False):
                 try:
                     self._apply(brought.over(self._staged))
@@ -156,7 +148,7 @@ class LocalTransport(Transport):
                     self._acting.release()
             else:
                 self._staged = brought.copied().over(self._staged)
-            self._newest = stamp
+            self.newest_stamp = stamp
         return stamp.version
 
     def status(self) -> list[ReaderStatus]:
@@ -164,9 +156,8 @@ class LocalTransport(Transport):
 
     def wait(self, version: int, timeout_s: float, readers: Iterable[int] | None = None) -> None:
         """Wait until the reader acts with ``version``; it does when its running rollout has ended."""
-        await_adoption(
-            self._status_between_rollouts, version, timeout_s, readers, lambda: self._newest.version
-        )
+        status = self._status_between_rollouts
+        await_adoption(status, version, timeout_s, readers, lambda: self.newest_stamp.version)
 
     def ask(self, lowest: int) -> int:
         self._question, self._lowest = self._question + 1, lowest
@@ -206,15 +197,13 @@ class LocalTransport(Transport):
 class LocalReader(Subscriber):
     """The worker's end of a :class:`LocalTransport`, in the same process."""
 
+    version: int = 0
+    learner_died = False  # the learner is this process
+
     def __init__(self, transport: LocalTransport, apply: Apply) -> None:
         self._transport = transport
         self._apply = apply
-        self._version = 0
         self._rollout_at = time.monotonic()
-
-    @property
-    def version(self) -> int:
-        return self._version
 
     @property
     def newest(self) -> int:
@@ -222,7 +211,7 @@ class LocalReader(Subscriber):
 
     @property
     def asked(self) -> int:
-        return self._transport._question if self._version >= max(1, self._transport._lowest) else 0
+        return self._transport._question if self.version >= max(1, self._transport._lowest) else 0
 
     def adopt(self) -> int:
         with self.acting() as version:
@@ -234,22 +223,17 @@ class LocalReader(Subscriber):
         with self._transport._acting:
             self._transport._take_staged()
             self._rollout_at = time.monotonic()
-            yield self._version
+            yield self.version
 
     def apply(self, staged: Staged) -> None:
         """Write a version into what acts; called by the transport between rollouts."""
         staged.there.order()  # it may have been staged in another thread, which has streams of its own
         self._apply(staged.stamp.version, staged.layout, staged.layout.spread(staged.tensors))
-        self._version = staged.stamp.version
+        self.version = staged.stamp.version
 
     @property
     def closed_by_learner(self) -> bool:
         return self._transport._closed
-
-    @property
-    def learner_died(self) -> bool:
-        """False: the learner is this process."""
-        return False
 
     @property
     def closed(self) -> bool:
@@ -260,9 +244,9 @@ class LocalReader(Subscriber):
 
     def status(self) -> ReaderStatus:
         """What the transport knows of this reader."""
-        lag = max(0, self.newest - self._version)
+        lag = max(0, self.newest - self.version)
         age_s = time.monotonic() - self._rollout_at
-        return ReaderStatus(0, os.getpid(), True, "running", self._version, lag, age_s)
+        return ReaderStatus(0, os.getpid(), True, "running", self.version, lag, age_s)
 
     def close(self) -> None:
         if not self.closed:

@@ -94,16 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rlsync train", add_help=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"Hydra {hydra.__version__}")
-    switches = (
-        "--help -h",
-        "--hydra-help",
-        "--resolve",
-        "--run -r",
-        "--multirun -m",
-        "--shell-completion -sc",
-        trust.FLAG,
-    )
-    for names in switches:
+    short = ("--help -h", "--run -r", "--multirun -m", "--shell-completion -sc")
+    for names in (*short, "--hydra-help", "--resolve", trust.FLAG):
         parser.add_argument(*names.split(), action="store_true")
     values = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
     for names in (*values, "--experimental-rerun"):

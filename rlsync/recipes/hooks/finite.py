@@ -93,13 +93,10 @@ class StopIfNotFinite(RegistersItself):
                     f"no step was made; {saved.path} has the weights of before: resume with a smaller "
                     "clip_norm or learning rate"
                 )
-        frames = f"{trainer.collected_frames:,} frames"
-        return NotFinite(what, f"optimizer step {self._step_of(optimizer)}, after {frames}", cure)
-
-    def _step_of(self, optimizer: optim.Optimizer) -> int:
-        """The number of the step that was about to be made; the optimizer's own count outlives a resume."""
-        own = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
-        return max(own, default=self._steps - 1) + 1
+        # The optimizer's own count outlives a resume.
+        made = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
+        step = max(made, default=self._steps - 1) + 1
+        return NotFinite(what, f"optimizer step {step}, after {trainer.collected_frames:,} frames", cure)
 
 
 class _LastLosses:

@@ -222,11 +222,9 @@ def read_notes(meeting: int, ranks: Iterable[int], timeout_s: float) -> list[Ran
                 found[rank] = RankNote.from_json(store.get(_key(rank, meeting)))
                 missing.remove(rank)
         if missing and time.monotonic() >= deadline:
-            raise PublishError(
-                f"{named(missing)} made no SendShards within {timeout_s:g} s",
-                f"weights sharded over {len(missing) + len(found) + 1} ranks, rank {own_rank()} publishes",
-                "on every rank that does not publish: shards = rlsync.SendShards({'policy': policy})",
-            )
+            where = f"weights sharded over {len(missing) + len(found) + 1} ranks, rank {own_rank()} publishes"
+            cure = "on every rank that does not publish: shards = rlsync.SendShards({'policy': policy})"
+            raise PublishError(f"{named(missing)} made no SendShards within {timeout_s:g} s", where, cure)
         if missing:
             time.sleep(_LOOK_EVERY_S)
     return [found[rank] for rank in sorted(found)]
@@ -305,11 +303,9 @@ class Other:
         theirs = self.note.leaves.get(name)
         if theirs != sharding:
             rank, owner = self.note.rank, own_rank()
-            raise LayoutMismatch(
-                f"{name} is not on rank {rank} as it is on rank {owner}",
-                f"rank {rank}: {theirs or 'no such sharded leaf'}; rank {owner}: {sharding}",
-                "build and shard the module alike on all ranks, and give SendShards the map's destinations",
-            )
+            where = f"rank {rank}: {theirs or 'no such sharded leaf'}; rank {owner}: {sharding}"
+            cure = "build and shard the module alike on all ranks, and give SendShards the map's destinations"
+            raise LayoutMismatch(f"{name} is not on rank {rank} as it is on rank {owner}", where, cure)
 
     def __str__(self) -> str:
         return f"rank {self.note.rank} ({', '.join(filter(None, (f'pid {self.note.pid}', self.state)))})"

@@ -118,9 +118,7 @@ class ServerEndpoint(BoardEndpoint):
         place = "a process" if self._served.in_a_process else "a thread, with a policy of its own"
         return f"board: an inference server in {place}, {self._adopted()} between batches, one copy a publish"
 
-    @property
-    def in_flight(self) -> bool:
-        return True  # the server answers while the learner uses a batch
+    in_flight = True  # the server answers while the learner uses a batch
 
     @property
     def stamped(self) -> bool:

@@ -131,26 +131,19 @@ class OtherServerEndpoint(ForeignEndpoint):
     def notes(self) -> tuple[str, ...]:
         return (f"this transport {self.unkept}; {WITH_A_BOARD_SERVER} keeps them",)
 
-    @property
-    def unkept(self) -> str:
-        return (
-            "does not keep rlsync's promises: policy_version on frames is the server's own count of updates, "
-            "not the published version"
-        )
-
-    @property
-    def in_flight(self) -> bool:
-        return True
+    unkept = (
+        "does not keep rlsync's promises: policy_version on frames is the server's own count of updates, "
+        "not the published version"
+    )
+    in_flight = True
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
         return specs_of(self.collector)
 
     def verification(self) -> NoReturn:
-        raise ConfigError(
-            "this inference server cannot be asked what it acts with",
-            f"VerifySync.register; the collector is a {type(self.collector).__name__}",
-            f"{WITH_A_BOARD_SERVER} lets it answer",
-        )
+        what = "this inference server cannot be asked what it acts with"
+        where = f"VerifySync.register; the collector is a {type(self.collector).__name__}"
+        raise ConfigError(what, where, f"{WITH_A_BOARD_SERVER} lets it answer")
 
 
 class CallTransport(Transport):
@@ -170,9 +163,8 @@ class CallTransport(Transport):
 
     @property
     def handle(self) -> NoReturn:
-        raise ConfigError(
-            "TorchRL's workers do not subscribe", type(self._collector).__name__, "use a BoardScheme"
-        )
+        what = "TorchRL's workers do not subscribe"
+        raise ConfigError(what, type(self._collector).__name__, "use a BoardScheme")
 
     def lay_out(self, layout: Layout) -> None:
         self.layout = layout
@@ -215,9 +207,8 @@ class CallTransport(Transport):
         """Nothing to wait for: TorchRL's update returns when it is done."""
 
     def ask(self, lowest: int) -> NoReturn:
-        raise ConfigError(
-            "TorchRL's workers cannot be asked", type(self._collector).__name__, "use a BoardScheme"
-        )
+        what = "TorchRL's workers cannot be asked"
+        raise ConfigError(what, type(self._collector).__name__, "use a BoardScheme")
 
 
 _WHILE_A_ROLLOUT_RUNS = "TorchRL applies weights while a rollout runs, so no version can be named for a frame"
@@ -268,11 +259,9 @@ class RemoteEndpoint(ForeignEndpoint):
         if isinstance(self.collector, RayCollector):
             distributed.number_next_update(self.collector, stamp.version)
         elif worker_ids is not None:
-            raise PublishError(
-                "the learner stamps the frames of all workers with one version",
-                f"{type(self.collector).__name__}.update_policy_weights_(worker_ids={worker_ids!r})",
-                "leave worker_ids out",
-            )
+            what = "the learner stamps the frames of all workers with one version"
+            where = f"{type(self.collector).__name__}.update_policy_weights_(worker_ids={worker_ids!r})"
+            raise PublishError(what, where, "leave worker_ids out")
         yield
         if ours is None:
             ledger.record(stamp)

@@ -246,11 +246,9 @@ def optimizers(trainer: Trainer) -> list[torch.optim.Optimizer]:
 def refuse_remote_learner(trainer: Trainer) -> None:
     """Refuse a trainer whose learner is in another process: its loss module here is not trained."""
     if trainer.learner_backend != "local":
-        raise ConfigError(
-            "the weights of this trainer are trained in another process",
-            f"{type(trainer).__name__}(learner_backend={trainer.learner_backend!r})",
-            "use learner_backend='local'; TorchRL publishes remote learners by itself",
-        )
+        where = f"{type(trainer).__name__}(learner_backend={trainer.learner_backend!r})"
+        cure = "use learner_backend='local'; TorchRL publishes remote learners by itself"
+        raise ConfigError("the weights of this trainer are trained in another process", where, cure)
 
 
 def refuse_idle_shards(trainer: Trainer) -> None:

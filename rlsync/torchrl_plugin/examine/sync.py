@@ -128,20 +128,9 @@ def _usual_source(trainer: Trainer) -> Iterator[FoundSource]:
 
 
 def _at_path(trainer: Trainer, destination: str, path: str, exclude: tuple[str, ...] = ()) -> FoundSource:
-    source = FoundSource(
-        destination,
-        path,
-        partial(
-            walk,
-            trainer,
-            parse(path),
-            error=SourceNotFound,
-            root_name="the trainer",
-            where=f"source of {destination!r}",
-        ),
-        exclude,
-        has_path=True,
-    )
+    find = partial(walk, trainer, parse(path), error=SourceNotFound, root_name="the trainer")
+    weights = partial(find, where=f"source of {destination!r}")
+    source = FoundSource(destination, path, weights, exclude, has_path=True)
     source.weights()
     return source
 

@@ -20,11 +20,10 @@ from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 class Logs(TrainerHookBase):
     """A hook that logs metrics about a :class:`SyncWeights` under a prefix. A trainer may have several."""
 
-    prefix: str  #: the beginning of the logged names
-
-    def __init__(self, sync: SyncWeights) -> None:
+    def __init__(self, sync: SyncWeights, prefix: str) -> None:
         require(SyncWeights, sync, self, "give the SyncWeights of the trainer")
         self.sync = sync
+        self.prefix = prefix  #: the beginning of the logged names
         self.lag_versions = 0  #: when the newest batch arrived
 
     @abstractmethod
@@ -92,8 +91,7 @@ class LogReceipts(Logs, RegistersItself):
     """
 
     def __init__(self, sync: SyncWeights, *, prefix: str = "sync") -> None:
-        super().__init__(sync)
-        self.prefix = prefix
+        super().__init__(sync, prefix)
 
     def register(self, trainer: Trainer, name: str = "log_receipts") -> None:
         self._require(trainer)
@@ -147,8 +145,7 @@ class LogPolicyLag(Logs, RegistersItself):
     """
 
     def __init__(self, sync: SyncWeights, *, prefix: str = "policy_lag") -> None:
-        super().__init__(sync)
-        self.prefix = prefix
+        super().__init__(sync, prefix)
         self._versions: list[Tensor] = []
         self._acted: set[int] = set()
         self._optim_steps: list[Tensor] = []

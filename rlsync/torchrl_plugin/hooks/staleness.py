@@ -70,8 +70,6 @@ class BoundStaleness(Logs, RegistersItself):
         >>> # sync.register(trainer); hook.register(trainer)
     """
 
-    prefix = "staleness"
-
     def __init__(
         self, sync: SyncWeights, max_versions: int, action: Action = "drop", *, unknown: Unknown = "raise"
     ) -> None:
@@ -81,7 +79,7 @@ class BoundStaleness(Logs, RegistersItself):
             raise ConfigError(what, f"BoundStaleness(max_versions={max_versions!r})", "for example 2")
         for name, given, offered in (("action", action, Action), ("unknown", unknown, Unknown)):
             check_choice("action", given, get_args(offered), f"BoundStaleness({name}={given!r})")
-        super().__init__(sync)
+        super().__init__(sync, "staleness")
         self.max_versions = max_versions
         self.action = action
         self.unknown = unknown

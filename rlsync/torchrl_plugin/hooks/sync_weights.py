@@ -171,15 +171,12 @@ class SyncWeights(PublishHook):
             trainer.register_op("shutdown", self.ledger.give_back)
         if self.background and not endpoint.in_flight:
             # Workers that wait for the learner act with what was published for their rollout.
-            trainer.register_op("post_steps_log", self._join_before_rollout)
+            trainer.register_op("post_steps_log", lambda _: self.join())
 
     @property
     def feeds(self) -> object:
         """The collector to which this hook publishes; None before it has one."""
         return self.collector
-
-    def _join_before_rollout(self, batch: object) -> None:
-        self.join()
 
     @property
     def _bound(self) -> BoundMap:

@@ -104,11 +104,10 @@ class VerifySync(Logs):
                 what = f"{name!r} is a trigger, got {type(trigger).__name__}"
                 cure = f"for example {name}=Every(100, 'batches')"
                 raise ConfigError(what, f"VerifySync({name}={trigger!r})", cure)
-        super().__init__(sync)
+        super().__init__(sync, prefix)
         self.when = Every(10, "batches") if when is None else when
         self.action = action
         self.timeout_s = timeout_s
-        self.prefix = prefix
         self.behaviour = behaviour
         self.behaviour_held: int | None = None  #: the newest version whose outputs were compared, and held
         self.behaviour_held_time_s: float | None = None  #: when that was seen, in seconds since the epoch

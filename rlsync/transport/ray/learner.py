@@ -65,9 +65,8 @@ class RayTransport(Transport):
 
     def __init__(self, *, repeat_s: float = 1.0) -> None:
         if not ray.is_initialized():
-            raise ConfigError(
-                "Ray is not initialised in this process", "RayTransport()", "call ray.init() before"
-            )
+            what = "Ray is not initialised in this process"
+            raise ConfigError(what, "RayTransport()", "call ray.init() before")
         #: The mailbox's handle, for :class:`rlsync.transport.ray.receiver.NodeReceiver`.
         self.mailbox: Any = start_mailbox()
         self._pid = os.getpid()

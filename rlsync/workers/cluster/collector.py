@@ -254,11 +254,10 @@ class BoardHere:
         self._receiver.start()
         if not has_version(self._receiver, timeout_s):
             self.close()
-            raise AdoptionTimeout(
-                f"no version of the weights came to the learner's own machine within {timeout_s:g} s",
-                "starting the evaluating process of a run on a cluster",
-                "look whether Ray's object store has room, or evaluate after the run: rlsync eval RUN",
-            ) from self._receiver.failure
+            what = f"no version of the weights came to the learner's own machine within {timeout_s:g} s"
+            where = "starting the evaluating process of a run on a cluster"
+            cure = "look whether Ray's object store has room, or evaluate after the run: rlsync eval RUN"
+            raise AdoptionTimeout(what, where, cure) from self._receiver.failure
 
     @property
     def handle(self) -> BoardHandle:
