@@ -65,9 +65,8 @@ class HangsWhile(CountingEnv):
         self._flag = flag
 
     def _step(self, tensordict: TensorDictBase) -> TensorDict:
-        if self._flag.exists():
-            self._flag.with_name(f"hangs-{os.getpid()}-{threading.get_ident()}").touch()
         while self._flag.exists():
+            self._flag.with_name(f"hangs-{os.getpid()}-{threading.get_ident()}").touch()
             time.sleep(0.01)
         return super()._step(tensordict)
 

@@ -21,9 +21,8 @@ class Hanging(CartPoleEnv):
         self._flag = Path(flag)
 
     def step(self, action: Any) -> Any:
-        if self._flag.exists():
-            self._flag.with_name(f"hangs-{os.getpid()}-{id(self)}").touch()
         while self._flag.exists():
+            self._flag.with_name(f"hangs-{os.getpid()}-{id(self)}").touch()
             time.sleep(0.01)
         return super().step(action)
 
