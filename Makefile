@@ -36,7 +36,7 @@ JOBS ?= 4
 BUDGET_S ?= 300
 
 BIN := $(VENV)/bin
-SIDE_BY_SIDE := -n $(JOBS) --dist worksteal
+SIDE_BY_SIDE = -n $(JOBS) --dist worksteal
 # In a terminal pip shows what it does; elsewhere its lines would only fill a log.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install $$([ -t 1 ] || echo --quiet) -c $(CONSTRAINTS)
 
