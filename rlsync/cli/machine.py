@@ -21,8 +21,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from rlsync.core.errors import RlsyncError
-from rlsync.tensors.device import bfloat16_instructions
-from rlsync.transport.shared_file import PAGE_BYTES, SharedFile
+from rlsync.tensors.device import affine_cores, bfloat16_instructions
+from rlsync.transport.shared_file import KIND_VARIABLE, PAGE_BYTES, SharedFile
 
 Grade = Literal["ok", "warn", "fail"]
 
@@ -72,6 +72,7 @@ def memory_file() -> Finding:
     """Whether a board's memory file can be made, written, and opened by another process."""
     what = "shared memory of a board"
     cure = "allow memfd_create, and /proc/<pid>/fd between processes of one user (hidepid, seccomp, gVisor)"
+    cure += f", or set {KIND_VARIABLE}=folder"
     try:
         file = SharedFile.create("rlsync-doctor")
         file.resize(PAGE_BYTES)
@@ -89,12 +90,12 @@ def memory_file() -> Finding:
     if opened.returncode:
         last = opened.stderr.strip().rpartition("\n")[2]
         return Finding("fail", what, f"another process cannot open it: {last}", cure)
-    return Finding("ok", what, "memfd, mapped, written, opened by another process")
+    return Finding("ok", what, f"{file.KIND}, mapped, written, opened by another process")
 
 
 def lock() -> Finding:
-    """Whether byte-range locks of open file descriptions exclude each other, and end with their owner."""
-    what = "byte-range locks (OFD)"
+    """Whether locks of open files exclude each other, and end with their owner."""
+    what = "locks of open files"
     try:
         one = SharedFile.create("rlsync-doctor")
         other = SharedFile.open(one.address)
@@ -104,13 +105,15 @@ def lock() -> Finding:
             not other.try_lock(0, exclusive=False),
             other.try_lock(1, exclusive=True),
         ]
-        one.close()
-        steps.append(other.try_lock(0, exclusive=True))
+        one.unlock(0)
+        steps += [other.try_lock(0, exclusive=True), one.is_locked(0)]
         other.close()
+        steps.append(not one.is_locked(0))
+        one.close()
     except RlsyncError as error:
         return Finding("fail", what, error.what, error.cure)
     except OSError as error:
-        return Finding("fail", what, str(error), "use Linux 3.15 or later, and no sandbox that filters fcntl")
+        return Finding("fail", what, str(error), f"{KIND_VARIABLE}=folder, or no sandbox that filters fcntl")
     if not all(steps):
         cure = "report this machine's kernel with --markdown"
         return Finding("fail", what, f"they do not work: {steps}", cure)
@@ -185,8 +188,7 @@ def bfloat16() -> Finding:
 
 def usable_cores() -> int:
     """The cores that this process may use, by its affinity and by the quota of its container."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return min(cores, quota_cores(_CGROUP))
+    return min(affine_cores(), quota_cores(_CGROUP))
 
 
 def quota_cores(cgroup: Path) -> int:

@@ -9,6 +9,7 @@ import os
 import re
 import select
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,7 +138,8 @@ def refused(error: BaseException | None, run: Path) -> Refused | None:
             return Refused(what, str(run), "leave it there until the run has ended")
         if number in _CURES:
             named = error.filename if isinstance(error, OSError) else first_line(error)
-            places = [at for at in (str(run), "/tmp", "/dev/shm") if disk_usage(at).free < 1 << 20]
+            asked = [at for at in (str(run), tempfile.gettempdir(), "/dev/shm") if Path(at).is_dir()]
+            places = [at for at in asked if disk_usage(at).free < 1 << 20]
             return Refused(os.strerror(number), str(named or ", ".join(places)), _CURES[number])
         error = error.__cause__ or error.__context__
     return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -192,7 +191,7 @@ def handle_in(run: Path) -> BoardHandle | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     address = FileAddress(**found["address"])
-    if not re.fullmatch(r"/proc/\d+/fd/\d+", address.path):  # no other file is opened for a foreign folder
+    if address.kind is None:  # no other file is opened for a foreign folder
         raise ConfigError(f"{address.path} is not where a board lies", str(run / BOARD), "remove the file")
     return BoardHandle(address, found["board_id"])
 

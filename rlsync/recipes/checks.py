@@ -23,7 +23,7 @@ from rlsync.recipes.replay.settings import ReplayConfig
 from rlsync.recipes.run_files import BEST_VIDEO
 from rlsync.recipes.settings import BFLOAT16, IN_PROCESS, LOGGER_PACKAGES, Config
 from rlsync.recipes.sync_settings import map_errors, trigger_errors, verify_trigger
-from rlsync.tensors.device import bfloat16_instructions
+from rlsync.tensors.device import affine_cores, bfloat16_instructions
 from rlsync.workers.devices import device_named, device_of_each
 
 #: Files that a learner has open, half of them while a checkpoint is put on disk; and those of each worker.
@@ -81,7 +81,7 @@ def more_frames(config: Config) -> str | None:
     ways: dict[str, Config] = {}
     if 2 * envs <= _FULL_WORKER:
         ways[f"env.num_envs={2 * envs}"] = replace(config, env=replace(config.env, num_envs=2 * envs))
-    if len(os.sched_getaffinity(0)) > workers + 1:
+    if affine_cores() > workers + 1:
         more = replace(collector, num_workers=workers + 1)
         ways[f"collector.num_workers={workers + 1}"] = replace(config, collector=more)
     if collector.kind == "sync" and off_policy:

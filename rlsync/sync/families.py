@@ -18,8 +18,10 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
 
+import psutil
+
 from rlsync.core.errors import WorkerLost
-from rlsync.transport.board.format import process_stat
+from rlsync.transport.board.format import process_state
 
 #: What multiprocessing says of a process whose fork server is gone, whether the process lives or not.
 UNKNOWN = 255
@@ -36,28 +38,29 @@ class _Popen(Popen):
 
     def __init__(self, process: BaseProcess) -> None:
         super().__init__(process)
-        self._began = _began(self.pid)
+        self._process: psutil.Process | None = None  # known by its start, too: its number may be given again
+        with suppress(psutil.Error):
+            self._process = psutil.Process(self.pid)
         self._outlives = False
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         code: int | None = super().poll(flag)
-        if code != UNKNOWN or self._outlives or self._began is None or self._began != _began(self.pid):
+        if code != UNKNOWN or self._outlives or not self._lives():
             return code
         self._outlives, self.returncode, self.sentinel = True, None, os.pidfd_open(self.pid)
         Finalize(self, os.close, (self.sentinel,))
         return None
+
+    def _lives(self) -> bool:
+        if self._process is None or not hasattr(os, "pidfd_open"):  # without, it cannot be waited for
+            return False
+        return self._process.is_running() and process_state(self.pid) != "dead"
 
 
 class _Process(ForkServerProcess):
     @staticmethod
     def _Popen(process: BaseProcess) -> Popen:  # noqa: N802  # multiprocessing's name
         return _Popen(process)
-
-
-def _began(pid: int) -> str | None:
-    """When a living process was started, by the kernel's clock: its number may be given again."""
-    fields = process_stat(pid)
-    return None if fields is None or fields[0] in "ZX" else fields[19]
 
 
 def start_process(
@@ -117,7 +120,7 @@ def end_group(worker: BaseProcess) -> None:
     """Kill a worker and what it has started, also after its end, but no process that got its number since."""
     pid = worker.pid
     assert pid is not None, "it was started"
-    if worker.exitcode not in (None, UNKNOWN) and process_stat(pid) is not None:
+    if worker.exitcode not in (None, UNKNOWN) and psutil.pid_exists(pid):
         return  # another process has the number, so nothing is left of the group
     with suppress(OSError):
         if os.getpgid(pid) != pid:  # it leads no group: it has only just begun

@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlsync.core.errors import BoardClosed
 from rlsync.transport.shared_file import FileAddress, SharedFile
@@ -37,7 +36,7 @@ class StartLog:
         """Inside, what this process prints is kept, and where it hangs is noted, for the learner to show."""
         try:
             file = SharedFile.open(self.address)
-            if self.name not in str(Path(f"/proc/self/fd/{file.fd}").readlink()):
+            if self.name not in file.name:
                 raise BoardClosed("the learner waits no longer")
             kept = os.dup(1), os.dup(2)
         except (BoardClosed, OSError):  # or this process has no output

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -160,6 +162,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 #: The largest value that glibc accepts.
 _LARGEST_MMAP_THRESHOLD = 32 << 20
+
+
+def affine_cores() -> int:
+    """The cores that this process may use by its affinity, where the platform has one."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:

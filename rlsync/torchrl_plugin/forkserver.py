@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing import forkserver
-from pathlib import Path
 
+import psutil
 from packaging.version import Version
 
 from rlsync.core.errors import ConfigError
@@ -149,6 +149,6 @@ def _command_of_the_server() -> str:
     if pid is None:
         return ""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:  # it has ended; a new one will be started
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:  # it has ended; a new one will be started
         return ""

@@ -1,9 +1,14 @@
-"""One anonymous shared file: mappings and byte-range locks on a single descriptor, and a mark to know it by.
+"""One shared file: mappings and locks on single bytes, and a mark to know it by.
 
-The file is a memfd. Each process opens it for itself through the owner's ``/proc`` entry, so each has its own
-open file description. The locks (F_OFD_SETLK) belong to that description, and the kernel drops them when the
-process dies, however it dies. Only Linux has such locks. The older POSIX locks belong to the process, and
-closing any descriptor of the file drops all of them, so they cannot take their place.
+There are two kinds of it. :func:`kind` alone chooses; who opens a file takes the kind that its address shows.
+
+A memfd (Linux) is anonymous. Each process opens it for itself through the owner's ``/proc`` entry, so
+each has its own open file description. The locks (F_OFD_SETLK) belong to that description, and the kernel
+drops them when the process dies, however it dies. The older POSIX locks belong to the process, and closing
+any descriptor of the file drops all of them, so they cannot take their place.
+
+:class:`FolderFile` (macOS, and where ``RLSYNC_SHARED_FILE=folder``) is a file in a private folder, beside an
+empty file for each locked byte: flock(2) belongs to an open file, too, and ends with its last holder.
 """
 
 from __future__ import annotations
@@ -13,10 +18,17 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
+import shutil
+import socket
 import struct
 import sys
+import tempfile
+import time
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,9 +39,12 @@ import torch
 from rlsync.core.errors import BoardClosed, ConfigError
 
 PAGE_BYTES = mmap.PAGESIZE
-_MAP_POPULATE = 0x8000
 _PUNCH_HOLE = 0x1 | 0x2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _FLOCK = "hhqqi4x"
+
+
+#: Which kind of shared file this process makes: ``memfd`` or ``folder``; by the platform if it is not set.
+KIND_VARIABLE = "RLSYNC_SHARED_FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +52,19 @@ class FileAddress:
     """Where another process finds the file; small and picklable."""
 
     pid: int  #: the owner's
-    path: str  #: the file, among the owner's descriptors
+    path: str  #: the file, among the owner's descriptors or in a private folder
     host: str = ""  #: where this path means this file; empty if the address does not say
+
+    @property
+    def kind(self) -> type[SharedFile] | None:
+        """The kind of file that lies at such a path; None if none does."""
+        return next((each for each in (SharedFile, FolderFile) if each.may_lie_at(Path(self.path))), None)
 
 
 class SharedFile:
-    """A shared file with one descriptor, which this object closes, however many mappings."""
+    """A shared file with one descriptor, which this object closes, however many mappings; here, a memfd."""
+
+    KIND = "memfd"  #: what :data:`KIND_VARIABLE` calls it
 
     def __init__(self, fd: int, address: FileAddress) -> None:
         self.fd = fd
@@ -52,31 +74,61 @@ class SharedFile:
 
     @classmethod
     def create(cls, name: str) -> SharedFile:
-        """A new, empty file; ``name`` is what tools show beside the descriptor, and need not differ."""
-        _require_locks()
+        """A new, empty file; ``name`` is what tools show beside it, and need not differ."""
+        return kind()._make(name)
+
+    @classmethod
+    def _make(cls, name: str) -> SharedFile:
         pid = os.getpid()
         fd = os.memfd_create(name)
         # Others open this path instead of inheriting the descriptor: the address is small, and works under
         # fork, spawn and a fork server, and for workers that join late.
-        return cls(fd, FileAddress(pid, f"/proc/{pid}/fd/{fd}", this_host()))
+        return cls(fd, FileAddress(pid, f"/proc/{pid}/fd/{fd}", cls.host()))
 
     @classmethod
     def open(cls, address: FileAddress) -> SharedFile:
         """Open another process's file, with locks of one's own; BoardClosed: the owner is gone."""
-        _require_locks()
-        if address.host not in ("", this_host()):
+        its = address.kind or SharedFile
+        if address.host not in ("", its.host()):
             raise BoardClosed(
                 f"the board of process {address.pid} is memory of another host or container",
-                f"process {os.getpid()}, opening {address.path} of {address.host}; this is {this_host()}",
+                f"process {os.getpid()}, opening {address.path} of {address.host}; this is {its.host()}",
                 "start the workers on the learner's host, in its container; on Ray, RayBoardScheme keeps a "
                 "board on each node",
             )
         try:
-            return cls(os.open(address.path, os.O_RDWR), address)
+            return its(its._find(Path(address.path)), address)
         except OSError as cause:
             what = f"the board of process {address.pid} is gone"
             cure = "the learner must live, and run as the same user, while workers attach"
             raise BoardClosed(what, f"opening {address.path}: {cause.strerror}", cure) from cause
+
+    @staticmethod
+    def may_lie_at(path: Path) -> bool:
+        """Whether a file of this kind may have this path."""
+        return re.fullmatch(r"/proc/\d+/fd/\d+", str(path)) is not None
+
+    @staticmethod
+    def _find(path: Path) -> int:
+        """A descriptor of another process's file; OSError if it is gone."""
+        return os.open(path, os.O_RDWR)
+
+    @staticmethod
+    @cache
+    def host() -> str:
+        """What two processes have in common for which one path means one file: the running kernel and the
+        pids, if they see the same ``/proc``. Empty if it is hidden.
+        """
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            return f"boot {boot}, {Path('/proc/self/ns/pid').readlink()}"
+        except OSError:  # opening the file tells
+            return ""
+
+    @property
+    def name(self) -> str:
+        """What the file is called, as its descriptor shows it now."""
+        return str(Path(f"/proc/self/fd/{self.fd}").readlink())
 
     def resize(self, size_bytes: int) -> None:
         """Make the file this long; untouched pages cost nothing."""
@@ -86,8 +138,10 @@ class SharedFile:
         return os.fstat(self.fd).st_size
 
     def discard(self, offset: int, size_bytes: int) -> None:
-        """Give the memory of a range back; it reads as zeros afterwards."""
-        _libc().fallocate(self.fd, _PUNCH_HOLE, offset, size_bytes)
+        """Give the memory of a range back, where the platform can; it reads as zeros afterwards."""
+        fallocate = getattr(_libc(), "fallocate", None)
+        if fallocate is None or fallocate(self.fd, _PUNCH_HOLE, offset, size_bytes):
+            self.write(bytes(size_bytes), offset)
 
     def write(self, data: bytes, offset: int) -> None:
         os.pwrite(self.fd, data, offset)
@@ -100,11 +154,11 @@ class SharedFile:
         write to a read-only mapping ends the process at once (SIGSEGV).
         """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        flags = mmap.MAP_SHARED | (_MAP_POPULATE if populate else 0)
+        flags = mmap.MAP_SHARED | (getattr(mmap, "MAP_POPULATE", 0) if populate else 0)
         # By mmap(2) itself: before Python 3.13 its mmap keeps a duplicate of the descriptor for each mapping.
         # And through another open file: a mapping keeps its open file alive after close() and in forked
         # children, and with it all locks.
-        fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR if writable else os.O_RDONLY)
+        fd = self._open_again(os.O_RDWR if writable else os.O_RDONLY)
         try:
             address = _libc().mmap(None, size_bytes, protection, flags, fd, offset)
         finally:
@@ -115,6 +169,10 @@ class SharedFile:
         memory = (ctypes.c_uint8 * size_bytes).from_address(address)
         weakref.finalize(memory, _libc().munmap, address, size_bytes).atexit = False
         return torch.frombuffer(memory, dtype=torch.uint8)
+
+    def _open_again(self, flags: int) -> int:
+        """A descriptor for a mapping, which must not keep a lock alive."""
+        return os.open(f"/proc/self/fd/{self.fd}", flags)
 
     def words(self, size_bytes: int, offset: int) -> memoryview:
         """Map a page-aligned range for reading and writing as 64-bit words."""
@@ -135,11 +193,19 @@ class SharedFile:
         """Drop this process's lock on one byte."""
         fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at))
 
-    def is_locked(self, at: int) -> bool:
-        """Whether another open file holds a lock on one byte."""
-        answer = fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, at))
-        kind: int = struct.unpack(_FLOCK, answer)[0]
-        return kind != fcntl.F_UNLCK
+    def is_locked(self, at: int, *, exclusively: bool = True) -> bool:
+        """Whether another open file holds one byte exclusively, or in any way if not ``exclusively``."""
+        asked = fcntl.F_RDLCK if exclusively else fcntl.F_WRLCK
+        found: int = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, _flock(asked, at)))[0]
+        return found != fcntl.F_UNLCK
+
+    def claim(self, at: int) -> bool:
+        """Lock one byte exclusively; returns False if another open file holds it exclusively."""
+        while not self.try_lock(at, exclusive=True):
+            if self.is_locked(at):
+                return False
+            time.sleep(0)  # somebody looked at it just then
+        return True
 
     def __del__(self) -> None:
         self.close()
@@ -149,6 +215,97 @@ class SharedFile:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class FolderFile(SharedFile):
+    """A file in a folder that only its user may enter; a lock is flock(2) on a file for that byte beside it.
+
+    A look takes the lock for a moment: meanwhile a lock that is tried is refused, although nobody holds it.
+    That is as good as held for a moment, for whoever is refused a slot takes another or comes again.
+    """
+
+    KIND = "folder"
+
+    def __init__(self, fd: int, address: FileAddress) -> None:
+        self._folder = Path(address.path).parent
+        self._held: dict[int, int] = {}
+        self._remove: Callable[[], object] = int  # does nothing
+        super().__init__(fd, address)
+
+    @classmethod
+    def _make(cls, name: str) -> FolderFile:
+        base = _private_folders()
+        base.mkdir(mode=0o700, exist_ok=True)
+        if base.is_symlink() or base.stat().st_uid != os.getuid() or base.stat().st_mode & 0o077:
+            cure = "remove it, or name another place for temporary files (TMPDIR)"
+            raise ConfigError("the folder of shared files is not this user's alone", str(base), cure)
+        _remove_orphans(base)
+        new = Path(tempfile.mkdtemp(prefix=_NEW, dir=base))
+        fd = os.open(new / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        alive = _lock_file(new / _OWNER, exclusive=True)
+        assert alive is not None
+        folder = new.rename(base / new.name.removeprefix(_NEW))  # only now: what has no owner is removed
+        file = cls(fd, FileAddress(os.getpid(), str(folder / name), cls.host()))
+        file._held[_OWNED] = alive
+        file._remove = weakref.finalize(file, _remove_own, folder, os.getpid())
+        return file
+
+    @staticmethod
+    def may_lie_at(path: Path) -> bool:
+        return path.parent.parent.name == _private_folders().name and ".." not in path.parts
+
+    @staticmethod
+    def _find(path: Path) -> int:
+        if (dead := _lock_file(path.parent / _OWNER, exclusive=False)) is not None:
+            os.close(dead)
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        return os.open(path, os.O_RDWR)
+
+    @staticmethod
+    @cache
+    def host() -> str:
+        return socket.gethostname()
+
+    @property
+    def name(self) -> str:
+        return self.address.path
+
+    def _open_again(self, flags: int) -> int:
+        return os.dup(self.fd)  # locks are on other files
+
+    def try_lock(self, at: int, *, exclusive: bool) -> bool:
+        if at not in self._held:
+            fd = self._lock(at, exclusive=exclusive)
+            if fd is not None:
+                self._held[at] = fd
+            return fd is not None
+        return True
+
+    def unlock(self, at: int) -> None:
+        if at in self._held:
+            os.close(self._held.pop(at))
+
+    def is_locked(self, at: int, *, exclusively: bool = True) -> bool:
+        if exclusively and at in self._held:
+            return False  # by another one
+        fd = self._lock(at, exclusive=not exclusively)
+        if fd is not None:
+            os.close(fd)
+        return fd is None
+
+    def _lock(self, at: int, *, exclusive: bool) -> int | None:
+        """A descriptor that holds a lock; any one if the owner has left, for then nobody locks any more."""
+        try:
+            return _lock_file(self._folder / str(at), exclusive=exclusive)
+        except FileNotFoundError:
+            return os.dup(self.fd)
+
+    def close(self) -> None:
+        """The owner removes the folder. What others have mapped stays theirs."""
+        self._remove()
+        super().close()
+        for at in list(self._held):
+            self.unlock(at)
 
 
 class Mark(NamedTuple):
@@ -186,21 +343,50 @@ def whole_pages(size_bytes: int) -> int:
     return max(1, -(-size_bytes // PAGE_BYTES)) * PAGE_BYTES
 
 
-@cache
-def this_host() -> str:
-    """What two processes have in common that see each other's ``/proc``: the running kernel and the pids."""
+def kind() -> type[SharedFile]:
+    """The kind of shared file that this process makes; ConfigError if there is no such kind here."""
+    kinds: dict[str, type[SharedFile]] = {FolderFile.KIND: FolderFile}
+    if "F_OFD_SETLK" in vars(fcntl) and hasattr(os, "memfd_create"):
+        kinds[SharedFile.KIND] = SharedFile
+    wanted = os.environ.get(KIND_VARIABLE, [*kinds][-1])
+    if wanted not in kinds:
+        cure = f"leave it unset, or set it to one of: {', '.join(sorted(kinds))}"
+        raise ConfigError(f"no shared file is a {wanted!r} on {sys.platform}", KIND_VARIABLE, cure)
+    return kinds[wanted]
+
+
+_OWNED = -1  #: the byte whose lock says that the owner of a folder lives
+_OWNER, _NEW = str(_OWNED), "new-"
+
+
+def _private_folders() -> Path:
+    return Path(tempfile.gettempdir()) / f"rlsync-{os.getuid()}"
+
+
+def _remove_own(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # and no child that it has forked
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_orphans(base: Path) -> None:
+    """Remove the folders of owners that were killed."""
+    for folder in base.iterdir():
+        with suppress(FileNotFoundError):  # another process removes it, too
+            alive = None if folder.name.startswith(_NEW) else _lock_file(folder / _OWNER, exclusive=True)
+            if alive is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(alive)
+
+
+def _lock_file(path: Path, *, exclusive: bool) -> int | None:
+    """A new descriptor that holds a lock on a file, which is made if there is none; None if it is held."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"boot {boot}, {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # hidden from this process: opening the file tells
-        return ""
-
-
-def _require_locks() -> None:
-    if "F_OFD_SETLK" not in vars(fcntl):
-        what = "this platform has no open-file-description locks"
-        cure = "run on Linux 3.15 or later, for example in a container; rlsync doctor tests the locks"
-        raise ConfigError(what, f"shared memory of a board or a ring, on {sys.platform}", cure)
+        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def _flock(kind: int, at: int) -> bytes:
@@ -217,7 +403,8 @@ def _libc() -> ctypes.CDLL:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, size, number, number, number, offset]
     libc.munmap.argtypes = [ctypes.c_void_p, size]
-    libc.fallocate.argtypes = [number, number, offset, offset]
+    if hasattr(libc, "fallocate"):  # not macOS
+        libc.fallocate.argtypes = [number, number, offset, offset]
     return libc
 
 

@@ -36,7 +36,7 @@ from rlsync.cli.machine import Finding, worst
 from rlsync.cli.main import main
 from rlsync.torchrl_plugin.examine.examine import Examination, Outcome, examine, marked
 from rlsync.torchrl_plugin.examine.workers import ExaminedWorkers
-from rlsync.transport.shared_file import FileAddress, SharedFile
+from rlsync.transport.shared_file import KIND_VARIABLE, FileAddress, SharedFile, kind
 from tests.tools.parts import (
     FRAMES_PER_BATCH,
     Canary,
@@ -643,6 +643,7 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def test_a_sandbox_without_memory_files_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KIND_VARIABLE, "memfd")
     monkeypatch.setattr(os, "memfd_create", refuse)
     assert doctor_machine.memory_file().verdict == "fail"
     assert doctor_machine.lock().verdict == "fail"
@@ -658,7 +659,7 @@ def test_a_file_that_other_processes_cannot_open_fails(monkeypatch: pytest.Monke
 
 
 def test_locks_that_do_not_exclude_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SharedFile, "try_lock", lambda self, at, *, exclusive: True)
+    monkeypatch.setattr(kind(), "try_lock", lambda self, at, *, exclusive: True)
     assert doctor_machine.lock().verdict == "fail"
 
 

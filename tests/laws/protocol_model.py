@@ -70,6 +70,7 @@ class Protocol:
         coherent: a reader that saw a head never sees an older one.
         deaths: whoever lives may die.
         interrupts: an exception may end a publish at any step; the writer unlocks and goes on.
+        looks: who looks whether a byte is locked holds it meanwhile (flock): any lock may be refused.
         newest: where the writer looks up which slot is the newest: ``"head"``, or a ``"variable"`` of
             its own that it sets just before head.
     """
@@ -83,6 +84,7 @@ class Protocol:
     coherent: bool = True
     deaths: bool = True
     interrupts: bool = False
+    looks: bool = False
     newest: str = "head"
 
     def start(self) -> State:
@@ -110,7 +112,7 @@ class Protocol:
         version = len(state.heads) + 1
         if at == "idle":
             if version <= self.versions:
-                yield self._pick(state)
+                yield from self._picks(state)
             return
         if self.interrupts:
             yield "writer is interrupted", state._replace(writer=Writer("idle", NONE, newest)), ""
@@ -139,15 +141,16 @@ class Protocol:
         slots = (*state.slots[:slot], line, *state.slots[slot + 1 :])
         yield f"writer {label}", moved._replace(slots=slots), ""
 
-    def _pick(self, state: State) -> Step:
+    def _picks(self, state: State) -> Iterator[Step]:
         of_head = state.heads[-1] if state.heads else NONE
         newest = of_head if self.newest == "head" else state.writer.newest
-        for slot in range(self.slots):
-            spared = slot == newest and self.spares_newest
-            if not spared and not self._is_shared(state, slot):
-                locked = state.writer._replace(at="locked", slot=slot)
-                return f"writer locks slot {slot}", state._replace(writer=locked), ""
-        return "writer finds no slot", state, "coalesced"
+        spared = newest if self.spares_newest else NONE
+        free = [n for n in range(self.slots) if n != spared and not self._is_shared(state, n)]
+        for slot in free if self.looks else free[:1]:
+            locked = state.writer._replace(at="locked", slot=slot)
+            yield f"writer locks slot {slot}", state._replace(writer=locked), ""
+        if not free or self.looks:
+            yield "writer finds no slot", state, "coalesced"
 
     def _is_shared(self, state: State, slot: int) -> bool:
         return self.leases and any(slot in (r.lease, r.taken) for r in state.readers)
@@ -164,10 +167,10 @@ class Protocol:
             case "idle":
                 yield from self._look(state, reader)
             case "looked":
-                exclusive = state.writer.at in HOLDING and state.writer.slot == slot
-                if exclusive and self.leases:
+                exclusive = state.writer.at in HOLDING and state.writer.slot == slot and self.leases
+                if exclusive or self.looks:
                     yield f"finds slot {slot} locked", reader._replace(at="idle"), ""
-                else:
+                if not exclusive:
                     taken = reader._replace(at="locked", taken=slot)
                     yield f"locks slot {slot} for version {reader.seen}", taken, ""
             case "locked":

@@ -34,6 +34,17 @@ def test_an_exception_in_the_middle_of_a_publish_does_no_harm_either(modes: tupl
     assert not broken, f"{found.states} states explored\n" + "\n".join(broken)
 
 
+@pytest.mark.seconds
+@pytest.mark.parametrize("modes", PAIRS, ids="+".join)
+@pytest.mark.each_value
+def test_a_lock_that_is_refused_because_somebody_looks_at_it_does_no_harm(modes: tuple[str, ...]) -> None:
+    found = explore(Protocol(3, versions=3, modes=modes, looks=True))
+    broken = [found.story(kind) for kind in BROKEN if kind in found.violations]
+    assert found.complete
+    assert not broken, f"{found.states} states explored\n" + "\n".join(broken)
+    assert "coalesced" in found.violations, "also a free slot may be refused"
+
+
 @pytest.mark.parametrize("mode", ["alias", "copy"])
 @pytest.mark.parametrize(
     ("without", "found_is"),

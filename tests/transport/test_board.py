@@ -27,7 +27,7 @@ from rlsync.transport.board.format import BoardWatch, SlotState
 from rlsync.transport.board.slots import SlotCopy
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Note
-from rlsync.transport.shared_file import SharedFile
+from rlsync.transport.shared_file import KIND_VARIABLE, kind
 from tests.conftest import LeakCheck
 from tests.tools.board_workers import (
     Acts,
@@ -51,6 +51,12 @@ def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+@pytest.fixture
+def memfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what holds of this kind of shared file alone."""
+    monkeypatch.setenv(KIND_VARIABLE, "memfd")
 
 
 @pytest.fixture
@@ -111,6 +117,7 @@ def bytes_in_memory(board: CountedBoard) -> int:
 # ---------------------------------------------------------------------------------- resources
 
 
+@pytest.mark.usefixtures("memfd")
 @pytest.mark.processes
 def test_a_reader_and_a_writer_hold_one_descriptor_each_however_many_tensors(
     start: Callable[..., Remote],
@@ -171,6 +178,7 @@ def test_a_board_that_is_only_dropped_is_closed_too(no_leaks: LeakCheck) -> None
         BoardReader(handle, Acts("copy"))
 
 
+@pytest.mark.usefixtures("memfd")
 def test_untouched_slots_cost_no_memory_and_three_are_there_from_the_start() -> None:
     size = 1_000_000
     board = CountedBoard()
@@ -313,7 +321,7 @@ def test_without_leases_the_same_read_is_torn(board: CountedBoard, monkeypatch: 
 
     reader = BoardReader(board.handle, apply)
     publish(board, 1.0)
-    monkeypatch.setattr(SharedFile, "try_lock", lambda *_, **__: True)
+    monkeypatch.setattr(kind(), "try_lock", lambda *_, **__: True)
     head = board._words[fmt.HEAD]
     reader._take(head, *fmt.unpack_head(head))
     assert low_high(halves) == (1.0, 3.0)
@@ -604,8 +612,8 @@ def test_a_reader_that_takes_a_line_over_has_adopted_and_said_nothing_yet(board:
     first, _ = attach(board, "alias", 0)
     publish(board, 1.0)
     first.adopt()
-    for kind in Note:
-        first.leave_note(b"of the first", kind)
+    for note in Note:
+        first.leave_note(b"of the first", note)
     first.close()
     second, _ = attach(board, "alias", 0)
     (status,) = board.status()
@@ -640,6 +648,7 @@ def test_when_the_learner_closes_readers_keep_what_they_have_and_newcomers_are_r
     reader.close()
 
 
+@pytest.mark.usefixtures("memfd")
 def test_another_board_at_the_same_address_is_not_taken_for_the_old_one() -> None:
     old = CountedBoard()
     handle = old.handle
@@ -653,6 +662,7 @@ def test_another_board_at_the_same_address_is_not_taken_for_the_old_one() -> Non
     new.close()
 
 
+@pytest.mark.usefixtures("memfd")
 @pytest.mark.processes
 def test_another_file_at_the_address_of_a_closed_board_is_refused(
     start: Callable[..., Remote], tmp_path: Path
@@ -734,6 +744,7 @@ def test_what_a_killed_reader_started_does_not_keep_its_lease(
     board.close()
 
 
+@pytest.mark.usefixtures("memfd")
 @pytest.mark.processes
 def test_workers_forked_from_the_learner_read_with_leases_of_their_own() -> None:
     gc.collect()

@@ -22,7 +22,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.format import RingWatch
 from rlsync.transport.ring.reader import RingHandle, RingWriter, RolloutRing, TakenRollout
-from rlsync.transport.shared_file import SharedFile
+from rlsync.transport.shared_file import SharedFile, kind
 from tests.conftest import LeakCheck
 from tests.tools.parts.processes import kill, stopped, wait_until
 
@@ -289,14 +289,14 @@ def test_a_slot_that_another_writer_filled_a_moment_ago_is_not_taken(
     ring: RolloutRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late, quick = RingWriter(ring.handle, 0), RingWriter(ring.handle, 1)
-    try_lock, waiting = SharedFile.try_lock, [7]
+    try_lock, waiting = kind().try_lock, [7]
 
     def after_the_other(file: SharedFile, at: int, *, exclusive: bool) -> bool:
         while waiting:  # the slot was free when the late one looked, and is not when it has the lock
             write(quick, waiting.pop())
         return try_lock(file, at, exclusive=exclusive)
 
-    monkeypatch.setattr(SharedFile, "try_lock", after_the_other)
+    monkeypatch.setattr(kind(), "try_lock", after_the_other)
     write(late, 8)
     assert [value(ring.take(WAIT_S)) for _ in range(2)] == [7, 8]
 

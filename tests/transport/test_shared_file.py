@@ -1,13 +1,17 @@
-"""The shared file: refused, with a cure, without its locks and on another host than its owner's."""
+"""The shared file, of either kind: its locks, who may open it, and what is left when a process is killed."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pickle
+import signal
+import stat
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,50 +20,190 @@ import torch
 
 from rlsync.cli import machine
 from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout, LeafSpec
-from rlsync.transport.board import BoardWriter
-from rlsync.transport.ring.reader import RolloutRing
-from rlsync.transport.shared_file import FileAddress, SharedFile
+from rlsync.transport.board import BoardReader, BoardWriter
+from rlsync.transport.shared_file import KIND_VARIABLE, FolderFile, SharedFile, kind
 from tests.tools.parts.namespaces import may_unshare
+from tests.tools.parts.processes import open_fds
+
+
+@pytest.fixture(params=["memfd", "folder"])
+def file(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedFile]:
+    monkeypatch.setenv(KIND_VARIABLE, request.param)
+    made = SharedFile.create("rlsync-test")
+    made.resize(2 * 4096)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def _no_ofd_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on macOS."""
-    monkeypatch.delattr(fcntl, "F_OFD_SETLK")
+def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where this test's own folder files lie."""
+    monkeypatch.setenv(KIND_VARIABLE, "folder")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"rlsync-{os.getuid()}"
 
 
-def make_ring() -> RolloutRing:
-    return RolloutRing(Layout.build({"rollout": [LeafSpec("x", "buffer", (1,), torch.float32)]}), 1, 1)
+def test_locks_of_two_open_files_exclude_each_other_unless_both_are_shared(file: SharedFile) -> None:
+    other = SharedFile.open(file.address)
+    assert type(other) is type(file)
+    assert file.try_lock(3, exclusive=True)
+    assert [other.try_lock(at, exclusive=False) for at in (3, 4)] == [False, True]
+    assert [other.is_locked(3), file.is_locked(3), file.is_locked(4)] == [True, False, False]
+    assert file.is_locked(4, exclusively=False)
+    assert not file.try_lock(4, exclusive=True)
+    assert file.try_lock(4, exclusive=False)
+    file.unlock(3)
+    assert other.try_lock(3, exclusive=True)
+    other.close()
+    assert not file.is_locked(3)
+    file.unlock(4)
+    assert not file.is_locked(4, exclusively=False)
+    assert file.try_lock(4, exclusive=True)
 
 
-MAKERS: dict[str, Callable[[], object]] = {
-    "a new file": lambda: SharedFile.create("rlsync-test"),
-    "another process's file": lambda: SharedFile.open(FileAddress(os.getpid(), "/dev/null")),
-    "a board": BoardWriter,
-    "a ring": make_ring,
-}
+def test_a_mapping_shows_what_is_written_and_a_discarded_range_is_zeros(file: SharedFile) -> None:
+    other = SharedFile.open(file.address)
+    seen = other.map(2 * 4096, 0, writable=False, populate=True)
+    file.map(4096, 4096, writable=True).fill_(7)
+    file.write(b"\x05", 0)
+    assert (seen[0], seen[4096], other.read(1, 4096)) == (5, 7, b"\x07")
+    file.discard(4096, 4096)
+    other.close()
+    assert (int(seen[0]), int(seen[4096:].max())) == (5, 0), "the mapping outlives the descriptor"
 
 
-@pytest.mark.usefixtures("_no_ofd_locks")
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_without_ofd_locks_shared_memory_is_refused_before_a_file_is_made(make: Callable[[], object]) -> None:
-    before = set(Path("/proc/self/fd").iterdir())
-    with pytest.raises(ConfigError, match="no open-file-description locks") as refused:
-        make()
+LOCKS_AND_WAITS = """
+import pickle, sys, time
+from rlsync.transport.shared_file import SharedFile
+file = SharedFile.open(pickle.loads(bytes.fromhex(sys.argv[1])))
+file.try_lock(0, exclusive=True), file.try_lock(1, exclusive=False)
+mapped = file.map(4096, 0, writable=False)  # keeps no lock alive, nor does a child
+print(flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.seconds
+def test_locks_of_a_killed_process_are_dropped(file: SharedFile) -> None:
+    command = [sys.executable, "-c", LOCKS_AND_WAITS, pickle.dumps(file.address).hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        assert file.is_locked(0)
+        assert file.is_locked(1, exclusively=False)
+        other.send_signal(signal.SIGKILL)
+    assert file.try_lock(0, exclusive=True)
+    assert file.try_lock(1, exclusive=True)
+
+
+def test_who_claims_a_byte_is_not_refused_because_somebody_looks_at_it(file: SharedFile) -> None:
+    looker, over = SharedFile.open(file.address), threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            looker.is_locked(7)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for _ in range(2000):
+        assert file.claim(7)
+        file.unlock(7)
+    over.set()
+    looking.join()
+    assert looker.try_lock(7, exclusive=True)
+    assert not file.claim(7)
+    looker.close()
+
+
+@pytest.mark.processes
+def test_a_forked_child_keeps_no_lock_and_removes_nothing(file: SharedFile) -> None:
+    assert file.try_lock(0, exclusive=True)
+    if (child := os.fork()) == 0:
+        os._exit(0 if file.fd < 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    other = SharedFile.open(file.address)
+    assert other.is_locked(0)
+    file.unlock(0)
+    assert not other.is_locked(0)
+    other.close()
+
+
+def test_a_folder_is_private_and_goes_with_its_owner(folders: Path) -> None:
+    before = open_fds()
+    file = SharedFile.create("rlsync-test")
+    assert isinstance(file, FolderFile)
+    (folder,) = folders.iterdir()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folders, folder)] == [0o700, 0o700]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    file.close()
+    assert list(folders.iterdir()) == []
+    assert open_fds() == before
+    with pytest.raises(BoardClosed, match="is gone"):
+        SharedFile.open(file.address)
+
+
+CREATES_AND_IS_KILLED = """
+import os, signal, sys, tempfile
+tempfile.tempdir = sys.argv[1]
+from rlsync.transport.shared_file import SharedFile
+file = SharedFile.create("rlsync-test")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.seconds
+def test_the_folder_of_a_killed_owner_is_removed_when_the_next_one_is_made(folders: Path) -> None:
+    living = SharedFile.create("rlsync-test")
+    subprocess.run([sys.executable, "-c", CREATES_AND_IS_KILLED, str(folders.parent)], check=False)
+    assert len(list(folders.iterdir())) == 2
+    other = SharedFile.create("rlsync-test")
+    assert {path.parent for path in folders.glob("*/rlsync-test")} == {
+        Path(file.address.path).parent for file in (living, other)
+    }
+    living.close()
+    other.close()
+
+
+def test_a_folder_that_others_may_enter_is_refused(folders: Path) -> None:
+    folders.mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="not this user's alone"):
+        SharedFile.create("rlsync-test")
+
+
+@pytest.mark.usefixtures("folders")
+def test_a_worker_takes_the_last_version_of_a_learner_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout.build({"policy": [LeafSpec("x", "parameter", (1,), torch.float32)]})
+    board = BoardWriter()
+    board.lay_out(layout)
+    seen: list[float] = []
+    monkeypatch.setenv(KIND_VARIABLE, "memfd")  # a worker's own setting does not matter
+    reader = BoardReader(board.handle, lambda version, layout, views: bool(seen.append(float(views[0]))))
+    for version in (1, 2):
+        board.publish([torch.tensor([float(version)])], stamp=Stamp(1, version))
+    board.close()
+    assert reader.adopt() == 2, "and does not wait for a lock that nobody can give"
+    assert reader.closed_by_learner
+    assert seen == [2.0]
+    reader.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("missing", ["F_OFD_SETLK", "memfd_create"])
+def test_a_platform_without_linux_calls_takes_folders(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KIND_VARIABLE, raising=False)
+    assert kind() is SharedFile
+    monkeypatch.delattr(fcntl if missing == "F_OFD_SETLK" else os, missing)
+    assert kind() is FolderFile
+    finding = machine.memory_file()
+    assert (finding.verdict, finding.found.split(",")[0]) == ("ok", "folder")
+    assert machine.lock().verdict == "ok"
+    monkeypatch.setenv(KIND_VARIABLE, "memfd")
+    with pytest.raises(ConfigError, match="no shared file is a 'memfd'") as refused:
+        SharedFile.create("rlsync-test")
     assert len(str(refused.value).splitlines()) == 3
-    assert "Linux" in refused.value.cure
-    assert set(Path("/proc/self/fd").iterdir()) <= before
-
-
-@pytest.mark.usefixtures("_no_ofd_locks")
-@pytest.mark.parametrize("probe", [machine.lock, machine.memory_file])
-def test_doctor_says_that_the_locks_are_missing(probe: Callable[[], machine.Finding]) -> None:
-    finding = probe()
-    assert finding.verdict == "fail"
-    assert "no open-file-description locks" in finding.found
-    assert finding.cure
-    assert "Linux" in finding.cure
+    assert "one of: folder" in refused.value.cure
 
 
 IN_ANOTHER_CONTAINER = """
@@ -74,7 +218,10 @@ except BoardClosed as refused:
 
 @pytest.mark.seconds
 @pytest.mark.skipif(not may_unshare("-p"), reason="this user may not make a namespace of processes")
-def test_a_worker_in_another_container_is_refused_although_it_finds_a_process_of_that_number() -> None:
+def test_a_worker_in_another_container_is_refused_although_it_finds_a_process_of_that_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(KIND_VARIABLE, "memfd")
     board = BoardWriter()
     handle = pickle.dumps(board.handle).hex()
     command = ["unshare", "-pf", sys.executable, "-c", IN_ANOTHER_CONTAINER, handle]
@@ -94,3 +241,26 @@ def test_a_board_of_before_a_restart_of_this_host_is_gone() -> None:
         SharedFile.open(address)
     SharedFile.open(replace(address, host="")).close()  # written by an rlsync that did not say its host
     board.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "tests/transport/test_board.py tests/transport/test_ring.py tests/transport/test_board_machine.py",
+        "tests/laws/test_transport_contract.py tests/laws/test_canary.py tests/sync",
+        "tests/torchrl_plugin/test_forkserver.py tests/torchrl_plugin/test_watch_workers.py",
+        "tests/workers/test_unroll_collector.py tests/recipes/test_killed_and_resumed.py",
+        "tests/recipes/test_recipes.py tests/cli/test_status.py",
+    ],
+)
+def test_what_leans_on_shared_files_passes_with_folders_too(tests: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not thorough"]
+    environment = os.environ | {KIND_VARIABLE: "folder", "TMPDIR": str(tmp_path), "PYTEST_ADDOPTS": ""}
+    command += tests.split()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1700, check=False)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert not list(tmp_path.glob("rlsync-*/*")), "folders are left"

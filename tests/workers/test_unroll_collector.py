@@ -46,6 +46,7 @@ from rlsync.recipes.impala import (
     check_batch,
 )
 from rlsync.sync.sample import Judgement
+from rlsync.transport.shared_file import KIND_VARIABLE
 from rlsync.workers.player import Playable, Player
 from tests.conftest import LeakCheck
 from tests.tools.parts.processes import child_pids, is_alive, kill, open_fds, stopped, wait_until
@@ -790,7 +791,8 @@ def test_a_collector_that_is_dropped_ends_its_workers() -> None:
     assert wait_until(lambda: child_pids() == before, WAIT_S)
 
 
-def test_the_learner_keeps_few_descriptors_and_its_own_parameters() -> None:
+def test_the_learner_keeps_few_descriptors_and_its_own_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KIND_VARIABLE, "memfd")
     network = cartpole_net()
     pointers = [p.data_ptr() for p in network.parameters()]
     before = len(open_fds())

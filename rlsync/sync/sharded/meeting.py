@@ -27,7 +27,7 @@ from rlsync.tensors.sharded import Block, Sharding, part_of
 from rlsync.transport.board.format import process_state
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.rules import Key
-from rlsync.transport.shared_file import this_host
+from rlsync.transport.shared_file import kind
 
 _HEAD = struct.Struct("!I")
 _READ_BYTES = 1 << 16
@@ -151,7 +151,7 @@ class RankNote:
 
     rank: int
     pid: int
-    host: str  #: as :func:`rlsync.transport.shared_file.this_host` calls it
+    host: str  #: as its kind of shared file calls it
     address: tuple[str, int]
     token: str  #: what the owner must say first
     timeout_s: float  #: how long it waits for the owner, and the owner for it
@@ -159,7 +159,7 @@ class RankNote:
 
     @classmethod
     def here(cls, address: tuple[str, int], timeout_s: float, leaves: dict[str, Sharding]) -> RankNote:
-        return cls(own_rank(), os.getpid(), this_host(), address, secrets.token_hex(16), timeout_s, leaves)
+        return cls(own_rank(), os.getpid(), kind().host(), address, secrets.token_hex(16), timeout_s, leaves)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RankNote:
@@ -258,7 +258,7 @@ class Other:
     @property
     def state(self) -> str:
         """``"running"``, ``"stopped"`` or ``"dead"``; empty for a process of another host."""
-        if not self.note.host or self.note.host != this_host():  # empty: hidden from that process
+        if not self.note.host or self.note.host != kind().host():  # empty: hidden from that process
             return ""
         return process_state(self.note.pid) or "dead"
 

@@ -54,7 +54,8 @@ class RankEnd:
     def writing(self, slot: int, at: int, size_bytes: int) -> Iterator[Tensor]:
         """Hold a slot, and map its image. Ask after that whether the owner still wants it written to."""
         lock = fmt.RANK_LOCK + slot
-        self._file.try_lock(lock, exclusive=False)  # nobody takes this lock exclusively
+        while not self._file.try_lock(lock, exclusive=False):  # the owner looks at it just now
+            time.sleep(0)
         try:
             if (at, size_bytes) not in self._images:
                 self._images[at, size_bytes] = self._file.map(size_bytes, at, writable=True)

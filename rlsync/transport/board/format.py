@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
-from pathlib import Path
+
+import psutil
 
 from rlsync.core.errors import BoardClosed
 from rlsync.core.ledger import NOTHING, Stamp
@@ -147,15 +148,13 @@ class BoardWatch:
 
 def process_state(pid: int) -> str | None:
     """``"running"``, ``"stopped"`` or ``"dead"``; None if there is no such process, or it is hidden."""
-    fields = process_stat(pid)
-    if fields is None:
-        return None
-    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(fields[0], "running")
-
-
-def process_stat(pid: int) -> list[str] | None:
-    """What the kernel tells of a process after its name, from the letter of its state on; None likewise."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        return _STATES.get(psutil.Process(pid).status(), "running")
+    except psutil.Error:
         return None
+
+
+_STATES = {
+    **dict.fromkeys((psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP), "stopped"),
+    **dict.fromkeys((psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD), "dead"),
+}

@@ -215,7 +215,7 @@ class BoardReader(Subscriber):
             raise ConfigError(what, f"pid {os.getpid()}", f"number workers from 0 to {fmt.MAX_READERS - 1}")
         candidates = range(fmt.MAX_READERS) if wanted is None else range(wanted, wanted + 1)
         for reader in candidates:
-            if self._file.try_lock(fmt.READER_LOCK + reader, exclusive=True):
+            if self._file.claim(fmt.READER_LOCK + reader):
                 return reader
         self._file.close()
         raise PublishError(

@@ -110,7 +110,7 @@ class BoardSlots:
         """Lock a slot for writing, unless a worker leases it or a rank still writes to it."""
         if not self._file.try_lock(fmt.SLOT_LOCK + slot, exclusive=True):
             return False
-        if self.others_write and self._file.is_locked(fmt.RANK_LOCK + slot):
+        if self.others_write and self._file.is_locked(fmt.RANK_LOCK + slot, exclusively=False):
             self._file.unlock(fmt.SLOT_LOCK + slot)
             return False
         return True

@@ -30,7 +30,7 @@ class RingWriter:
             what = f"the ring has no line for worker {writer}"
             raise ConfigError(what, f"pid {os.getpid()}", f"number workers from 0 to {handle.writers - 1}")
         self._file, self._words = handle.open()
-        if not self._file.try_lock(fmt.WRITER_LOCK + writer, exclusive=True):
+        if not self._file.claim(fmt.WRITER_LOCK + writer):
             self._file.close()
             what = f"a living process already writes to the ring as worker {writer}"
             raise PublishError(what, f"pid {os.getpid()}", "give each worker its own number")

@@ -8,9 +8,9 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
@@ -143,18 +143,12 @@ class Node:
 
 def family_of(pid: int) -> list[int]:
     """An agent of this machine and what it started, down to the last child; nothing if it is no agent."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return []
-    if command and b"NodeAgent" not in command:  # it is gone, and its number reused; one that dies has none
-        return []
-    family = [pid]
-    for member in family:  # which grows meanwhile
-        with suppress(OSError):
-            for task in Path(f"/proc/{member}/task").iterdir():
-                family += map(int, (task / "children").read_text().split())
-    return family
+    with suppress(psutil.Error):
+        agent = psutil.Process(pid)
+        command = "" if process_state(pid) == "dead" else " ".join(agent.cmdline())
+        if not command or "NodeAgent" in command:  # one that dies has none; a number may be given again
+            return [pid, *(child.pid for child in agent.children(recursive=True))]
+    return []
 
 
 def kill_family(family: list[int]) -> None:
