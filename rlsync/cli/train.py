@@ -44,6 +44,7 @@ from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
+from rlsync.transport.board.planned import PlannedHandle
 from rlsync.transport.board.reader import BoardHandle
 
 
@@ -194,6 +195,8 @@ def leave_address(trainer: Trainer, run_dir: Path) -> None:
     """Write the board's address to the run's folder, for ``rlsync status``."""
     endpoint = endpoint_of(trainer.collector)
     handle = endpoint.publisher.transport.handle if isinstance(endpoint, BoardEndpoint) else None
+    if isinstance(handle, PlannedHandle):
+        handle = handle.board
     if isinstance(handle, BoardHandle):
         write_whole(run_dir / BOARD, lambda beside: beside.write_text(json.dumps(asdict(handle))))
 

@@ -29,6 +29,8 @@ from torchrl.trainers import Trainer
 import rlsync.recipes.place
 from rlsync import RecordSchedule
 from rlsync.cli.resume import load
+from rlsync.cli.status import handle_in
+from rlsync.cli.train import leave_address
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.schedule import EVERYBODY, Comparison, Life, Published, compared, lives_in
 from rlsync.recipes import dqn, ppo
@@ -50,6 +52,7 @@ from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfi
 from rlsync.recipes.sync_settings import RouteConfig, SyncConfig
 from rlsync.sync.adopter import Adopter
 from rlsync.tensors.target import Target
+from rlsync.transport.board.format import BoardWatch
 from rlsync.transport.ring.reader import RolloutRing
 from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.collector import UnrollCollector
@@ -563,13 +566,21 @@ def test_with_a_fixed_lag_a_run_is_the_same_whichever_worker_is_slow_and_has_tha
 
 def test_a_lag_of_0_is_lockstep(tmp_path: Path) -> None:
     """A worker with one slot takes turns with the learner."""
-    lives = []
+    lives, newest = [], []
+
+    def watch(trainer: Trainer, batch: int) -> None:
+        leave_address(trainer, tmp_path)
+        handle = handle_in(tmp_path)
+        assert handle is not None
+        newest.append(BoardWatch(*handle.open()).newest)
+
     for lag, slots in ((None, 1), (0, None)):
         given = config(tmp_path / str(lag), batch_size=2, slots=slots)
         given.collector.num_workers, given.collector.frames_per_batch = 1, 10
         given.collector.lag = lag
-        lives.append(trained(IMPALA, given))
+        lives.append(trained(IMPALA, given, watch))
     assert lives[0].digests == lives[1].digests
+    assert newest[: len(newest) // 2] == newest[len(newest) // 2 :], "rlsync status sees both boards"
     assert ages(lives[1]) == [0] * 2 * BATCHES
 
 
