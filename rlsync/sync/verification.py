@@ -106,9 +106,8 @@ def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str)
         if answer.arrived and answer.arrived.get(destination) != prints.others:
             wrong.append("buffers or extra state")
         if wrong:
-            what = (
-                f"the {' and the '.join(wrong)} that act are not those published as version {answer.version}"
-            )
+            leaves = " and the ".join(wrong)
+            what = f"the {leaves} that act are not those published as version {answer.version}"
             found.append(Deviation(what, f"destination {destination!r} of {who}"))
     return found
 
@@ -224,35 +223,33 @@ def _copied(layout: Layout, tensors: Sequence[Tensor | None]) -> Image:
     return {(e.destination, e.leaf.name): tensor.clone() for e, tensor in held if tensor is not None}
 
 
+@dataclass(eq=False)
 class Answers:
     """Answers the learner's questions about the version that acts, around each rollout of one subscriber."""
 
-    def __init__(
-        self, subscriber: Subscriber, digests: Digests, arrive: Callable[[str], Collection[str]]
-    ) -> None:
-        self.fresh = False  #: whether the next rollout is the first with its version
-        self.shadow: Callable[[], Shadow] | None = None  #: how to call what acts once more
-        self.answered = 0  #: the last question that was answered
-        self._subscriber = subscriber
-        self._digests = digests
-        self._arrive = arrive  #: the names of the leaves that versions bring to a destination
+    subscriber: Subscriber
+    digests: Digests
+    arrive: Callable[[str], Collection[str]]  #: the names of the leaves that versions bring to a destination
+    fresh: bool = False  #: whether the next rollout is the first with its version
+    shadow: Callable[[], Shadow] | None = None  #: how to call what acts once more
+    answered: int = 0  #: the last question that was answered
 
     @contextmanager
     def around(self, version: int) -> Iterator[None]:
         """Answer for the rollout in the block. Buffers are digested before it, if they have just arrived, for
         forward() changes them; parameters must still be as published after it.
         """
-        asked, fresh, self.fresh = self._subscriber.asked, self.fresh, False
+        asked, fresh, self.fresh = self.subscriber.asked, self.fresh, False
         if asked in (0, self.answered):
             yield
             return
-        arrived = self._digests(False) if fresh else {}
+        arrived = self.digests(False) if fresh else {}
         with ExitStack() as stack:
             if self.shadow is not None:
-                stack.enter_context(sampling(self.shadow(), asked, version, self._arrive, self._subscriber))
+                stack.enter_context(sampling(self.shadow(), asked, version, self.arrive, self.subscriber))
             yield
-        answer = WorkerAnswer(asked, version, self._digests(True), arrived)
-        self._subscriber.leave_note(answer.to_json(), Note.ANSWER)
+        answer = WorkerAnswer(asked, version, self.digests(True), arrived)
+        self.subscriber.leave_note(answer.to_json(), Note.ANSWER)
         self.answered = asked
 
 

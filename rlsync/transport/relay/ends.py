@@ -27,28 +27,22 @@ class AgentCounts:
     lost: int = 0  #: images that the store no longer had, or that did not come in time
 
 
+@dataclass(eq=False)
 class Agent:
     """Decides for one node; whoever runs it sends what it returns, and brings it answers and the time. Laws:
     the stamps that it publishes rise; it publishes what a learner packed, bit for bit, or nothing; it pulls
     one image at a time. It asks again ``answer_s``, ``pull_s`` or ``again_s`` after what may be lost.
     """
 
-    def __init__(
-        self,
-        node: str,
-        publish: Callable[[Image], object],
-        *,
-        answer_s: float = 30.0,
-        pull_s: float = 60.0,
-        again_s: float = 1.0,
-    ) -> None:
-        self.node = node
+    node: str
+    publish: Callable[[Image], object]
+    answer_s: float = 30.0
+    pull_s: float = 60.0
+    again_s: float = 1.0
+
+    def __post_init__(self) -> None:
         self.stamp = NOTHING
         self.counts = AgentCounts()
-        self._publish = publish
-        self._answer_s = answer_s
-        self._pull_s = pull_s
-        self._again_s = again_s
         self._ask_at_s = 0.0
         self._pulling: Message | None = None
         self._pull_until_s = 0.0
@@ -65,7 +59,7 @@ class Agent:
             self._give_up(self._pulling, now_s)
         if self._pulling is not None or now_s < self._ask_at_s:
             return None
-        self._ask_at_s = now_s + self._answer_s
+        self._ask_at_s = now_s + self.answer_s
         return Request(self.node, self.stamp, self._lost)
 
     def to_pull(self, message: Message | None, now_s: float) -> Message | None:
@@ -76,7 +70,7 @@ class Agent:
         if message is None or self._is_old(message.stamp):
             return None
         self._pulling = message
-        self._pull_until_s = now_s + self._pull_s
+        self._pull_until_s = now_s + self.pull_s
         return message
 
     def arrived(self, message: Message, flat: Tensor | None, now_s: float) -> None:
@@ -95,7 +89,7 @@ class Agent:
             self.counts.damaged += 1
             self._give_up(message, now_s)
             return
-        self._publish(image)
+        self.publish(image)
         self.counts.published += 1
         if image.stamp.generation == self.stamp.generation:
             self.counts.skipped += image.stamp.version - self.stamp.version - 1
@@ -111,13 +105,14 @@ class Agent:
 
     def _give_up(self, message: Message, now_s: float) -> None:
         self._lost = message.image_id
-        self._pulling, self._ask_at_s = None, now_s + self._again_s
+        self._pulling, self._ask_at_s = None, now_s + self.again_s
 
 
 #: Images that a sender keeps in the store at most: the newest, and two that agents may still be pulling.
 KEPT_IMAGES = 3
 
 
+@dataclass(eq=False)
 class Sender:
     """Puts images into the store (``put`` returns an address, ``free`` gives it back) and posts messages of
     them, the newest again every ``repeat_s``: ``post`` does not wait, and may lose one. Laws: an image is
@@ -125,17 +120,12 @@ class Sender:
     only if two older images are pulled when a new one comes; then the older of them stays.
     """
 
-    def __init__(
-        self,
-        put: Callable[[Tensor], Any],
-        free: Callable[[Any], object],
-        post: Callable[[Message], object],
-        repeat_s: float = 1.0,
-    ) -> None:
-        self._put = put
-        self._free = free
-        self._post = post
-        self.repeat_s = repeat_s
+    put: Callable[[Tensor], Any]
+    free: Callable[[Any], object]
+    post: Callable[[Message], object]
+    repeat_s: float = 1.0
+
+    def __post_init__(self) -> None:
         self._kept: dict[ImageId, Any] = {}  # the address of each image, in the order in which they were put
         self._pulled: frozenset[ImageId] = frozenset()
         self._replied: ImageId | None = None  # the image of the newest message that the mailbox has answered
@@ -174,7 +164,7 @@ class Sender:
         self._replied, self._pulled, self._lost = message.image_id, reply.pulled, reply.lost
         for image_id in [image_id for image_id in self._kept if image_id < message.image_id]:
             if image_id not in reply.pulled:
-                self._free(self._kept.pop(image_id))
+                self.free(self._kept.pop(image_id))
 
     def repeat(self, now_s: float) -> None:
         """Post the newest message again when that is due; put its image again if a node could not get it."""
@@ -189,16 +179,16 @@ class Sender:
         """Post the newest message again now, if there is one."""
         if self.message is not None:
             self._posted_at_s = now_s
-            self._post(self.message)
+            self.post(self.message)
 
     def _send(self, stamp: Stamp, image: Tensor, now_s: float) -> None:
         while len(self._kept) >= KEPT_IMAGES:
-            self._free(self._kept.pop(self._needed_least()))
+            self.free(self._kept.pop(self._needed_least()))
         self._count += 1
-        self.message = Message(stamp, digest_in(image), image.numel(), self._put(image), self._count)
+        self.message = Message(stamp, digest_in(image), image.numel(), self.put(image), self._count)
         self._kept[self.message.image_id] = self.message.address
         self._posted_at_s = now_s
-        self._post(self.message)
+        self.post(self.message)
 
     def _needed_least(self) -> ImageId:
         """Never the newest, which nodes are told of now. Of pulls, the oldest is let end."""
@@ -208,5 +198,5 @@ class Sender:
 
     def close(self) -> None:
         while self._kept:
-            self._free(self._kept.pop(next(iter(self._kept))))
+            self.free(self._kept.pop(next(iter(self._kept))))
         self.message = self._image = None

@@ -66,24 +66,21 @@ class NodeCounts:
     worker_wait_s: float = 0.0  # their workers had waited so long for a free slot
 
 
+@dataclass(eq=False)
 class Nodes:
     """Keeps an agent on every node: one that is lost is started again after a pause, if not too often."""
 
-    def __init__(
-        self,
-        start: Callable[[Machine, int], Node],
-        placement: Placement,
-        joined: Callable[[Node], object],
-    ) -> None:
-        self._start = start
-        self._placement = placement
-        self._joined = joined
-        self._silence = Silence(placement.node_timeout_s)
+    start: Callable[[Machine, int], Node]
+    placement: Placement
+    joined: Callable[[Node], object]
+
+    def __post_init__(self) -> None:
+        self._silence = Silence(self.placement.node_timeout_s)
         self._here = ray.get_runtime_context().get_node_id()
         self._gcs = ray.get_runtime_context().gcs_address
         self._gcs_seen_at_s = time.monotonic()
         self._by_id: dict[str, Node] = {}
-        self._pauses = Pauses[str](placement.restarts)
+        self._pauses = Pauses[str](self.placement.restarts)
         self._given_up: set[str] = set()
         self._causes: dict[str, str] = {}  # by machine, why the last agents were lost
         self._asked_ray_at_s = self._looked_at_s = 0.0
@@ -103,11 +100,11 @@ class Nodes:
 
     def await_start(self) -> None:
         """Wait until all nodes, and enough, are ready. AdoptionTimeout; WorkerLost: one was lost before."""
-        deadline = time.monotonic() + self._placement.start_timeout_s + self._placement.node_timeout_s
+        deadline = time.monotonic() + self.placement.start_timeout_s + self.placement.node_timeout_s
         while True:
             self._find_new()
             waiting = [node for node in self if not node.acting]
-            enough = len(self._by_id) >= self._placement.min_nodes
+            enough = len(self._by_id) >= self.placement.min_nodes
             if enough and not waiting:
                 return
             if time.monotonic() >= deadline or any(node.too_late for node in waiting):
@@ -125,13 +122,13 @@ class Nodes:
         self._by_id[node.machine.node_id] = node
         self.tally.joined += 1
         self.tally.followed += 1
-        self._joined(node)
+        self.joined(node)
 
     def read(self, node: Node) -> Any:
         """The rollout at a node's head, which has answered; ``None``: it has just got ready, or is lost."""
         node.note_life()
         try:
-            brought = ray.get(node.head, timeout=self._placement.node_timeout_s)
+            brought = ray.get(node.head, timeout=self.placement.node_timeout_s)
         except RayError as error:
             self._lose(node, why(error))
             return None
@@ -140,7 +137,7 @@ class Nodes:
             return brought
         node.note_ready(brought)
         self.tally.joined += 1
-        self._joined(node)
+        self.joined(node)
         _log.info("the workers of %s are ready", node.machine)
         return None
 
@@ -192,18 +189,18 @@ class Nodes:
         for node_id, machine in living.items():
             if node_id in self._by_id or node_id in self._given_up or due.get(node_id, now) > now:
                 continue
-            if not self._placement.takes(machine.resources):
+            if not self.placement.takes(machine.resources):
                 continue
-            if node_id == self._here and not self._placement.beside_learner:
+            if node_id == self._here and not self.placement.beside_learner:
                 continue
             self.tally.restarted += due.pop(node_id, None) is not None
             seats = {node.seat for node in self}
             seat = next(seat for seat in range(len(seats) + 1) if seat not in seats)
-            self._by_id[node_id] = self._start(machine, seat)
+            self._by_id[node_id] = self.start(machine, seat)
 
     def _end_silent(self) -> None:
         for node in [node for node in self if node.too_late]:
-            self._lose(node, f"not ready within {self._placement.start_timeout_s:g} s")
+            self._lose(node, f"not ready within {self.placement.start_timeout_s:g} s")
         acting = {node.seat: node for node in self.acting}
         heads = [node.head for node in acting.values()]
         ready = set(ray.wait(heads, num_returns=len(heads), timeout=0)[0]) if heads else set()
@@ -241,8 +238,8 @@ class Nodes:
     def _not_started(self, waiting: list[Node]) -> AdoptionTimeout:
         late = ", ".join(str(node.machine) for node in waiting) or "none that is there"
         return AdoptionTimeout(
-            f"{len(self.acting)} of {max(self._placement.min_nodes, len(self._by_id))} nodes are ready after "
-            f"{self._placement.start_timeout_s:g} s; not ready: {late}",
+            f"{len(self.acting)} of {max(self.placement.min_nodes, len(self._by_id))} nodes are ready after "
+            f"{self.placement.start_timeout_s:g} s; not ready: {late}",
             "starting the workers of a cluster",
             "look whether these nodes have the resources (ray status) and the same packages, or give a "
             "longer start_timeout_s",
