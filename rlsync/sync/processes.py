@@ -104,12 +104,10 @@ def await_ready(
 
 def ended_before_ready(worker: int, process: BaseProcess, how: str, words: str) -> WorkerLost:
     """The error to raise when a worker ends before it is ready: how it ended, and why in its own words."""
-    return WorkerLost(
-        f"worker {worker} (pid {process.pid}, {how}) ended before it was ready"
-        + (f": {words}" if words else ""),
-        STARTING,
-        "look for the worker's own error above: its environment or its policy ended the process",
-    )
+    why = f": {words}" if words else ""
+    what = f"worker {worker} (pid {process.pid}, {how}) ended before it was ready{why}"
+    cure = "look for the worker's own error above: its environment or its policy ended the process"
+    return WorkerLost(what, STARTING, cure)
 
 
 #: Silence counts for at most this part of the timeout between two looks: a learner that was suspended

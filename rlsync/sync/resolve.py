@@ -82,11 +82,8 @@ def bind_routes(sync_map: SyncMap, root: object, endpoint: Endpoint) -> list[Bou
         for comparison in route.comparisons:
             leaf = f"{stem}.{comparison.name}"
             if leaf in source_of:
-                raise errors.AmbiguousSource(
-                    f"{leaf} has two sources",
-                    f"{where}: {route.route.source}, and {source_of[leaf]}",
-                    "let each leaf come from one place",
-                )
+                what, both = f"{leaf} has two sources", f"{route.route.source}, and {source_of[leaf]}"
+                raise errors.AmbiguousSource(what, f"{where}: {both}", "let each leaf come from one place")
             source_of[leaf] = route.route.source
         bound.append(route)
     _refuse_shared_places(bound, endpoint)
@@ -156,17 +153,11 @@ def bind_route(
             what, cure = f"no leaf is named like {pattern!r}", f"{near}leaves: {', '.join(either[:12])}"
             raise errors.LayoutMismatch(what, f"{where}, exclude or idle of {route.source}", cure)
     by_name = dict(zip(names, leaves.leaves, strict=True))
-    sent = [
-        SentLeaf(
-            by_name[c.name],
-            (found, f"{prefix}.{c.name}" if prefix else c.name),
-            c.spec,
-            c.verdict,
-            0 if c.spec.tie else c.spec.payload_bytes,
-        )
-        for c in comparisons
-        if c.verdict is Verdict.ALIASED or c.verdict in MOVED
-    ]
+    stem, sent = f"{prefix}." if prefix else "", []
+    for c in comparisons:
+        if c.verdict is Verdict.ALIASED or c.verdict in MOVED:
+            key, moved_bytes = (found, stem + c.name), 0 if c.spec.tie else c.spec.payload_bytes
+            sent.append(SentLeaf(by_name[c.name], key, c.spec, c.verdict, moved_bytes))
     require_board([s.leaf for s in sent], endpoint.publisher.transport, leaves.where)
     ties = [(s.leaf, by_name[s.spec.tie]) for s in sent if s.spec.tie in by_name]
     return BoundRoute(route, path, found, prefix, leaves, comparisons, sent, ties)
@@ -306,16 +297,7 @@ def _row(bound: BoundRoute, comparison: Comparison, acting: Acting) -> Row:
     if idle:
         reached = f"; {BY_COPY}" if acting.by_copy and not declared else ""
         note = IDLE + (", as declared" if declared else reached)
-    return Row(
-        f"{route.destination}.{comparison.name}",
-        f"{route.source}.{comparison.name}",
-        comparison.verdict,
-        spec.kind,
-        spec.shape,
-        spec.dtype_name,
-        spec.payload_bytes if moved else 0,
-        note,
-        comparison.source_device,
-        spec.device,
-        idle and not declared,
-    )
+    destination, source = (f"{path}.{comparison.name}" for path in (route.destination, route.source))
+    form = spec.kind, spec.shape, spec.dtype_name, spec.payload_bytes if moved else 0
+    seen = comparison.source_device, spec.device, idle and not declared
+    return Row(destination, source, comparison.verdict, *form, note, *seen)

@@ -175,11 +175,9 @@ class VerifySync(Logs):
             self._tell(wrong)
 
     def _tell(self, wrong: list[Deviation]) -> None:
-        error = PublishError(
-            "; ".join(dict.fromkeys(deviation.what for deviation in wrong)),
-            "; ".join(deviation.where for deviation in wrong),
-            "; ".join(dict.fromkeys(deviation.cure for deviation in wrong)),
-        )
+        what = "; ".join(dict.fromkeys(deviation.what for deviation in wrong))
+        cure = "; ".join(dict.fromkeys(deviation.cure for deviation in wrong))
+        error = PublishError(what, "; ".join(deviation.where for deviation in wrong), cure)
         if self.action == "raise":
             raise error
         _log.error("%s", error)
