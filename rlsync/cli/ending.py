@@ -87,17 +87,11 @@ class Ending:
             how, status, what = "failed", exit_status(error), str(error)
         elif error is not None:
             how, status, what = "failed", EXIT_FAILED, f"{type(error).__name__}: {error}"
-        checkpoint = self._run_dir / CHECKPOINT
-        Ended(
-            how,
-            at(time.time()),
-            status,
-            None if self._trainer is None else self._trainer.collected_frames,
-            None if self._sync is None else self._sync.version,
-            what,
-            str(checkpoint) if Checkpoint.is_checkpoint(checkpoint) else None,
-            "" if self._sync is None else self._sync.ledger.run_id,
-        ).write(self._run_dir)
+        checkpoint, sync = self._run_dir / CHECKPOINT, self._sync
+        frames = None if self._trainer is None else self._trainer.collected_frames
+        version, run_id = (None, "") if sync is None else (sync.version, sync.ledger.run_id)
+        left = str(checkpoint) if Checkpoint.is_checkpoint(checkpoint) else None
+        Ended(how, at(time.time()), status, frames, version, what, left, run_id).write(self._run_dir)
 
 
 #: The signals that end a run in good order: Ctrl-C, Ctrl-\\, a closed terminal, and what schedulers send.

@@ -136,9 +136,8 @@ def _name_runs(
         handles.append(Line2D([], [], color="0.3", marker="o", mfc="white", ls="none", label=label))
     if any(len(curve.frames) > MOST_POINTS for *_, curve in readings):
         handles.append(Line2D([], [], color="0.8", lw=6, label="5th to 95th percentile, around the median"))
-    figure.legend(
-        handles=handles, loc="outside upper left", frameon=False, ncols=2 if len(handles) > 1 else 1
-    )
+    columns = 2 if len(handles) > 1 else 1
+    figure.legend(handles=handles, loc="outside upper left", frameon=False, ncols=columns)
 
 
 def _line(axes: Axes, curve: Curve, style: Style) -> None:
@@ -234,9 +233,8 @@ def _draw_plan(axes: Axes, title: str, plan: Timeline) -> None:
     _marks(axes, "evaluation", plan.evaluation_every_frames, plan.frames)
     _marks(axes, "checkpoint", plan.checkpoint_every_frames, plan.frames, at_the_end=True)
     published = "" if plan.publishes is None else f", {plan.publishes:,} publishes"
-    axes.set_title(
-        f"{title}: {plan.updates:,} updates{published}", loc="left", fontsize="medium", fontweight="bold"
-    )
+    title += f": {plan.updates:,} updates{published}"
+    axes.set_title(title, loc="left", fontsize="medium", fontweight="bold")
     axes.set_yticks(range(len(PHASES)), PHASES)
     axes.set_ylim(len(PHASES) - 0.5, -0.5)  # the first row on top
     axes.set_xlim(0, plan.frames * 1.01)
@@ -270,7 +268,6 @@ def lanes(life: Life) -> Figure:
     for note in life.notes:
         axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
     axes.set_yticks(range(len(workers) + 1), ["publishes", *map(named, workers)])
-    axes.set_xlabel(
-        "seconds; hatched: a worker's later life, crossed: dropped, dotted: checkpoint, other updates, end"
-    )
+    lines = "hatched: a worker's later life, crossed: dropped, dotted: checkpoint, other updates, end"
+    axes.set_xlabel(f"seconds; {lines}")
     return figure

@@ -29,9 +29,8 @@ def main(arguments: list[str]) -> int:
     about = "Draw who made which rollout with which version, and when each publish fell."
     parser = parser_of("timeline", about, _EXAMPLES)
     parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
-    parser.add_argument(
-        "--from", type=float, default=0.0, metavar="S", dest="begin", help="seconds, from here"
-    )
+    begin = "seconds, from here"
+    parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="begin", help=begin)
     parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="end", help="until here")
     out = parser.add_mutually_exclusive_group()
     out.add_argument("--out", type=Path, metavar="FILE.png", help=f"or .svg; default: {TIMELINE} in the run")

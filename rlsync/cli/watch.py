@@ -77,6 +77,5 @@ class View:
             now = replace(now, frames_per_s=(now.frames - first.frames) / seconds)
         age_s = time.time() - self._file.stat().st_mtime
         pace = "" if now.updates_per_frame is None else f"  updates/frame {now.updates_per_frame:.3g}"
-        return f"{now.progress()}{pace}  {age_s:.0f} s ago", {
-            worker: made[worker] / seconds for worker in made
-        }
+        rates = {worker: made[worker] / seconds for worker in made}
+        return f"{now.progress()}{pace}  {age_s:.0f} s ago", rates

@@ -77,16 +77,8 @@ def read(arguments: list[str]) -> CommandLine:
     chosen = {word.partition("=")[2] for job in jobs for word in job if word.startswith("recipe=")}
     errors += [error for name, error in unusable.items() if name in chosen]
     flag_words = tuple(word for word in arguments if word not in (*flags.overrides, trust.FLAG))
-    return CommandLine(
-        tuple(words),
-        tuple(map(tuple, jobs)),
-        sweeps,
-        flags,
-        flag_words,
-        own,
-        tuple(errors),
-        flags.trust,
-    )
+    all_jobs = tuple(map(tuple, jobs))
+    return CommandLine(tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors), flags.trust)
 
 
 def _parser() -> argparse.ArgumentParser:
