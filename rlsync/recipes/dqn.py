@@ -93,14 +93,8 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
     with parts.started_collector(
         run, acting, random_frames=recipe.pace.prefill, ladder=ladder if recipe.ladder_alpha else None
     ) as collector:
-        trainer = make_trainer(
-            run,
-            collector,
-            loss,
-            CopyEvery(loss, value_network_update_interval=recipe.target_update_steps),
-            optimizer,
-            n_step=recipe.n_step,
-        )
+        target = CopyEvery(loss, value_network_update_interval=recipe.target_update_steps)
+        trainer = make_trainer(run, collector, loss, target, optimizer, n_step=recipe.n_step)
         pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy, ladder.exponent(workers - 1, workers)).register(trainer)

@@ -68,9 +68,8 @@ def make_loss(recipe: PPOConfig, spaces: parts.Spaces, device: torch.device = CP
             return_log_prob=True,
         ),
     )
-    critic = ValueOperator(
-        parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0), in_keys=["observation"]
-    )
+    value_net = parts.mlp(spaces.features, 1, recipe.hidden, last_gain=1.0)
+    critic = ValueOperator(value_net, in_keys=["observation"])
     loss = ClipPPOLoss(
         actor.to(device),  # before there is a loss: not all that it holds of them follows it later
         critic.to(device),

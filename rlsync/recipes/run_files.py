@@ -165,10 +165,9 @@ def statistics_schema() -> dict[str, Any]:
         "float | None": ["number", "null"],
         "dict[str, int] | None": ["object", "null"],
     }
-    properties = {
-        each.name: {"type": types[str(each.type)], **each.metadata} for each in fields(RunStatistics)
-    }
-    required = [each.name for each in fields(RunStatistics) if each.default is dataclasses.MISSING]
+    specs = fields(RunStatistics)
+    properties = {spec.name: {"type": types[str(spec.type)], **spec.metadata} for spec in specs}
+    required = [spec.name for spec in specs if spec.default is dataclasses.MISSING]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": STATISTICS,

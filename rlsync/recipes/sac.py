@@ -50,9 +50,8 @@ def build(run: parts.Run[SACConfig]) -> Trainer:
 def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CPU) -> SACLoss:
     """The loss of an actor, two critics and a temperature, on a device."""
     low, high = spaces.bounds()
-    net = nn.Sequential(
-        relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01), NormalParamExtractor()
-    )
+    mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
+    net = nn.Sequential(mlp, NormalParamExtractor())
     actor = PlainActor(
         PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
         PlainDraw(

@@ -66,11 +66,9 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
 
 def make_stepper(recipe: TD3Config, loss: TD3Loss, target: SoftUpdate) -> TD3OptimizationStepper:
     """TorchRL's stepper. The actor's step is the last one of an update; all targets move with it only."""
-    stepper = TD3OptimizationStepper(
-        _adam(loss.actor_network_params, recipe.lr),
-        _adam(loss.qvalue_network_params, recipe.lr),
-        policy_update_delay=recipe.actor_every,
-    )
+    params = loss.actor_network_params, loss.qvalue_network_params
+    actor, critics = (_adam(each, recipe.lr) for each in params)
+    stepper = TD3OptimizationStepper(actor, critics, policy_update_delay=recipe.actor_every)
     stepper.optimizer_actor.register_step_post_hook(lambda *_: target.step())
     return stepper
 
@@ -112,9 +110,8 @@ def pure_update(loss: TD3Loss, stepper: TD3OptimizationStepper) -> pure.Update:
 
 
 def _adam(params: TensorDictBase, lr: float) -> optim.Adam:
-    return optim.Adam(
-        [p for p in params.values(True, True) if isinstance(p, nn.Parameter)], lr=lr, fused=True
-    )
+    own = [p for p in params.values(True, True) if isinstance(p, nn.Parameter)]
+    return optim.Adam(own, lr=lr, fused=True)
 
 
 def make_loss(recipe: TD3Config, spaces: parts.Spaces, device: torch.device = CPU) -> TD3Loss:

@@ -177,9 +177,8 @@ def make_logger(config: Config) -> Logger | None:
         if kind == "wandb":
             return _wandb(config, run_dir)
         made: Any = {"tensorboard": TensorboardLogger, "csv": CsvFiles}.get(kind)
-        return (made or imported(installed(LOGGERS)[kind], "logger"))(
-            exp_name=METRICS, log_dir=run_dir, **kwargs
-        )
+        make = made or imported(installed(LOGGERS)[kind], "logger")
+        return make(exp_name=METRICS, log_dir=run_dir, **kwargs)
     except TypeError as error:
         what = f"the {kind} logger does not take these arguments: {first_line(error)}"
         cure = "see the arguments of TorchRL's logger class, and leave the others out"

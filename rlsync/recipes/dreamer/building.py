@@ -153,9 +153,8 @@ class OpenLoop:
         imagined = []
         for row in range(seen, seen + ahead):
             *_, state, belief = self.prior(state, belief, rows["action"][:, row])
-            expected = self._decoder(
-                TensorDict({"next": {"state": state, "belief": belief}}, state.shape[:1])
-            )
+            after = TensorDict({"state": state, "belief": belief}, state.shape[:1])
+            expected = self._decoder(TensorDict({"next": after}, state.shape[:1]))
             imagined.append(expected["next", "reco_pixels"].reshape(real[:, row].shape))
         return real, torch.stack(imagined, 1)
 

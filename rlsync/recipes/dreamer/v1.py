@@ -72,9 +72,8 @@ class DreamerV1Loss(LossModule):
         start = posterior["next"].select("state", "belief").reshape(-1)
         actor_losses, imagined = self.actor_loss(start)
         value_losses, _ = self.value_loss(imagined)
-        return (
-            TensorDict({k: v.squeeze() for k, v in losses.items()}).update(actor_losses).update(value_losses)
-        )
+        found = TensorDict({name: loss.squeeze() for name, loss in losses.items()})
+        return found.update(actor_losses).update(value_losses)
 
 
 class _AsPicture(nn.Module):
@@ -130,19 +129,14 @@ def make_loss(recipe: DreamerV1Config, spaces: Spaces, device: torch.device = CP
         delayed_clamp=True,  # the paper's mean is over all rows, and only then cut
     )
     model_loss.set_keys(pixels=_PICTURE)
-    imagined = imagined_env(
-        TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "state", "belief"]),
-        TensorDictModule(reward, IMAGINED, ["reward"]),
-        recipe.state,
-        recipe,
-        spaces,
-    )
+    transition = TensorDictModule(prior, ["state", "belief", "action"], ["_", "_", "state", "belief"])
+    rewards = TensorDictModule(reward, IMAGINED, ["reward"])
+    imagined = imagined_env(transition, rewards, recipe.state, recipe, spaces)
     critic = TensorDictModule(value, IMAGINED, ["state_value"])
     actor = make_actor(recipe, spaces)
     with torch.no_grad():
-        actor(
-            TensorDict({"state": torch.zeros(1, recipe.state), "belief": torch.zeros(1, recipe.belief)}, [1])
-        )
+        first = {"state": torch.zeros(1, recipe.state), "belief": torch.zeros(1, recipe.belief)}
+        actor(TensorDict(first, [1]))
     actor_loss = DreamerActorLoss(actor, critic, imagined, imagination_horizon=recipe.horizon)
     # Without time_dim TorchRL takes the last dimension for time, so every target would be that of one step.
     actor_loss.make_value_estimator(gamma=recipe.gamma, lmbda=recipe.gae_lambda, time_dim=-2)

@@ -132,16 +132,12 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         reco_symlog=spaces.picture is None,  # pixels are compared as they are, from 0 to 1
     )
     model_loss.set_keys(pixels="observation")
-    imagined = imagined_env(
-        TensorDictModule(prior, ["state", "belief", "action"], ["_", "state", "belief"]),
-        TensorDictSequential(
-            TensorDictModule(reward, IMAGINED, ["reward_logits"]),
-            TensorDictModule(mean, ["reward_logits"], ["reward"]),
-        ),
-        width,
-        recipe,
-        spaces,
+    transition = TensorDictModule(prior, ["state", "belief", "action"], ["_", "state", "belief"])
+    rewards = TensorDictSequential(
+        TensorDictModule(reward, IMAGINED, ["reward_logits"]),
+        TensorDictModule(mean, ["reward_logits"], ["reward"]),
     )
+    imagined = imagined_env(transition, rewards, width, recipe, spaces)
     critic = TensorDictSequential(
         TensorDictModule(value, IMAGINED, ["state_value_logits"]),
         TensorDictModule(mean, ["state_value_logits"], ["state_value"]),
@@ -167,19 +163,10 @@ def make_loss(recipe: DreamerV3Config, spaces: Spaces, device: torch.device = CP
         slow_critic_regularization=1.0,
     )
     value_loss.set_keys(value_logits="state_value_logits")
-    loss = DreamerV3Loss(
-        model_loss,
-        actor_loss,
-        value_loss,
-        continuation_horizon=1 / (1 - recipe.gamma),
-        lmbda=recipe.gae_lambda,
-    ).to(device)
-    acting = TensorDictSequential(
-        TensorDictModule(encoder, ["observation"], ["encoded_latents"]),
-        modules.RSSMStateEstimatorV3(prior, posterior),
-        actor,
-    )
-    let_act(loss, acting, recipe)
+    losses, horizon = (model_loss, actor_loss, value_loss), 1 / (1 - recipe.gamma)
+    loss = DreamerV3Loss(*losses, continuation_horizon=horizon, lmbda=recipe.gae_lambda).to(device)
+    seen = TensorDictModule(encoder, ["observation"], ["encoded_latents"])
+    let_act(loss, TensorDictSequential(seen, modules.RSSMStateEstimatorV3(prior, posterior), actor), recipe)
     return loss
 
 
@@ -196,9 +183,8 @@ def make_eyes(recipe: DreamerV3Config, spaces: Spaces, features: int) -> tuple[n
 def make_actor(recipe: DreamerV3Config, spaces: Spaces, features: int) -> ProbabilisticTensorDictSequential:
     """What chooses an action from a state: one of n, or numbers within their bounds."""
     if isinstance(spaces.action_spec, OneHot):
-        return modules.DreamerV3DiscreteActor(
-            features, spaces.actions, depth=recipe.depth, num_cells=recipe.cells, unimix=recipe.unimix
-        )
+        sizes = {"depth": recipe.depth, "num_cells": recipe.cells}
+        return modules.DreamerV3DiscreteActor(features, spaces.actions, unimix=recipe.unimix, **sizes)
     low, high = spaces.bounds()
     net = modules.DreamerV3MLP(features, 2 * spaces.actions, recipe.depth, recipe.cells, 0.01)
     spread = NormalParamExtractor(scale_mapping="biased_softplus_1.0", scale_lb=_LEAST_SPREAD)

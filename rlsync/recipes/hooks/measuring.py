@@ -215,16 +215,14 @@ class StatisticsHook(TrainerHookBase, InSummary):
         return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
 
     def now(self) -> RunStatistics:
-        """The numbers so far."""
         counted, began = self.sync.counters(), self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)
         steps = self.staleness.counts
         modules = [] if self._trainer is None else registered_modules(self._trainer)
         means = (hook.mean for hook in modules if isinstance(hook, EpisodeReturns))
-        publish, to_frames, adoption = map(
-            _percentiles, (self._publish_ms, self._to_frames_ms, self._adoption_ms)
-        )
+        measured = self._publish_ms, self._to_frames_ms, self._adoption_ms
+        publish, to_frames, adoption = map(_percentiles, measured)
         return RunStatistics(
             frames=counted.frames,
             updates=counted.optim_steps,
