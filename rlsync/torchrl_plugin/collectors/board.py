@@ -47,9 +47,7 @@ class BoardEndpoint(Endpoint):
         return ("workers adopt at every policy call: one rollout may have several versions",)
 
     def _adopted(self) -> str:
-        modes = {
-            destination: self._adopt.get(destination, "alias") for destination in self.publisher.destinations
-        }
+        modes = {name: self._adopt.get(name, "alias") for name in self.publisher.destinations}
         if len(set(modes.values())) == 1:
             return f"adopted by {next(iter(modes.values()))}"
         return "adopted by " + ", ".join(f"{mode} ({name})" for name, mode in modes.items())

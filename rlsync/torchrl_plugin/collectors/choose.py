@@ -78,13 +78,9 @@ def warn_without_board(endpoint: Endpoint, who: str) -> None:
     processes = isinstance(endpoint.collector, collectors.MultiCollector)
     if processes or (isinstance(endpoint, RemoteEndpoint) and not endpoint.stamped):
         cure = f"pass {WITH_A_BOARD} to the collector" if processes else what_keeps_them(endpoint.collector)
-        warn(
-            NoBoard(
-                f"{endpoint.description}, {endpoint.unkept}",
-                f"{who}; the collector is a {type(endpoint.collector).__name__} without a BoardScheme",
-                cure,
-            )
-        )
+        what = f"{endpoint.description}, {endpoint.unkept}"
+        where = f"{who}; the collector is a {type(endpoint.collector).__name__} without a BoardScheme"
+        warn(NoBoard(what, where, cure))
 
 
 def resolve(sync_map: SyncMap, trainer: Trainer) -> SyncPlan:

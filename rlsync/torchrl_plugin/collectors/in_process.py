@@ -166,9 +166,7 @@ class InProcessEndpoint(Endpoint):
         for destination in layout.destinations:
             mine = {e.leaf.name: v for e, v in arrived.items() if e.destination == destination}
             write(self._leaves(destination), mine)
-        live = (
-            tensor for destination in layout.destinations for tensor in self._leaves(destination).tensors()
-        )
+        live = (tensor for name in layout.destinations for tensor in self._leaves(name).tensors())
         self._devices = queued_devices(live)
         self._written = Moment.now(self._devices)
         self._answers.fresh = True

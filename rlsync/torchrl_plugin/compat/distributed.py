@@ -86,12 +86,11 @@ class ActorWorkers(_WorkersOf[RayCollector]):
     """The actors of a RayCollector."""
 
     def __init__(self, collector: RayCollector) -> None:
-        several = issubclass(collector.collector_class, MultiCollector)
+        kind = collector.collector_class
+        several = issubclass(kind, MultiCollector)
         self._workers_of_an_actor = int(collector.map_fn("num_workers")[0]) if several else 1
         super().__init__(collector, int(collector.num_collectors) * self._workers_of_an_actor)
-        self.in_flight = not waits_for_learner(collector) or issubclass(
-            collector.collector_class, MultiAsyncCollector
-        )
+        self.in_flight = not waits_for_learner(collector) or issubclass(kind, MultiAsyncCollector)
 
     @property
     def actors(self) -> dict[int, Any]:

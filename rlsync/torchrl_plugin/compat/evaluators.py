@@ -91,9 +91,8 @@ def _check_destinations(backend: _ThreadEvalBackend, bound_map: BoundMap) -> Non
             raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered, near)
     policy, expected = backend._policy, bound_map.endpoint.specs("policy")
     if isinstance(policy, nn.Module) and "policy" in destinations and expected is not None:
-        check_same_leaves(
-            Leaves(policy, "the Evaluator's policy").specs(), expected, _WHERE, "of the collector's policy"
-        )
+        found = Leaves(policy, "the Evaluator's policy").specs()
+        check_same_leaves(found, expected, _WHERE, "of the collector's policy")
 
 
 def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
@@ -105,10 +104,8 @@ def _own(bound_map: BoundMap, policy: nn.Module) -> nn.Module:
 
 def _write(collector: Any, weights: VersionCopy) -> None:
     for destination in {destination for destination, _ in weights.leaves}:
-        path = parse(destination)
-        module = walk(
-            collector, path, error=DestinationNotFound, root_name="the Evaluator's collector", where=_WHERE
-        )
+        path, name = parse(destination), "the Evaluator's collector"
+        module = walk(collector, path, error=DestinationNotFound, root_name=name, where=_WHERE)
         write(Leaves(module, f"the Evaluator's {destination}"), weights.of(destination))
 
 

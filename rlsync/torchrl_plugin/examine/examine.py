@@ -267,13 +267,8 @@ def _leaf_by_leaf(collector: object, source: FoundSource) -> Iterator[Crossing]:
     for leaf, name in zip(sent, names, strict=True):
         tensor, held = leaf.read(), live.get(name)
         aliased = held is not None and memory_key(held) == memory_key(tensor)
-        yield Crossing(
-            str(tensor.device),
-            "" if held is None else str(held.device),
-            False,
-            aliased_leaves=int(aliased),
-            copied_bytes=0 if aliased else tensor.nbytes,
-        )
+        device, copied_bytes = "" if held is None else str(held.device), 0 if aliased else tensor.nbytes
+        yield Crossing(str(tensor.device), device, False, int(aliased), copied_bytes)
 
 
 def _module_at(collector: Collector, destination: str) -> object:

@@ -78,9 +78,8 @@ def sync_of(trainer: Trainer) -> FoundSync:
             continue
         stock = registered.hook
         sources = _sources_of(trainer, stock.weight_update_map, stock.policy_weights_getter)
-        return FoundSync(
-            f"TorchRL's {type(stock).__name__}", False, tuple(sources), partial(_publish_once, stock)
-        )
+        said = f"TorchRL's {type(stock).__name__}"
+        return FoundSync(said, False, tuple(sources), partial(_publish_once, stock))
     return FoundSync("", False, tuple(_usual_source(trainer)), lambda: None)
 
 

@@ -146,10 +146,8 @@ class ProcessWorkers(ExaminedWorkers):
 
 
 def _copied(state_dict: Any) -> dict[str, Tensor]:
-    named = (state_dict or {}).items()
-    return {
-        uncompiled(name): value.detach().cpu().clone() for name, value in named if isinstance(value, Tensor)
-    }
+    held = {name: value for name, value in (state_dict or {}).items() if isinstance(value, Tensor)}
+    return {uncompiled(name): tensor.detach().cpu().clone() for name, tensor in held.items()}
 
 
 def _below(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

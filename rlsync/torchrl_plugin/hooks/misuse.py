@@ -77,9 +77,8 @@ class _Feeds(Protocol):
 def is_fed(trainer: Trainer, collector: object) -> bool:
     """Whether a hook of the trainer publishes to a collector, as far as anybody can tell."""
     hooks = [*trainers.registered_modules(trainer), *trainers.operations(trainer)]
-    feeds = [
-        hook.feeds for hook in (*hooks, *trainers.stock_update_weights(trainer)) if isinstance(hook, _Feeds)
-    ]
+    hooks += trainers.stock_update_weights(trainer)
+    feeds = [hook.feeds for hook in hooks if isinstance(hook, _Feeds)]
     return any(fed is collector or not isinstance(fed, BaseCollector) for fed in feeds)
 
 

@@ -280,9 +280,8 @@ class PublishHook(TrainerHookBase):
         now = Counters.from_dict(state_dict)
         self._batches, self._optim_steps = int(now.batches), int(now.optim_steps)
         self._seconds_before, self._started = float(now.seconds), time.monotonic()
-        self._last = Counters.from_dict(
-            {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
-        )
+        last = {k.removeprefix("last_"): v for k, v in state_dict.items() if k.startswith("last_")}
+        self._last = Counters.from_dict(last)
         self.join()
         self.ledger.load_state_dict({**state_dict, "published": state_dict["published"].tolist()})
         self._owe("resume")

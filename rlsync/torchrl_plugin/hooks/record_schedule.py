@@ -128,9 +128,8 @@ class RecordSchedule(TrainerHookBase):
             stamps = memoryview(cast("Any", rollout.views[STAMP].numpy()))  # read without a call of torch
             known = self._stamps[rollout.slot] = rollout.views, stamps
         if self._writer is not None:
-            self._writer.rollout(
-                rollout.writer, rollout.life, rollout.number, known[1][0, 0], dropped=dropped
-            )
+            version = known[1][0, 0]
+            self._writer.rollout(rollout.writer, rollout.life, rollout.number, version, dropped=dropped)
 
     def _arrived(self, worker: int, frames: TensorDictBase) -> None:
         number = self._counts.get(worker, 0)

@@ -104,9 +104,8 @@ class SyncWeights(PublishHook):
         background: bool = False,
         max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
     ) -> None:
-        super().__init__(
-            Every(1, "batches") if when is None else when, history=history, receipts_file=receipts_file
-        )
+        when = Every(1, "batches") if when is None else when
+        super().__init__(when, history=history, receipts_file=receipts_file)
         check_limit(max_unchanged_publishes)
         self.sync_map = sync_map
         self.versions_file = versions_file

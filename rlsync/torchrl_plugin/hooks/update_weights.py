@@ -82,9 +82,8 @@ class UpdateWeights(PublishHook):
         self._bound_map: BoundMap | None = None
         self._fit = Fit("policy_weights_getter()", "of 'policy'")
         if weight_update_map is not None and trainer is not None and self._endpoint is not None:
-            self._bound_map = BoundMap(
-                weight_update_map, trainer, self._endpoint, training=training_of(trainer)
-            )
+            training = training_of(trainer)
+            self._bound_map = BoundMap(weight_update_map, trainer, self._endpoint, training=training)
         elif policy_weights_getter is not None and self._endpoint is not None:
             self._endpoint.locate(parse("policy"), "UpdateWeights(policy_weights_getter=...)")
         if self._endpoint is not None:
