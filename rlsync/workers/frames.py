@@ -285,9 +285,8 @@ def _expected(
     """Key, shape and dtype; a dtype of None stands for any: of observations, and of floats but actions."""
     steps = tuple(batch.get(REWARD).shape[:2])
     if len(steps) != 2 or 0 in steps:
-        raise bad_batch(
-            f"'reward' is {list(batch.get(REWARD).shape)}, not [T, B]", batch, "lay it out as listed"
-        )
+        what = f"'reward' is {list(batch.get(REWARD).shape)}, not [T, B]"
+        raise bad_batch(what, batch, "lay it out as listed")
     finals = batch.get(FINAL_INDEX).shape[:1] if FINAL_INDEX in batch else (0,)
     checked = {*REQUIRED, *recorded_keys(player), *FINAL}
     for name, (shape, dtype) in RolloutShape(*steps).arrays(player).items():

@@ -217,9 +217,8 @@ def player_call(player: Player, device: torch.device) -> Call:
 
     def call(plain: bool) -> list[Tensor]:
         generator = torch.Generator(device).manual_seed(0)
-        observation = torch.zeros(
-            _ROWS, *player.observation_shape, dtype=player.observation_dtype, device=device
-        )
+        shape, dtype = (_ROWS, *player.observation_shape), player.observation_dtype
+        observation = torch.zeros(shape, dtype=dtype, device=device)
         reward = torch.zeros(_ROWS, device=device)
         state = {name: value.to(device) for name, value in player.begin(_ROWS, generator).items()}
         if not plain:

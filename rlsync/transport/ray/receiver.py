@@ -49,9 +49,7 @@ class BoardReport:
         local = board.status()
         if numbers is not None:
             local = [status for status in local if status.reader < len(numbers)]
-        own = {
-            status.reader: status.reader if numbers is None else numbers[status.reader] for status in local
-        }
+        own = {s.reader: s.reader if numbers is None else numbers[s.reader] for s in local}
         readers = tuple(replace(status, reader=own[status.reader]) for status in local)
         notes = {(own[s.reader], kind): board.note(s.reader, kind) for s in local for kind in Note}
         left = {key: note for key, note in notes.items() if note is not None}

@@ -35,9 +35,8 @@ class ImageBuffer:
         json_bytes = layout.to_json()
         at = _leaves_at(len(json_bytes))
         self._flat = torch.empty(at + layout.image_bytes, dtype=torch.uint8).zero_()  # touches every page
-        self._flat[_HEAD_BYTES : _HEAD_BYTES + len(json_bytes)] = torch.frombuffer(
-            bytearray(json_bytes), dtype=torch.uint8
-        )
+        packed = torch.frombuffer(bytearray(json_bytes), dtype=torch.uint8)
+        self._flat[_HEAD_BYTES : _HEAD_BYTES + len(json_bytes)] = packed
         self._head = self._flat[:_HEAD_BYTES].view(torch.int64)
         self._head[3] = len(json_bytes)
         #: One tensor for each entry of the layout that owns its bytes.

@@ -24,9 +24,9 @@ CONNECT_TIMEOUT_S = 5.0
 #: Where errors say that an address stands.
 ADDRESS_KEY = "cluster.address"
 
-#: Ray gives its processes, and so the workers, a low priority (nice 15). Beside a learner on the same machine
-#: they would hardly act.
-_OWN_RAY = {"worker_niceness": 0}
+#: A Ray that is started here. By itself it gives its processes, and so the workers, a low priority (nice 15):
+#: beside a learner on the same machine they would hardly act.
+_OWN_RAY = {"address": "local", "include_dashboard": False, "_system_config": {"worker_niceness": 0}}
 
 
 class Session:
@@ -45,15 +45,8 @@ class Session:
             check_reachable(address)
         try:
             with _signal_handlers_kept():
-                if address is None:
-                    ray.init(
-                        address="local",
-                        include_dashboard=False,
-                        logging_level="WARNING",
-                        _system_config=_OWN_RAY,
-                    )
-                else:
-                    ray.init(address=address, logging_level="WARNING")
+                which = _OWN_RAY if address is None else {"address": address}
+                ray.init(logging_level="WARNING", **which)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             what = f"Ray refuses: {first_line(error)}"
             raise ConfigError(what, f"{ADDRESS_KEY}={address}", _cure(error)) from error
@@ -128,9 +121,8 @@ class NodeStatus:
     workers: tuple[ReaderStatus, ...]  # as it said last
 
     def __str__(self) -> str:
-        return "\n".join(
-            [f"{self.node}: version {self.version}", *(f"  {worker}" for worker in self.workers)]
-        )
+        workers = (f"  {worker}" for worker in self.workers)
+        return "\n".join([f"{self.node}: version {self.version}", *workers])
 
 
 @dataclass(frozen=True, slots=True)

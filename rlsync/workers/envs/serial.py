@@ -50,13 +50,9 @@ class SerialEnvs(Envs):
         terminated = answer.get("terminated").view(-1)
         truncated = done & ~terminated
         last = answer.get(self._key)
-        return EnvStep(
-            self._now.get(self._key),
-            answer.get("reward").view(-1),
-            terminated,
-            truncated,
-            [(env, last[env]) for env in truncated.nonzero().view(-1).tolist()],
-        )
+        finals = [(env, last[env]) for env in truncated.nonzero().view(-1).tolist()]
+        reward = answer.get("reward").view(-1)
+        return EnvStep(self._now.get(self._key), reward, terminated, truncated, finals)
 
     def close(self) -> None:
         self.envs.close(raise_if_closed=False)  # TorchRL opens them at the first reset

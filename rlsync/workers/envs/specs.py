@@ -121,11 +121,8 @@ class RenderedEnvs(GymnasiumEnvs):
                 "give [top,bottom,left,right] within the picture, or [] for all of it",
             )
         size = (self.img_height, self.img_width)
-        return TransformObservation(
-            env,
-            lambda picture: shrunk(picture[top:bottom, left:right], size),
-            Box(0, 255, (3, *size), np.uint8),
-        )
+        box = Box(0, 255, (3, *size), np.uint8)
+        return TransformObservation(env, lambda picture: shrunk(picture[top:bottom, left:right], size), box)
 
     def _no_picture(self, why: str) -> ConfigError:
         cure = "give an environment that renders, like CartPole-v1, or observe it as it is: env=gymnasium"

@@ -78,9 +78,8 @@ class VectorEnvs(Envs):
             cure = "wrap it so that they are arrays (gymnasium.wrappers.FlattenObservation)"
             raise ConfigError(f"{name!r} gives observations of {space}", "environment", cure)
         # Most environments give pixels as [H, W, C]; those that stack frames give [C, H, W].
-        self._channels_behind = (
-            space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[-1] <= min(4, space.shape[0])
-        )
+        drawn = space.dtype == np.uint8 and len(space.shape) == 3
+        self._channels_behind = drawn and space.shape[-1] <= min(4, space.shape[0])
         shape = (space.shape[-1], *space.shape[:-1]) if self._channels_behind else space.shape
         dtype = torch.uint8 if space.dtype == np.uint8 else torch.float32
         super().__init__(envs.num_envs, actions_of(envs.single_action_space, name), shape, dtype)
@@ -113,13 +112,9 @@ class VectorEnvs(Envs):
 
     def _answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> EnvStep:
         hidden = np.flatnonzero(truncated & ~terminated) if truncated.any() else ()
-        return EnvStep(
-            self._observed(observation),
-            torch.from_numpy(reward),
-            torch.from_numpy(terminated),
-            torch.from_numpy(truncated),
-            [(int(env), self._observed(info["final_obs"][env])) for env in hidden],
-        )
+        last_seen = [(int(env), self._observed(info["final_obs"][env])) for env in hidden]
+        earned, over, cut = (torch.from_numpy(array) for array in (reward, terminated, truncated))
+        return EnvStep(self._observed(observation), earned, over, cut, last_seen)
 
 
 class AleEnvs(VectorEnvs):
@@ -165,6 +160,5 @@ class AleEnvs(VectorEnvs):
         over, lives = terminated | truncated, info["lives"]
         lost = (lives < self._lives) & ~over
         self._lives = lives.copy()
-        return answer._replace(
-            terminated=torch.from_numpy(terminated | lost), game_over=torch.from_numpy(over)
-        )
+        ended = torch.from_numpy(terminated | lost)
+        return answer._replace(terminated=ended, game_over=torch.from_numpy(over))
