@@ -72,3 +72,13 @@ def test_a_key_that_has_gone_is_left_out_where_it_was_null_and_refused_where_it_
     OmegaConf.save(found, file)
     with pytest.raises(ConfigError, match="'gone' not in 'DQNConfig'"):
         written(file)
+
+
+@pytest.mark.parametrize("run", ["impala"], indirect=True)
+def test_bfloat16_of_an_earlier_model_is_the_dtype_of_updates_now(run: Path) -> None:
+    file = run / run_files.RESOLVED
+    assert written(file).recipe.update_dtype == "float32"
+    found = OmegaConf.load(file)
+    found.recipe.model.bfloat16 = True
+    OmegaConf.save(found, file)
+    assert written(file).recipe.update_dtype == "bfloat16"

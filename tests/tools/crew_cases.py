@@ -155,7 +155,7 @@ def test_agents_that_do_other_work_are_replaced_and_those_that_nobody_takes_over
     connect(cluster)
     with caplog.at_level(logging.WARNING):
         third = collector_of(Crew("crew a", keep_s=2.0), steps=STEPS + 1)
-    assert caplog.text.count("it has another rollout") == NODES
+    assert caplog.text.count("it has another layout, shape") == NODES
     pids = pids_of(third)
     assert not pids & before
     assert all_gone(before), "those that were replaced have ended"

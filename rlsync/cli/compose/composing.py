@@ -24,7 +24,7 @@ from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
 from rlsync.recipes.run_files import RESOLVED
-from rlsync.recipes.settings import Config, EnvConfig, RenderedConfig
+from rlsync.recipes.settings import BFLOAT16, Config, EnvConfig, RenderedConfig
 
 #: Keys that belong to one run alone: a run that resumes it has its own.
 OF_ONE_RUN = ("resume", "run_dir", "config_dir")
@@ -234,6 +234,8 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         settings = recipe_named(name, f"{file}, recipe.name", at).settings()
         of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
         known = writable(Config(env=of_its_kind, recipe=settings))
+        if OmegaConf.select(found, "recipe.model", default={}).pop("bfloat16", False):
+            found.recipe.update_dtype = BFLOAT16  # its key before
         _leave_out_what_has_gone(found, known)
         config = OmegaConf.to_object(OmegaConf.merge(known, found))
     except (OmegaConfBaseException, OSError) as error:
