@@ -215,6 +215,7 @@ class StatisticsHook(TrainerHookBase, InSummary):
         return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
 
     def now(self) -> RunStatistics:
+        """The numbers so far."""
         counted, began = self.sync.counters(), self._first
         waits = self._waits()
         since = max(waits.seconds, 1e-9)

@@ -128,9 +128,9 @@ _Pair = tuple[str, str, tuple[str, ...]]
 
 def _paired(what: str, acting: tuple[Unit, ...], trained: tuple[Unit, ...], where: str) -> Iterator[_Pair]:
     if len(acting) != len(trained):
-        what = f"the player has {len(acting)} modules as {what}, the loss trains {len(trained)}"
+        said = f"the player has {len(acting)} modules as {what}, the loss trains {len(trained)}"
         cure = f"build the player's {what} from the modules of the loss, one for one"
-        raise ConfigError(what, f"{where}: {', '.join(unit.path for unit in acting)}", cure)
+        raise ConfigError(said, f"{where}: {', '.join(unit.path for unit in acting)}", cure)
     for to, source in zip(acting, trained, strict=True):
         yield to.path, source.path, ()
 
