@@ -82,3 +82,7 @@ def test_bfloat16_of_an_earlier_model_is_the_dtype_of_updates_now(run: Path) -> 
     found.recipe.model.bfloat16 = True
     OmegaConf.save(found, file)
     assert written(file).recipe.update_dtype == "bfloat16"
+    found.recipe.model = "resnet"  # no section: as in a recipe of somebody's own
+    OmegaConf.save(found, file)
+    with pytest.raises(ConfigError, match="cannot read the run's configuration"):
+        written(file)

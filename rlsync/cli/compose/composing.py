@@ -234,7 +234,8 @@ def written(file: Path, *, trusted: bool = False, config_dir: Path | None = None
         settings = recipe_named(name, f"{file}, recipe.name", at).settings()
         of_its_kind = settings_with(OmegaConf.select(found, "env", default={}))
         known = writable(Config(env=of_its_kind, recipe=settings))
-        if OmegaConf.select(found, "recipe.model", default={}).pop("bfloat16", False):
+        model, now = (OmegaConf.select(each, "recipe.model", default={}) for each in (found, known))
+        if isinstance(model, DictConfig) and "bfloat16" not in now and model.pop("bfloat16", False):
             found.recipe.update_dtype = BFLOAT16  # its key before
         _leave_out_what_has_gone(found, known)
         config = OmegaConf.to_object(OmegaConf.merge(known, found))
