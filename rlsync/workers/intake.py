@@ -50,8 +50,8 @@ class RolloutMakers(Protocol):
     def look(self) -> bool:
         """Look after them; whether that took or gave time, so that the patience with them begins anew."""
 
-    def silent(self) -> AdoptionTimeout:
-        """The error to raise when no rollout comes from anybody."""
+    def silent(self, timeout_s: float) -> AdoptionTimeout:
+        """The error to raise when no rollout has come from anybody for that long."""
 
 
 class PinnedSlots:
@@ -166,4 +166,4 @@ class Intake:
             if rollout is not None:
                 return rollout
             if time.monotonic() >= deadline:
-                raise self.workers.silent()
+                raise self.workers.silent(self.silent_timeout_s)

@@ -143,7 +143,7 @@ class Supervisor:
         looked_at = [worker for worker in range(len(self.procs)) if worker not in self._pauses.due]
         silent = self._silence.look({w: self._ring.writer(w).heartbeat_age_s for w in looked_at})
         if len(silent) == len(self.procs):
-            raise self.silent()
+            raise self.silent(self._silence.timeout_s)
         for worker in silent:
             self._silenced.add(worker)
             end_group(self.procs[worker])
@@ -185,7 +185,7 @@ class Supervisor:
     def _headline(self, worker: int) -> str:
         return self._ring.writer(worker).last_words.partition("\n")[0]
 
-    def silent(self) -> AdoptionTimeout:
+    def silent(self, timeout_s: float) -> AdoptionTimeout:
         lines = [self._ring.writer(worker) for worker in range(len(self.procs))]
         workers = ", ".join(
             f"worker {line.writer} (pid {line.pid}, {'alive' if line.alive else 'dead'}, last seen "
@@ -193,7 +193,7 @@ class Supervisor:
             for line in lines
         )
         return AdoptionTimeout(
-            f"no rollout was completed in time by {workers}",
+            f"no rollout was completed for {timeout_s:g} s by {workers}",
             "collecting rollouts",
             "look what stopped them, or where they hang (py-spy dump --pid PID); if a rollout takes that "
             "long, give a longer silent_timeout_s",

@@ -153,10 +153,10 @@ class Nodes:
             raise self._none_left("collecting rollouts")
         return before != self.tally.lost + self.tally.restarted + len(self._by_id)
 
-    def silent(self) -> AdoptionTimeout:
+    def silent(self, timeout_s: float) -> AdoptionTimeout:
         nodes = ", ".join(f"{node.machine} (last heard of {node.silent_s:.1f} s ago)" for node in self)
         return AdoptionTimeout(
-            f"no rollout came from {nodes or 'any node'}",
+            f"no rollout came for {timeout_s:g} s from {nodes or 'any node'}",
             "collecting rollouts",
             "look at the workers of these nodes; if a rollout takes that long, give a longer "
             "silent_timeout_s",
