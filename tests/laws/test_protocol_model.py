@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.laws.protocol_model import Protocol, explore
+from tests.laws.protocol_model import Exploration, Protocol, explore
 
 PAIRS = [("alias", "alias"), ("alias", "copy"), ("copy", "copy")]
 BROKEN = ("torn", "unpublished", "mislabelled", "regressing", "unreadable")
+
+
+def check_laws(found: Exploration) -> None:
+    """All states were explored, and none breaks a law; or the story of each that does."""
+    assert found.complete, f"{found.states} states and no end"
+    broken = [found.story(kind) for kind in BROKEN if kind in found.violations]
+    assert not broken, f"{found.states} states explored\n" + "\n".join(broken)
 
 
 @pytest.mark.seconds
@@ -18,10 +25,8 @@ def test_no_reader_acts_on_torn_unpublished_or_older_weights_whoever_dies(
     slots: int, modes: tuple[str, ...]
 ) -> None:
     found = explore(Protocol(slots, versions=4, modes=modes))
-    assert found.complete, f"{found.states} states and no end"
+    check_laws(found)
     assert found.states > 10_000, f"only {found.states} states: the model does not move"
-    broken = [found.story(kind) for kind in BROKEN if kind in found.violations]
-    assert not broken, f"{found.states} states explored\n" + "\n".join(broken)
 
 
 @pytest.mark.seconds
@@ -29,9 +34,7 @@ def test_no_reader_acts_on_torn_unpublished_or_older_weights_whoever_dies(
 @pytest.mark.each_value
 def test_an_exception_in_the_middle_of_a_publish_does_no_harm_either(modes: tuple[str, ...]) -> None:
     found = explore(Protocol(3, versions=3, modes=modes, interrupts=True))
-    broken = [found.story(kind) for kind in BROKEN if kind in found.violations]
-    assert found.complete
-    assert not broken, f"{found.states} states explored\n" + "\n".join(broken)
+    check_laws(found)
 
 
 @pytest.mark.seconds
@@ -39,9 +42,7 @@ def test_an_exception_in_the_middle_of_a_publish_does_no_harm_either(modes: tupl
 @pytest.mark.each_value
 def test_a_lock_that_is_refused_because_somebody_looks_at_it_does_no_harm(modes: tuple[str, ...]) -> None:
     found = explore(Protocol(3, versions=3, modes=modes, looks=True))
-    broken = [found.story(kind) for kind in BROKEN if kind in found.violations]
-    assert found.complete
-    assert not broken, f"{found.states} states explored\n" + "\n".join(broken)
+    check_laws(found)
     assert "coalesced" in found.violations, "also a free slot may be refused"
 
 
