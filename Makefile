@@ -85,8 +85,12 @@ format: $(VENV)/.stamp-dev
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .
 
+# Then what a user writes, from the folder of the cases and without our config: to a user rlsync is an installed package. An
+# ignored mistake that is not made any more is an error, too.
 types: $(VENV)/.stamp-dev
 	$(BIN)/mypy
+	cd tests/project/typing_cases && $(abspath $(BIN))/mypy --strict --config-file= \
+	--cache-dir=$(CURDIR)/.mypy_cache/typing_cases .
 
 floors: $(VENV)/.stamp-dev
 	$(BIN)/lint-imports

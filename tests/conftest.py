@@ -60,7 +60,7 @@ PROCESS_STARTERS = {
     "fresh_python",
 }
 
-#: Read by mypy, not run; and run by tests/laws/test_on_ray.py, where Ray is installed.
+#: Read by `make types`, not run; and run by tests/laws/test_on_ray.py, where Ray is installed.
 collect_ignore = ["project/typing_cases", "tools/ray_cases.py"]
 
 

@@ -164,7 +164,8 @@ def test_a_worker_killed_while_the_learner_waits_for_it_is_named_at_once(kind: t
         with _ends_soon(pids), pytest.raises(WorkerLost) as lost:
             trainer.train()
     assert f"worker 0 (pid {pids[0]}, killed by SIGKILL, acted with version" in str(lost.value)
-    assert lost.value.__cause__ is None, "the watch saw it before TorchRL did"
+    # The watch sees it before TorchRL does, unless TorchRL asks for a batch only now and finds a broken pipe.
+    assert lost.value.__cause__ is None or isinstance(lost.value.__cause__, ConnectionError)
     assert in_three_lines(lost.value)
 
 

@@ -1,4 +1,4 @@
-"""What a user writes, and the types a strict checker finds. Checked by test_typing.py, never run."""
+"""What a user writes, and the types that a strict checker finds. Read by `make types`, never run."""
 
 from collections.abc import Mapping
 from typing import Any
