@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -254,20 +254,26 @@ def _marks(axes: Axes, name: str, every: int, frames: int, *, at_the_end: bool =
         axes.plot(places, [row] * len(places), "|", color=COLOURS[row], ms=12, mew=2, clip_on=False)
 
 
-def lanes(life: Life) -> Figure:
-    """A lane for each worker, whose rollouts have the colour of the version that acted; publishes below."""
-    workers = sorted({rollout.worker for rollout in life.rollouts})
-    figure = Figure(figsize=(10, 1.5 + 0.5 * len(workers)), layout="constrained")
-    axes = figure.add_subplot()
-    for rollout, begin_ms in life.spans():
-        lane, width = workers.index(rollout.worker) + 1, (rollout.ms - begin_ms) / 1000
-        colour = COLOURS[rollout.version % len(COLOURS)]
-        hatch = "xx" if rollout.dropped else "//" if rollout.life % 2 else None
-        axes.barh(lane, width, 0.8, begin_ms / 1000, color=colour, edgecolor="white", hatch=hatch, lw=0.3)
-    axes.plot([p.ms / 1000 for p in life.publishes], [0] * len(life.publishes), "|", color="black", ms=12)
-    for note in life.notes:
-        axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
-    axes.set_yticks(range(len(workers) + 1), ["publishes", *map(named, workers)])
+def lanes(lives: Mapping[str, Life]) -> Figure:
+    """A lane for each worker, whose rollouts have the colour of the version that acted; publishes below. Runs
+    stand one below the other.
+    """
+    workers = {name: sorted({rollout.worker for rollout in life.rollouts}) for name, life in lives.items()}
+    heights = [1.5 + 0.5 * len(found) for found in workers.values()]
+    figure = Figure(figsize=(10, sum(heights)), layout="constrained")
+    rows = figure.subplots(len(lives), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (name, life) in zip(rows, lives.items(), strict=True):
+        for rollout, begin_ms in life.spans():
+            lane, width = workers[name].index(rollout.worker) + 1, (rollout.ms - begin_ms) / 1000
+            colour = COLOURS[rollout.version % len(COLOURS)]
+            hatch = "xx" if rollout.dropped else "//" if rollout.life % 2 else None
+            axes.barh(lane, width, 0.8, begin_ms / 1000, color=colour, edgecolor="white", hatch=hatch, lw=0.3)
+        axes.plot([p.ms / 1000 for p in life.publishes], [0] * len(life.publishes), "|", color="black", ms=12)
+        for note in life.notes:
+            axes.axvline(note["ms"] / 1000, color="grey", lw=0.5, ls=":")
+        axes.set_yticks(range(len(workers[name]) + 1), ["publishes", *map(named, workers[name])])
+        if len(lives) > 1:
+            axes.set_title(name, loc="left", fontsize="medium")
     lines = "hatched: a worker's later life, crossed: dropped, dotted: checkpoint, other updates, end"
     axes.set_xlabel(f"seconds; {lines}")
     return figure

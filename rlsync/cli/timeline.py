@@ -17,6 +17,7 @@ _EXAMPLES = """examples:
   rlsync timeline runs/2026-11-20/18-00-00-000000
   rlsync timeline runs/2026-11-20/18-00-00-000000 --from 60 --to 90 --out part.svg
   rlsync timeline runs/2026-11-20/18-00-00-000000 --trace out.json     for ui.perfetto.dev
+  rlsync timeline runs/a runs/a/rerun-1                                one below the other
 
 A run may still be running. Of a run that was resumed, its newest life is drawn. A bar lasts from one rollout
 of a worker that the learner took until the next, and has the colour of the version that acted.
@@ -28,7 +29,8 @@ exit status: 0 drawn or written, 2 no schedule, nothing to draw, or no matplotli
 def main(arguments: list[str]) -> int:
     about = "Draw who made which rollout with which version, and when each publish fell."
     parser = parser_of("timeline", about, _EXAMPLES)
-    parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
+    told = "the run's folder, as rlsync train prints it; of several, the picture lies in the first"
+    parser.add_argument("run", type=Path, nargs="+", help=told)
     begin = "seconds, from here"
     parser.add_argument("--from", type=float, default=0.0, metavar="S", dest="begin", help=begin)
     parser.add_argument("--to", type=float, default=float("inf"), metavar="S", dest="end", help="until here")
@@ -37,36 +39,44 @@ def main(arguments: list[str]) -> int:
     trace = "write Chrome's trace format in place of a picture; Perfetto opens millions of events"
     out.add_argument("--trace", type=Path, metavar="FILE.json", help=trace)
     given = parser.parse_args(arguments)
-    life = lives_in(given.run / SCHEDULE)[-1].between(given.begin * 1e3, given.end * 1e3)
-    if not life.events:
-        raise ConfigError("nothing was recorded in that time", str(given.run / SCHEDULE), "give another time")
-    written = given.trace or given.out or given.run / TIMELINE
+    lives = {}
+    for run in given.run:
+        life = lives[str(run)] = lives_in(run / SCHEDULE)[-1].between(given.begin * 1e3, given.end * 1e3)
+        if not life.events:
+            raise ConfigError("nothing was recorded in that time", str(run / SCHEDULE), "give another time")
+    written = given.trace or given.out or given.run[0] / TIMELINE
     if given.trace is not None:
-        given.trace.write_text(json.dumps({"traceEvents": list(events(life))}))
+        found = [event for n, (name, life) in enumerate(lives.items(), 1) for event in events(n, name, life)]
+        given.trace.write_text(json.dumps({"traceEvents": found}))
     else:
         panels = panels_for("rlsync timeline")
         panels.check_format(written)
-        panels.lanes(life).savefig(written)
+        panels.lanes(lives).savefig(written)
     print(f"{'drawn' if given.trace is None else 'written'}     {written}")
     return 0
 
 
-def events(life: Life) -> Iterator[dict[str, Any]]:
-    """The events of a trace: a thread for the learner, and one for each worker."""
-    yield _event("M", 0, 0, "thread_name", {"name": "learner"})
+#: The threads of a trace. Viewers keep number 0 for the machine itself.
+_LEARNER, _WORKERS = 1, 2
+
+
+def events(run: int, name: str, life: Life) -> Iterator[dict[str, Any]]:
+    """The events of a trace: a process for the run, in it a thread for the learner and for each worker."""
+
+    def event(phase: str, thread: int, ms: float, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        return {"ph": phase, "pid": run, "tid": thread, "ts": ms * 1000, "name": name, "args": args}
+
+    yield event("M", _LEARNER, 0, "process_name", {"name": name})
+    yield event("M", _LEARNER, 0, "thread_name", {"name": "learner"})
     for worker in sorted({rollout.worker for rollout in life.rollouts}):
-        yield _event("M", worker + 1, 0, "thread_name", {"name": named(worker)})
+        yield event("M", _WORKERS + worker, 0, "thread_name", {"name": named(worker)})
     for rollout, begin_ms in life.spans():
-        name = f"version {rollout.version}{', dropped' if rollout.dropped else ''}"
+        version = f"version {rollout.version}{', dropped' if rollout.dropped else ''}"
         told = {"life": rollout.life, "number": rollout.number}
-        whole = _event("X", rollout.worker + 1, begin_ms, name, told)
+        whole = event("X", _WORKERS + rollout.worker, begin_ms, version, told)
         yield whole | {"dur": (rollout.ms - begin_ms) * 1000}
     for publish in life.publishes:
         told = {"optimizer steps": publish.optim_steps}
-        yield _event("i", 0, publish.ms, f"publish {publish.version}", told) | {"s": "t"}
+        yield event("i", _LEARNER, publish.ms, f"publish {publish.version}", told) | {"s": "t"}
     for note in life.notes:
-        yield _event("i", 0, note["ms"], note["event"], {}) | {"s": "p"}
-
-
-def _event(phase: str, thread: int, ms: float, name: str, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": phase, "pid": 1, "tid": thread, "ts": ms * 1000, "name": name, "args": args}
+        yield event("i", _LEARNER, note["ms"], note["event"], {}) | {"s": "t"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlsync.cli.main import main
+from rlsync.cli.panels import lanes
 from rlsync.core.schedule import Rollout, ScheduleWriter, lives_in
 from rlsync.recipes.run_files import SCHEDULE, TIMELINE
 
@@ -27,16 +28,31 @@ def run(tmp_path: Path) -> Path:
 def test_a_trace_has_a_thread_for_each_worker_and_all_that_happened(run: Path) -> None:
     assert main(["timeline", str(run), "--trace", str(run / "t.json")]) == 0
     events = json.loads((run / "t.json").read_text())["traceEvents"]
-    names = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
-    assert names == {"learner": 0, "worker 0": 1, "worker 1": 2}
+    names = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert names == {"learner": 1, "worker 0": 2, "worker 1": 3}, "viewers draw no thread 0"
     bars = [event for event in events if event["ph"] == "X"]
     assert [(bar["tid"], bar["name"], bar["args"]["life"]) for bar in bars] == [
-        (1, "version 1", 0),
-        (2, "version 1, dropped", 0),
-        (1, "version 1", 1),
+        (2, "version 1", 0),
+        (3, "version 1, dropped", 0),
+        (2, "version 1", 1),
     ]
     instants = [event["name"] for event in events if event["ph"] == "i"]
     assert instants == ["publish 1", "publish 2", "publish 3", "publish 4", "checkpoint"]
+
+
+def test_a_rerun_is_drawn_below_its_original_and_traced_as_a_process_of_its_own(run: Path) -> None:
+    again = run / "rerun-1"
+    again.mkdir()
+    (again / SCHEDULE).write_bytes((run / SCHEDULE).read_bytes())
+    assert main(["timeline", str(run), str(again), "--trace", str(run / "t.json")]) == 0
+    events = json.loads((run / "t.json").read_text())["traceEvents"]
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert named == {1: str(run), 2: str(again)}
+    assert [{**event, "pid": 1} for event in events if event["pid"] == 2][1:] == [
+        event for event in events if event["pid"] == 1
+    ][1:]
+    figure = lanes({str(folder): lives_in(folder / SCHEDULE)[-1] for folder in (run, again)})
+    assert [len(axes.patches) for axes in figure.axes] == [3, 3]
 
 
 def test_a_bar_lasts_from_one_rollout_of_its_worker_to_the_next(run: Path) -> None:
