@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import gymnasium
@@ -166,6 +167,8 @@ def making(config: EnvConfig, more: str = "") -> Iterator[None]:
         cure = "give an installed gymnasium id, for example env.id=CartPole-v1" + more
         if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its message names the package
             cure = "install the package that the first line names, or give another env.id"
+        elif isinstance(error, ModuleNotFoundError) and ":" in config.id:
+            cure = f"install that package, or name the folder that holds it: PYTHONPATH={Path.cwd()}"
         raise ConfigError(what, "env.id and env.kwargs", cure) from error
 
 
