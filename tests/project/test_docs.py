@@ -339,6 +339,11 @@ def test_the_supported_versions_are_those_of_the_package() -> None:
         assert set(stated.replace(" ", "").split(",")) == set(needs[name].split(",")), name
 
 
+def test_the_table_of_all_recipes_is_that_of_the_kept_evaluations() -> None:
+    assert (DOCS / "results" / "index.md").read_text() == runpy.run_path(str(DOCS / "results.py"))["page"]()
+
+
+
 @pytest.mark.usefixtures("fork_workers")
 def test_the_picture_of_explain_shows_what_explain_prints_now() -> None:
     printed = runpy.run_path(str(DOCS / "pictures.py"))["explained"]()

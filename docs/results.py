@@ -1,0 +1,187 @@
+"""Writes ``docs/results/index.md``, the table of all recipes, from the evaluations that the pages keep.
+
+    python docs/results.py
+
+A number is the interquartile mean over seeds, as rliable has it, with a 95 % interval by 10,000 bootstraps.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).parent / "results"
+PAGE = FOLDER / "index.md"
+SB3 = "stable-baselines3"
+HEAD = """# All recipes
+
+| recipe | task | measured | rlsync | peer | command |
+|---|---|---|---|---|---|
+"""
+FOOT = """
+Interquartile means over seeds (95 % bootstrap interval; number of seeds), by `python docs/results.py` from
+the evaluations that each page keeps. A run that never reached the return counts as its last frame. The pages
+name what has changed since, the wall clock, and how it was measured.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: one number for each seed, and those of a peer."""
+
+    recipe: str
+    task: str
+    page: str
+    measured: str
+    numbers: Sequence[float]
+    peer: str = ""
+    peers: Sequence[float] = ()
+    more: str = ""  # of the command
+    command: str = ""
+
+    def __str__(self) -> str:
+        peer = f"{self.peer} {shown(self.peers)}" if self.peers else ""
+        command = f"`{self.command or f'rlsync train recipe={self.recipe}{self.more}'}`"
+        cells = (
+            f"[`{self.recipe}`]({self.page})",
+            self.task,
+            self.measured,
+            shown(self.numbers),
+            peer,
+            command,
+        )
+        return f"| {' | '.join(cells)} |"
+
+
+def shown(numbers: Sequence[float]) -> str:
+    told = f"{middle(np.asarray(numbers)):,.0f}"
+    if len(numbers) == 1:
+        return f"{told} (one seed)"
+    low, high = interval(np.asarray(numbers))
+    return f"{told} ({low:,.0f} to {high:,.0f}; {len(numbers)})"
+
+
+def middle(numbers: np.ndarray) -> np.ndarray:
+    """The mean of the middle half, of each row: a quarter of the numbers is left out at either end."""
+    cut = numbers.shape[-1] // 4
+    ordered = np.sort(numbers, -1)
+    return ordered[..., cut : numbers.shape[-1] - cut].mean(-1)
+
+
+def interval(numbers: np.ndarray) -> tuple[float, float]:
+    drawn = np.random.default_rng(0).choice(numbers, (10_000, len(numbers)))
+    low, high = np.percentile(middle(drawn), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def runs(file: str, *which: str) -> list[list[tuple[int, float]]]:
+    """Of each seed of a library, recipe, environment and options, its evaluations: frames and return."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    with (FOLDER / file).open(newline="") as opened:
+        for row in csv.DictReader(opened):
+            if (row["library"], row["recipe"], row["env"], row["options"]) == which:
+                found.setdefault(row["seed"], []).append((int(row["frames"]), float(row["return_mean"])))
+    return list(found.values())
+
+
+def after(frames: int) -> Callable[[list[tuple[int, float]]], float]:
+    """The return of the last evaluation until so many frames."""
+    return lambda run: [value for at, value in run if at <= frames][-1]
+
+
+def first(goal: float) -> Callable[[list[tuple[int, float]]], float]:
+    """The frames until the first evaluation with such a return."""
+    return lambda run: next((at for at, value in run if value >= goal), run[-1][0])
+
+
+def steps(file: str, **which: str) -> list[float]:
+    with (FOLDER / file).open(newline="") as opened:
+        rows = [
+            row for row in csv.DictReader(opened) if all(row[key] == value for key, value in which.items())
+        ]
+    return [float(row.get("steps") or row["frames"]) for row in rows]
+
+
+def rows() -> list[Row]:
+    off, dreamer, cartpole, pendulum, cheetah = (
+        "off_policy.csv",
+        "dreamer.csv",
+        "CartPole-v1",
+        "Pendulum-v1",
+        "HalfCheetah-v5",
+    )
+
+    def replay(recipe: str, env: str, frames: int, options: str = "", more: str = "") -> Row:
+        ours, theirs = (
+            runs(off, name, recipe, env, *option) for name, option in (("rlsync", [options]), (SB3, [""]))
+        )
+        at = after(frames)
+        measured = f"return after {frames:,} frames"
+        page = f"off_policy.md#{env.lower()}-sac-and-td3"
+        return Row(recipe, env, page, measured, [*map(at, ours)], "SB3", [*map(at, theirs)], more)
+
+    until = "frames until a return of"
+    impala, laser = (steps("laser.csv", algorithm=name) for name in ("impala", "laser"))
+    here = "python benchmarks/laser_cartpole.py"
+    with (FOLDER / "pong.csv").open(newline="") as opened:
+        *_, pong = (row for row in csv.DictReader(opened) if row["run"].startswith("84x84, RMSProp"))
+    return [
+        Row("ppo", cartpole, "off_policy.md", f"{until} 475", steps("ppo_cartpole.csv", num_envs="8")),
+        Row(
+            "dqn",
+            cartpole,
+            "off_policy.md#cartpole-v1-dqn",
+            f"{until} 475",
+            [*map(first(475.0), runs(off, "rlsync", "dqn", cartpole, ""))],
+        ),
+        replay("sac", pendulum, 9_300),
+        replay("td3", pendulum, 9_300),
+        replay(
+            "sac",
+            cheetah,
+            192_500,
+            "torch_weights_one_worker_batch_8",
+            f" env.id={cheetah} recipe.pace.ratio=0.125",
+        ),
+        replay("td3", cheetah, 192_500, "", f" env.id={cheetah} recipe.pace.ratio=0.125"),
+        Row("impala", cartpole, "laser.md", f"{until} 450", impala, command=here),
+        Row("laser", cartpole, "laser.md", f"{until} 450", laser, "`impala`", impala, command=here),
+        Row(
+            "impala",
+            "Pong",
+            "actor_learner.md#pong-from-pixels",
+            f"return after {int(pong['frames']):,} frames",
+            [float(pong["return"])],
+            more=" env=pong",
+        ),
+        Row(
+            "dreamer_v1",
+            pendulum,
+            "dreamer.md#pendulum-v1",
+            "return after 5,000 frames",
+            [*map(after(5_100), runs(dreamer, "rlsync", "dreamer_v1", pendulum, ""))],
+            "`sac`",
+            [*map(after(5_100), runs(off, "rlsync", "sac", pendulum, ""))],
+        ),
+        Row(
+            "dreamer_v3",
+            cartpole,
+            "dreamer.md#cartpole-v1",
+            f"{until} 475",
+            [*map(first(475.0), runs(dreamer, "rlsync", "dreamer_v3", cartpole, ""))],
+        ),
+    ]
+
+
+def page() -> str:
+    return HEAD + "".join(f"{row}\n" for row in rows()) + FOOT
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    sys.exit(0)
