@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch.testing import assert_close
 from torchrl.checkpoint import Checkpoint
-from torchrl.data import Bounded
+from torchrl.data import Bounded, MultiStep
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import TanhNormal
 from torchrl.trainers import Trainer
@@ -268,6 +268,40 @@ def test_sums_of_several_environments_do_not_mix() -> None:
     summed = with_n_step_returns(both, gamma=1.0, n=2)
     assert summed["next", "reward"].squeeze(-1).tolist() == [[2, 1, 1], [2, 2, 1]]
     assert summed["next", "done"].squeeze(-1).tolist() == [[True, True, False], [False, False, False]]
+
+
+@pytest.mark.parametrize("recipe", [sac, td3])
+def test_critics_learn_returns_of_several_steps_that_end_where_episodes_and_batches_do(
+    recipe: ModuleType,
+) -> None:
+    """Each row's loss is that of one step with the sum that is written out, and a discount to that power."""
+    gamma, n, settings = 0.5, 3, SETTINGS[recipe.RECIPE.name](hidden=[8])
+    loss = recipe.make_loss(settings, Spaces(1, 1, Bounded(-1.0, 1.0, (1,))))
+    frames = rollout([False, False, False, True, False, False, True, False, False])
+    frames["next", "terminated"][6] = False  # that end is a limit of time
+    frames["next", "reward"] = reward = torch.randn(9, 1)
+    frames.set("action", torch.rand(9, 1))
+    rows, stock = with_n_step_returns(frames, gamma, n), MultiStep(gamma=gamma, n_steps=n)(frames)
+    for key in ("steps_to_next_obs", ("next", "reward"), ("next", "observation")):
+        assert_close(rows[key], stock[key])
+    for row, steps in enumerate([3, 3, 2, 1, 3, 2, 1, 2, 1]):
+        last = row + steps - 1
+        by_hand = frames[row : row + 1].clone()
+        by_hand["next"] = frames["next"][last : last + 1].clone()
+        by_hand["next", "reward"] = sum(gamma**j * reward[[row + j]] for j in range(steps))
+        found = []
+        for discount, one in ((gamma, rows[row : row + 1]), (gamma**steps, by_hand)):
+            loss.make_value_estimator(gamma=discount)
+            torch.manual_seed(row)
+            found.append(loss(one.clone())["loss_qvalue"])
+        assert_close(*found)
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_run_stores_the_returns_of_as_many_steps_as_it_is_told() -> None:
+    trainer = built(small("sac", n_step=3))
+    trained(trainer)
+    assert trainer.replay_buffer[:]["steps_to_next_obs"].unique().tolist() == [1, 2, 3]
 
 
 def test_one_step_leaves_a_batch_alone() -> None:

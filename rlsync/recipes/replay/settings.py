@@ -17,6 +17,7 @@ from rlsync.workers.replay.pacing import Pace
 BUFFER = "the checkpoint has a replay buffer of that kind"
 BUFFER_KEPT = "the checkpoint has the replay buffer, or has none"
 PRIORITIES = "the checkpoint has priorities of that kind, or has none"
+RETURNS = "the checkpoint has a replay buffer of such returns"
 
 
 @dataclass
@@ -112,6 +113,9 @@ class OffPolicyConfig(ReplayConfig):
     priority_beta: float = bounds.fraction(0.4)
     #: The same at recipe.total_frames; between, it changes linearly.
     priority_beta_end: float = bounds.fraction(1.0)
+    #: Steps whose rewards are summed before a value is added. More steps spread rewards faster and are less
+    #: exact. A sum ends with its episode, and where its worker's part of a batch ends.
+    n_step: int = bounds.kept(bounds.above_zero(1), RETURNS)
     #: Observations and rewards in units of their own spread. The statistics of the observations are part of
     #: the networks and travel with the weights, so that a version always acts with its own.
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
