@@ -17,9 +17,10 @@ from torchrl.checkpoint import Checkpoint
 from torchrl.data import Bounded, MultiStep
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import TanhNormal
+from torchrl.objectives import SoftUpdate
 from torchrl.trainers import Trainer
 
-from rlsync.cli.resume import load
+from rlsync.cli.resume import changes, load, schedulers
 from rlsync.cli.status import begin
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.plan import Verdict
@@ -46,7 +47,7 @@ from rlsync.recipes.settings import (
 from rlsync.recipes.spaces import BOX, Spaces
 from rlsync.recipes.td3 import TD3Config
 from rlsync.recipes.timeline import Iteration, rounds
-from rlsync.torchrl_plugin.compat.trainers import registered_modules
+from rlsync.torchrl_plugin.compat.trainers import optimizers, registered_modules
 from rlsync.torchrl_plugin.ending.last_checkpoint import save_before_the_end
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_recipes import hook_of, trained
@@ -235,6 +236,63 @@ def test_the_prefill_acts_at_random_and_what_follows_does_not() -> None:
     spreads: list[float] = []
     trained(trainer, lambda batch: spreads.append(float(batch["action"].abs().max())))
     assert spreads[0] > 1.5, "uniform in -2 to 2"
+
+
+# ---------------------------------------------------------------------------------- learning rates
+
+
+def rates(optimizer: torch.optim.Optimizer, option: str = "lr") -> list[float]:
+    return [group[option] for group in optimizer.param_groups]
+
+
+def test_temperature_actor_and_critics_have_their_own_learning_rate_or_that_of_the_recipe() -> None:
+    assert rates(sac.make_optimizer(SACConfig(), sac.make_loss(SACConfig(hidden=[8]), UNEVEN))) == [1e-3] * 3
+    settings = SACConfig(hidden=[8], lr=1e-3, critic_lr=2e-3, alpha_lr=3e-3)
+    loss = sac.make_loss(settings, UNEVEN)
+    optimizer = sac.make_optimizer(settings, loss)
+    assert rates(optimizer) == [3e-3, 1e-3, 2e-3]
+    parts = [
+        [loss.log_alpha],
+        *(p.parameters() for p in (loss.actor_network_params, loss.qvalue_network_params)),
+    ]
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == [
+        list(map(id, part)) for part in parts
+    ]
+    of_td3 = TD3Config(hidden=[8], lr=1e-3, critic_lr=2e-3)
+    other = td3.make_loss(of_td3, UNEVEN)
+    stepper = td3.make_stepper(of_td3, other, SoftUpdate(other, tau=0.1))
+    assert (rates(stepper.optimizer_actor), rates(stepper.optimizer_critic)) == ([1e-3], [2e-3])
+
+
+def test_the_moments_of_an_earlier_checkpoint_with_one_rate_go_to_the_parts() -> None:
+    settings = SACConfig(hidden=[8], critic_lr=2e-3)
+    loss = sac.make_loss(settings, UNEVEN)
+    earlier = torch.optim.Adam(loss.parameters(), lr=5e-4, fused=True)
+    for number, parameter in enumerate(loss.parameters()):
+        parameter.grad = torch.full_like(parameter, float(number))
+    earlier.step()
+    now = sac.make_optimizer(settings, loss)
+    now.load_state_dict(earlier.state_dict())
+    assert rates(now) == [5e-4] * 3, "a resumed run then puts in those of its config"
+    for parameter in loss.parameters():
+        assert_close(now.state[parameter]["exp_avg"], earlier.state[parameter]["exp_avg"])
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_resumed_run_takes_new_learning_rates_into_its_schedule(tmp_path: Path) -> None:
+    before = small("sac", run_dir=tmp_path, lr=1e-3, anneal_lr=True)
+    trained(built(before))
+    now = small("sac", total_frames=384, lr=1e-3, critic_lr=4e-3, anneal_lr=True)
+    again = built(now)
+    try:
+        load(again, tmp_path / CHECKPOINT, changes(before, now))
+        (optimizer,), (schedule,) = optimizers(again), schedulers(again)
+        assert schedule.base_lrs == rates(optimizer, "initial_lr") == [1e-3, 1e-3, 4e-3]
+        alpha, actor, critics = rates(optimizer)
+        assert 0 < actor < 1e-3
+        assert (alpha, critics) == (actor, pytest.approx(4 * actor))
+    finally:
+        again.collector.shutdown()
 
 
 # ---------------------------------------------------------------------------------- n-step returns

@@ -136,8 +136,10 @@ class ActorCriticConfig(OffPolicyConfig):
     """What SAC and TD3 share: two critics, and targets that follow them slowly."""
 
     total_frames: int = bounds.above_zero(100_000)
-    #: Learning rate of Adam, for all networks and the temperature.
+    #: Learning rate of Adam, for the actor, and for what has no rate of its own.
     lr: float = bounds.learning_rate(1e-3)
+    #: Learning rate of the critics. null: recipe.lr.
+    critic_lr: float | None = bounds.learning_rate(None)
     anneal_lr: bool = bounds.kept(False, SCHEDULE)
     #: Largest norm of the gradient. Default: so large that only a step that would break the run is cut.
     clip_norm: float = bounds.above_zero(1_000.0)
