@@ -54,6 +54,9 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
     """The loss of an actor, two critics and a temperature, on a device."""
     low, high = spaces.bounds()
     mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
+    # The deviation is TorchRL's softplus + 0.01; the paper's code has an exponential between 2e-9 and 7.4. An
+    # actor at the floor has -3.2 nats for each number of an action, so the target below, which is -1 in the
+    # same units, is within its reach; and no gradient of 1 / deviation is above 100.
     net = nn.Sequential(mlp, NormalParamExtractor())
     actor = PlainActor(
         PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),

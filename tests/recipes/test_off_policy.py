@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor
 from torch.testing import assert_close
 from torchrl.checkpoint import Checkpoint
 from torchrl.data import Bounded, MultiStep
@@ -171,6 +172,15 @@ def test_the_target_entropy_of_sac_is_minus_one_nat_a_number_of_an_action_from_m
     scaled = (acted["action"] - torch.tensor([0.0, 10.0])) / torch.tensor([0.4, 10.0])
     log_prob = loss.actor_network.get_dist(acted).log_prob(acted["action"])
     assert_close(log_prob + loss.target_entropy, in_paper.log_prob(scaled) - 2, rtol=0, atol=1e-3)
+
+
+def test_the_least_deviation_of_sacs_actor_leaves_the_target_entropy_within_reach() -> None:
+    loss = sac.make_loss(SACConfig(hidden=[8]), UNEVEN)
+    (normal,) = (part for part in loss.actor_network.modules() if isinstance(part, NormalParamExtractor))
+    _, least = normal(torch.full((4,), -1e4))
+    assert_close(least, torch.full((2,), 0.01))
+    entropy = torch.distributions.Normal(0.0, least).entropy()
+    assert bool((entropy < -3).all()), "the target is -1"
 
 
 def test_the_noise_of_td3_is_in_halves_of_the_range_of_each_number() -> None:
