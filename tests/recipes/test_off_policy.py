@@ -113,7 +113,8 @@ def parameters(trainer: Trainer, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("recipe", [sac, td3])
 def test_two_critics_differ_and_each_has_the_orthogonal_weights_of_its_network(recipe: ModuleType) -> None:
     name = recipe.RECIPE.name
-    loss = recipe.make_loss(SETTINGS[name](hidden=[16, 16]), BOX.probe(EnvConfig("Pendulum-v1")))
+    settings = SETTINGS[name](hidden=[16, 16], initial_weights="orthogonal")
+    loss = recipe.make_loss(settings, BOX.probe(EnvConfig("Pendulum-v1")))
     first, second = loss.qvalue_network_params["module", "2", "weight"].detach()
     for weight in (first, second):
         assert_close(weight @ weight.T, 2 * torch.eye(16))
@@ -121,8 +122,8 @@ def test_two_critics_differ_and_each_has_the_orthogonal_weights_of_its_network(r
 
 
 @pytest.mark.parametrize("recipe", [sac, td3])
-def test_the_initial_weights_can_be_torchs_own_in_all_layers(recipe: ModuleType) -> None:
-    settings = SETTINGS[recipe.RECIPE.name](hidden=[64, 32], initial_weights="torch")
+def test_the_initial_weights_are_torchs_own_in_all_layers(recipe: ModuleType) -> None:
+    settings = SETTINGS[recipe.RECIPE.name](hidden=[64, 32])
     loss = recipe.make_loss(settings, BOX.probe(EnvConfig("Pendulum-v1")))
     found = {key: value.detach() for key, value in loss.named_parameters() if "network" in key}
     assert len(found) == 2 * (3 + 3)  # three layers; the critics' tensors are stacked
@@ -256,7 +257,7 @@ def rates(optimizer: torch.optim.Optimizer, option: str = "lr") -> list[float]:
 
 
 def test_temperature_actor_and_critics_have_their_own_learning_rate_or_that_of_the_recipe() -> None:
-    assert rates(sac.make_optimizer(SACConfig(), sac.make_loss(SACConfig(hidden=[8]), UNEVEN))) == [1e-3] * 3
+    assert rates(sac.make_optimizer(SACConfig(), sac.make_loss(SACConfig(hidden=[8]), UNEVEN))) == [3e-4] * 3
     settings = SACConfig(hidden=[8], lr=1e-3, critic_lr=2e-3, alpha_lr=3e-3)
     loss = sac.make_loss(settings, UNEVEN)
     optimizer = sac.make_optimizer(settings, loss)

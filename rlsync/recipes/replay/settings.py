@@ -47,7 +47,8 @@ class ReplayConfig(RecipeConfig):
     How checkpoints have the buffer: :class:`~rlsync.recipes.replay.row_segments.RowSegments`.
     """
 
-    #: Number of frames that the replay buffer holds. By default it holds all frames of the run.
+    #: Number of frames that the replay buffer holds. By default it holds all frames of the run. Memory is
+    #: taken as frames arrive; on an accelerator, that of all at once.
     buffer_frames: int = bounds.kept(bounds.above_zero(100_000), BUFFER)
     #: Keep the replay buffer in checkpoints, so that a resumed run draws from it at once. A checkpoint writes
     #: only the frames that are new since the one before. false: checkpoints have no frames, and a resumed run
@@ -136,8 +137,10 @@ class ActorCriticConfig(OffPolicyConfig):
     """What SAC and TD3 share: two critics, and targets that follow them slowly."""
 
     total_frames: int = bounds.above_zero(100_000)
+    buffer_frames: int = bounds.same_as(ReplayConfig, "buffer_frames", 1_000_000)
+    pace: PaceConfig = field(default_factory=lambda: PaceConfig(prefill=10_000))
     #: Learning rate of Adam, for the actor, and for what has no rate of its own.
-    lr: float = bounds.learning_rate(1e-3)
+    lr: float = bounds.learning_rate(3e-4)
     #: Learning rate of the critics. null: recipe.lr.
     critic_lr: float | None = bounds.learning_rate(None)
     anneal_lr: bool = bounds.kept(False, SCHEDULE)
@@ -145,6 +148,6 @@ class ActorCriticConfig(OffPolicyConfig):
     clip_norm: float = bounds.above_zero(1_000.0)
     #: How far the target networks move to the trained ones: in each update of sac, with the actor's in td3.
     tau: float = bounds.fraction(0.005)
-    #: Initial weights of these networks: orthogonal with biases of 0 and small first actions, or torch's own,
-    #: which are smaller (Stable-Baselines3 has them).
-    initial_weights: str = bounds.one_of("orthogonal", "torch")
+    #: Initial weights of these networks: torch's own, as in Stable-Baselines3, or orthogonal, which are
+    #: larger, with biases of 0 and small first actions.
+    initial_weights: str = bounds.one_of("torch", "orthogonal")
