@@ -76,6 +76,8 @@ VALUES_BY_HAND: dict[str, set[str]] = {
     "collector/async.yaml": {"kind"},
     "collector/in_process.yaml": {"kind", "num_workers"},
     "env/gymnasium.yaml": {"id"},
+    "env/halfcheetah.yaml": {"id"},
+    "env/hopper.yaml": {"id"},
     "env/pendulum.yaml": {"id"},
     "logger/none.yaml": {"kind"},
     "logger/tensorboard.yaml": {"kind"},

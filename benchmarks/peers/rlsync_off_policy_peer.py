@@ -2,8 +2,8 @@
 
     python benchmarks/peers/rlsync_off_policy_peer.py --algorithm sac --env Pendulum-v1 --seconds 60
 
-This is the training of ``rlsync train recipe=sac``, with one worker and the shipped settings, built in Python
-so that it can end after a given time.
+This is the training of ``rlsync train recipe=sac``, with one worker and batches of 64 frames, built in
+Python so that it can end after a given time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     build, settings = RECIPES[options.algorithm]
-    recipe = settings(total_frames=NEVER, pace=PaceConfig(prefill=options.prefill))
+    recipe = settings(total_frames=NEVER, lr=1e-3, pace=PaceConfig(prefill=options.prefill))
     run(build, options.env, CollectorConfig(options.collector, 1, 64), recipe, options.seconds)
 
 

@@ -109,7 +109,7 @@ def in_optimizer(default: Any, option: str, *, group: int | None = None, optimiz
     return _with(default, "restored", Restored("", option, group, optimizer))
 
 
-def learning_rate(default: float, *, group: int | None = None) -> Any:
+def learning_rate(default: float | None, *, group: int | None = None) -> Any:
     """A field for the learning rate of all parameter groups, or of one."""
     return in_optimizer(above_zero(default, finite=True), "lr", group=group)
 

@@ -22,7 +22,7 @@ from torchrl.trainers import Trainer
 
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import parts, pure
-from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of
+from rlsync.recipes.bounds import above_zero, fraction, kept, learning_rate, not_below_zero, one_of, same_as
 from rlsync.recipes.hooks.steering import EpsilonDecay
 from rlsync.recipes.networks import PlainModule, PlainQActor, PlainSequential
 from rlsync.recipes.replay.building import make_trainer, seeing
@@ -54,9 +54,7 @@ class DQNConfig(OffPolicyConfig):
     target_update_steps: int = above_zero(128)
     #: Let the Q network choose the action whose value the target network says (double DQN).
     double: bool = True
-    #: Steps whose rewards are summed before a value is added. More steps spread rewards faster and are less
-    #: exact.
-    n_step: int = kept(above_zero(3), "the checkpoint has a replay buffer of such returns")
+    n_step: int = same_as(OffPolicyConfig, "n_step", 3)
     #: Exploration rate at the start. 1: every action is random.
     epsilon_start: float = kept(fraction(1.0), EXPLORATION)
     #: Exploration rate at the end.
@@ -94,7 +92,7 @@ def build(run: parts.Run[DQNConfig]) -> Trainer:
         run, acting, random_frames=recipe.pace.prefill, ladder=ladder if recipe.ladder_alpha else None
     ) as collector:
         target = CopyEvery(loss, value_network_update_interval=recipe.target_update_steps)
-        trainer = make_trainer(run, collector, loss, target, optimizer, n_step=recipe.n_step)
+        trainer = make_trainer(run, collector, loss, target, optimizer)
         pure.PureStepper.of(run, lambda: pure_update(loss, optimizer)).register(trainer)
         trainer.greedy_module = greedy  # a source for the sync map, and part of checkpoints
         EpsilonDecay(greedy, ladder.exponent(workers - 1, workers)).register(trainer)

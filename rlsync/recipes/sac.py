@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict.nn import NormalParamExtractor
@@ -18,7 +19,7 @@ from torchrl.objectives import SACLoss
 from torchrl.trainers import Trainer
 
 from rlsync.recipes import parts, pure
-from rlsync.recipes.bounds import above_zero, in_buffer
+from rlsync.recipes.bounds import above_zero, in_buffer, learning_rate
 from rlsync.recipes.networks import PlainActor, PlainDraw, PlainModule
 from rlsync.recipes.replay.building import TWO_CRITICS, make_trainer, relu_mlp, seeing, twin_critics
 from rlsync.recipes.replay.settings import ActorCriticConfig
@@ -32,13 +33,15 @@ class SACConfig(ActorCriticConfig):
     name: str = "sac"
     #: Temperature at the start: what a unit of entropy is worth. It is learned from there.
     alpha_init: float = in_buffer(above_zero(1.0), "alpha_init")
+    #: Learning rate of the temperature. null: recipe.lr.
+    alpha_lr: float | None = learning_rate(None)
 
 
 def build(run: parts.Run[SACConfig]) -> Trainer:
     recipe = run.recipe
     loss = make_loss(recipe, run.spaces, run.device)
     acting = loss.actor_network
-    optimizer = optim.Adam(loss.parameters(), lr=recipe.lr, fused=True)  # the losses share no parameter
+    optimizer = make_optimizer(recipe, loss)
     target = pure.SoftTargets(loss, tau=recipe.tau)
     with parts.started_collector(run, acting, random_frames=recipe.pace.prefill) as collector:
         trainer = make_trainer(run, collector, loss, target, optimizer, squared_errors=False)
@@ -51,6 +54,9 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
     """The loss of an actor, two critics and a temperature, on a device."""
     low, high = spaces.bounds()
     mlp = relu_mlp(recipe, spaces.features, 2 * spaces.actions, last_gain=0.01)
+    # The deviation is TorchRL's softplus + 0.01; the paper's code has an exponential between 2e-9 and 7.4. An
+    # actor at the floor has -3.2 nats for each number of an action, so the target below, which is -1 in the
+    # same units, is within its reach; and no gradient of 1 / deviation is above 100.
     net = nn.Sequential(mlp, NormalParamExtractor())
     actor = PlainActor(
         PlainModule(seeing(recipe, spaces, net), in_keys=["observation"], out_keys=["loc", "scale"]),
@@ -73,6 +79,29 @@ def make_loss(recipe: SACConfig, spaces: parts.Spaces, device: torch.device = CP
     )
     loss.make_value_estimator(gamma=recipe.gamma)
     return loss.to(device)
+
+
+def make_optimizer(recipe: SACConfig, loss: SACLoss) -> optim.Adam:
+    """One Adam, because the losses share no parameter, with a group for each learning rate."""
+    rates = (
+        ([loss.log_alpha], recipe.alpha_lr),
+        (loss.actor_network_params.parameters(), recipe.lr),
+        (loss.qvalue_network_params.parameters(), recipe.critic_lr),
+    )
+    groups = [{"params": list(params), "lr": lr or recipe.lr} for params, lr in rates]
+    optimizer = optim.Adam(groups, fused=True)
+    optimizer.register_load_state_dict_pre_hook(_in_groups)
+    return optimizer
+
+
+def _in_groups(optimizer: optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer with one group of the same parameters, as earlier checkpoints have it."""
+    first, *others = state["param_groups"]
+    if others:
+        return state
+    ids = iter(first["params"])
+    groups = [first | {"params": [next(ids) for _ in group["params"]]} for group in optimizer.param_groups]
+    return state | {"param_groups": groups}
 
 
 def pure_update(loss: SACLoss, optimizer: optim.Adam) -> pure.Update:

@@ -66,8 +66,8 @@ def build(run: parts.Run[TD3Config]) -> Trainer:
 
 def make_stepper(recipe: TD3Config, loss: TD3Loss, target: SoftUpdate) -> TD3OptimizationStepper:
     """TorchRL's stepper. The actor's step is the last one of an update; all targets move with it only."""
-    params = loss.actor_network_params, loss.qvalue_network_params
-    actor, critics = (_adam(each, recipe.lr) for each in params)
+    actor = _adam(loss.actor_network_params, recipe.lr)
+    critics = _adam(loss.qvalue_network_params, recipe.critic_lr or recipe.lr)
     stepper = TD3OptimizationStepper(actor, critics, policy_update_delay=recipe.actor_every)
     stepper.optimizer_actor.register_step_post_hook(lambda *_: target.step())
     return stepper

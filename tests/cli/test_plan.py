@@ -127,13 +127,13 @@ def test_the_verb_prints_phases_publishes_evaluations_and_what_the_words_mean(
 
 
 SAC = """plan of sac on CartPole-v1
-  frames 0 to 999           prefill: random actions, no update (10 rounds)
-  frames 1,000 to 99,999    learning: 100 updates after each batch of 100 frames (990 rounds)
-  publish                   every 1 batches: 1,000 versions after the first
-  evaluation                never
-  checkpoint                every 5,000 frames and 30 s, and at the end
-  workers                   2, each with 1 environment: 50 policy calls for a batch; more frames a second: env.num_envs=2
-  end                       100,000 frames, 99,000 updates, ratio 1"""  # noqa: E501
+  frames 0 to 9,999          prefill: random actions, no update (100 rounds)
+  frames 10,000 to 99,999    learning: 100 updates after each batch of 100 frames (900 rounds)
+  publish                    every 1 batches: 1,000 versions after the first
+  evaluation                 never
+  checkpoint                 every 5,000 frames and 30 s, and at the end
+  workers                    2, each with 1 environment: 50 policy calls for a batch; more frames a second: env.num_envs=2
+  end                        100,000 frames, 90,000 updates, ratio 1"""  # noqa: E501
 
 
 def test_a_plan_is_a_table_of_what_happens_when() -> None:

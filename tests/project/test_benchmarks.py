@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -340,6 +341,25 @@ def test_an_image_crosses_to_each_other_node_of_a_cluster_once(tmp_path: Path) -
     assert row["image_mb"] <= row["came_elsewhere_mb"] < 1.5 * row["image_mb"]
     assert row["adopted_ms"] > 0
     assert row["late_ms"] > 0
+
+
+def test_what_the_page_says_of_sac_and_stable_baselines_follows_from_its_runs() -> None:
+    """Of each run on HalfCheetah-v5 the last evaluation until 192,500 frames: of SB3's the last but one."""
+    last: dict[tuple[str, str], tuple[int, float]] = {}
+    with (BENCHMARKS.parent / "docs/results/off_policy.csv").open(newline="") as opened:
+        for row in csv.DictReader(opened):
+            if (row["env"], row["recipe"]) == ("HalfCheetah-v5", "sac") and int(row["frames"]) <= 192_500:
+                run = (row["options"] if row["library"] == "rlsync" else "sb3", row["seed"])
+                last[run] = max(last.get(run, (0, 0.0)), (int(row["frames"]), float(row["return_mean"])))
+    runs: dict[str, list[float]] = {}
+    for (options, _), (_, value) in last.items():
+        runs.setdefault(options, []).append(value)
+    one_worker = runs["torch_weights_one_worker"]
+    as_sb3, long = runs["torch_weights_one_worker_batch_8"], runs[""] + runs["torch_weights"] + one_worker
+    p_value = runpy.run_path(str(BENCHMARKS / "permutation.py"))["p_value"]
+    found = [p_value(long, runs["sb3"]), p_value(as_sb3, runs["sb3"]), p_value(as_sb3, one_worker)]
+    assert [round(each, 3) for each in found] == [0.012, 0.738, 0.151]
+    assert p_value([1.0, 2.0], [3.0, 4.0]) == pytest.approx(2 / 6)
 
 
 @needs_ray

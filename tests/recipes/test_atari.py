@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ from rlsync.recipes.hooks.steering import UnrollReturns
 from rlsync.recipes.impala import AtariEnvs, UnrollCollector, check_batch, make_venv
 from rlsync.recipes.impala.recipe import env_spec
 from rlsync.recipes.impala.settings import ImpalaConfig
+from rlsync.recipes.replay.settings import ActorCriticConfig, PaceConfig
 from rlsync.recipes.run_files import RESOLVED
-from rlsync.recipes.settings import AtariConfig, Config
+from rlsync.recipes.sac import SACConfig
+from rlsync.recipes.settings import AtariConfig, Config, EvaluationConfig
+from rlsync.recipes.td3 import TD3Config
 from rlsync.workers.players.uniform import UniformPlayer
 from tests.tools.parts.configs import configs_of
 from tests.tools.parts.programs import run_program
@@ -236,6 +240,26 @@ def test_the_target_of_cartpole_is_that_of_no_other_environment(recipe: str, env
     of_cartpole = 475.0 if recipe in ("ppo", "dqn") else 450.0
     assert composed(f"recipe={recipe}", env, "env.id=CartPole-v1").recipe.target_return == of_cartpole
     assert composed(f"recipe={recipe}", env, "env.id=Acrobot-v1").recipe.target_return is None
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(("recipe", "general"), [("sac", SACConfig()), ("td3", TD3Config())])
+def test_what_suits_pendulum_is_not_what_continuous_actions_get_in_general(
+    recipe: str, general: ActorCriticConfig
+) -> None:
+    of_pendulum = replace(
+        general, lr=1e-3, initial_weights="orthogonal", buffer_frames=100_000, pace=PaceConfig(prefill=1_000)
+    )
+    of_mujoco = replace(general, total_frames=1_000_000, evaluation=EvaluationConfig(5_000, 10))
+    for words, settings, frames in (
+        ((), of_pendulum, 64),
+        (("~tuned",), general, 8),
+        (("env=gymnasium", "env.id=HalfCheetah-v5"), of_mujoco, 8),
+        (("env=hopper",), of_mujoco, 8),
+        (("env=gymnasium", "env.id=Walker2d-v5"), general, 8),
+    ):
+        config = composed(f"recipe={recipe}", *words)
+        assert (config.recipe, config.collector.frames_per_batch) == (settings, frames)
 
 
 @pytest.mark.seconds

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor
 from torch.testing import assert_close
 from torchrl.checkpoint import Checkpoint
-from torchrl.data import Bounded
+from torchrl.data import Bounded, MultiStep
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import TanhNormal
+from torchrl.objectives import SoftUpdate
 from torchrl.trainers import Trainer
 
-from rlsync.cli.resume import load
+from rlsync.cli.resume import changes, load, schedulers
 from rlsync.cli.status import begin
 from rlsync.core.errors import ConfigError, WorkerLost
 from rlsync.core.plan import Verdict
@@ -46,7 +48,7 @@ from rlsync.recipes.settings import (
 from rlsync.recipes.spaces import BOX, Spaces
 from rlsync.recipes.td3 import TD3Config
 from rlsync.recipes.timeline import Iteration, rounds
-from rlsync.torchrl_plugin.compat.trainers import registered_modules
+from rlsync.torchrl_plugin.compat.trainers import optimizers, registered_modules
 from rlsync.torchrl_plugin.ending.last_checkpoint import save_before_the_end
 from rlsync.workers.envs.specs import make_venv
 from tests.recipes.test_recipes import hook_of, trained
@@ -111,7 +113,8 @@ def parameters(trainer: Trainer, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("recipe", [sac, td3])
 def test_two_critics_differ_and_each_has_the_orthogonal_weights_of_its_network(recipe: ModuleType) -> None:
     name = recipe.RECIPE.name
-    loss = recipe.make_loss(SETTINGS[name](hidden=[16, 16]), BOX.probe(EnvConfig("Pendulum-v1")))
+    settings = SETTINGS[name](hidden=[16, 16], initial_weights="orthogonal")
+    loss = recipe.make_loss(settings, BOX.probe(EnvConfig("Pendulum-v1")))
     first, second = loss.qvalue_network_params["module", "2", "weight"].detach()
     for weight in (first, second):
         assert_close(weight @ weight.T, 2 * torch.eye(16))
@@ -119,8 +122,8 @@ def test_two_critics_differ_and_each_has_the_orthogonal_weights_of_its_network(r
 
 
 @pytest.mark.parametrize("recipe", [sac, td3])
-def test_the_initial_weights_can_be_torchs_own_in_all_layers(recipe: ModuleType) -> None:
-    settings = SETTINGS[recipe.RECIPE.name](hidden=[64, 32], initial_weights="torch")
+def test_the_initial_weights_are_torchs_own_in_all_layers(recipe: ModuleType) -> None:
+    settings = SETTINGS[recipe.RECIPE.name](hidden=[64, 32])
     loss = recipe.make_loss(settings, BOX.probe(EnvConfig("Pendulum-v1")))
     found = {key: value.detach() for key, value in loss.named_parameters() if "network" in key}
     assert len(found) == 2 * (3 + 3)  # three layers; the critics' tensors are stacked
@@ -170,6 +173,15 @@ def test_the_target_entropy_of_sac_is_minus_one_nat_a_number_of_an_action_from_m
     scaled = (acted["action"] - torch.tensor([0.0, 10.0])) / torch.tensor([0.4, 10.0])
     log_prob = loss.actor_network.get_dist(acted).log_prob(acted["action"])
     assert_close(log_prob + loss.target_entropy, in_paper.log_prob(scaled) - 2, rtol=0, atol=1e-3)
+
+
+def test_the_least_deviation_of_sacs_actor_leaves_the_target_entropy_within_reach() -> None:
+    loss = sac.make_loss(SACConfig(hidden=[8]), UNEVEN)
+    (normal,) = (part for part in loss.actor_network.modules() if isinstance(part, NormalParamExtractor))
+    _, least = normal(torch.full((4,), -1e4))
+    assert_close(least, torch.full((2,), 0.01))
+    entropy = torch.distributions.Normal(0.0, least).entropy()
+    assert bool((entropy < -3).all()), "the target is -1"
 
 
 def test_the_noise_of_td3_is_in_halves_of_the_range_of_each_number() -> None:
@@ -237,6 +249,63 @@ def test_the_prefill_acts_at_random_and_what_follows_does_not() -> None:
     assert spreads[0] > 1.5, "uniform in -2 to 2"
 
 
+# ---------------------------------------------------------------------------------- learning rates
+
+
+def rates(optimizer: torch.optim.Optimizer, option: str = "lr") -> list[float]:
+    return [group[option] for group in optimizer.param_groups]
+
+
+def test_temperature_actor_and_critics_have_their_own_learning_rate_or_that_of_the_recipe() -> None:
+    assert rates(sac.make_optimizer(SACConfig(), sac.make_loss(SACConfig(hidden=[8]), UNEVEN))) == [3e-4] * 3
+    settings = SACConfig(hidden=[8], lr=1e-3, critic_lr=2e-3, alpha_lr=3e-3)
+    loss = sac.make_loss(settings, UNEVEN)
+    optimizer = sac.make_optimizer(settings, loss)
+    assert rates(optimizer) == [3e-3, 1e-3, 2e-3]
+    parts = [
+        [loss.log_alpha],
+        *(p.parameters() for p in (loss.actor_network_params, loss.qvalue_network_params)),
+    ]
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == [
+        list(map(id, part)) for part in parts
+    ]
+    of_td3 = TD3Config(hidden=[8], lr=1e-3, critic_lr=2e-3)
+    other = td3.make_loss(of_td3, UNEVEN)
+    stepper = td3.make_stepper(of_td3, other, SoftUpdate(other, tau=0.1))
+    assert (rates(stepper.optimizer_actor), rates(stepper.optimizer_critic)) == ([1e-3], [2e-3])
+
+
+def test_the_moments_of_an_earlier_checkpoint_with_one_rate_go_to_the_parts() -> None:
+    settings = SACConfig(hidden=[8], critic_lr=2e-3)
+    loss = sac.make_loss(settings, UNEVEN)
+    earlier = torch.optim.Adam(loss.parameters(), lr=5e-4, fused=True)
+    for number, parameter in enumerate(loss.parameters()):
+        parameter.grad = torch.full_like(parameter, float(number))
+    earlier.step()
+    now = sac.make_optimizer(settings, loss)
+    now.load_state_dict(earlier.state_dict())
+    assert rates(now) == [5e-4] * 3, "a resumed run then puts in those of its config"
+    for parameter in loss.parameters():
+        assert_close(now.state[parameter]["exp_avg"], earlier.state[parameter]["exp_avg"])
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_resumed_run_takes_new_learning_rates_into_its_schedule(tmp_path: Path) -> None:
+    before = small("sac", run_dir=tmp_path, lr=1e-3, anneal_lr=True)
+    trained(built(before))
+    now = small("sac", total_frames=384, lr=1e-3, critic_lr=4e-3, anneal_lr=True)
+    again = built(now)
+    try:
+        load(again, tmp_path / CHECKPOINT, changes(before, now))
+        (optimizer,), (schedule,) = optimizers(again), schedulers(again)
+        assert schedule.base_lrs == rates(optimizer, "initial_lr") == [1e-3, 1e-3, 4e-3]
+        alpha, actor, critics = rates(optimizer)
+        assert 0 < actor < 1e-3
+        assert (alpha, critics) == (actor, pytest.approx(4 * actor))
+    finally:
+        again.collector.shutdown()
+
+
 # ---------------------------------------------------------------------------------- n-step returns
 
 
@@ -268,6 +337,40 @@ def test_sums_of_several_environments_do_not_mix() -> None:
     summed = with_n_step_returns(both, gamma=1.0, n=2)
     assert summed["next", "reward"].squeeze(-1).tolist() == [[2, 1, 1], [2, 2, 1]]
     assert summed["next", "done"].squeeze(-1).tolist() == [[True, True, False], [False, False, False]]
+
+
+@pytest.mark.parametrize("recipe", [sac, td3])
+def test_critics_learn_returns_of_several_steps_that_end_where_episodes_and_batches_do(
+    recipe: ModuleType,
+) -> None:
+    """Each row's loss is that of one step with the sum that is written out, and a discount to that power."""
+    gamma, n, settings = 0.5, 3, SETTINGS[recipe.RECIPE.name](hidden=[8])
+    loss = recipe.make_loss(settings, Spaces(1, 1, Bounded(-1.0, 1.0, (1,))))
+    frames = rollout([False, False, False, True, False, False, True, False, False])
+    frames["next", "terminated"][6] = False  # that end is a limit of time
+    frames["next", "reward"] = reward = torch.randn(9, 1)
+    frames.set("action", torch.rand(9, 1))
+    rows, stock = with_n_step_returns(frames, gamma, n), MultiStep(gamma=gamma, n_steps=n)(frames)
+    for key in ("steps_to_next_obs", ("next", "reward"), ("next", "observation")):
+        assert_close(rows[key], stock[key])
+    for row, steps in enumerate([3, 3, 2, 1, 3, 2, 1, 2, 1]):
+        last = row + steps - 1
+        by_hand = frames[row : row + 1].clone()
+        by_hand["next"] = frames["next"][last : last + 1].clone()
+        by_hand["next", "reward"] = sum(gamma**j * reward[[row + j]] for j in range(steps))
+        found = []
+        for discount, one in ((gamma, rows[row : row + 1]), (gamma**steps, by_hand)):
+            loss.make_value_estimator(gamma=discount)
+            torch.manual_seed(row)
+            found.append(loss(one.clone())["loss_qvalue"])
+        assert_close(*found)
+
+
+@pytest.mark.usefixtures("fork_workers")
+def test_a_run_stores_the_returns_of_as_many_steps_as_it_is_told() -> None:
+    trainer = built(small("sac", n_step=3))
+    trained(trainer)
+    assert trainer.replay_buffer[:]["steps_to_next_obs"].unique().tolist() == [1, 2, 3]
 
 
 def test_one_step_leaves_a_batch_alone() -> None:

@@ -69,6 +69,8 @@ class Drawn:
         }
         if self.name != "ppo":
             self.keys["normalize"] = NormalizeConfig(observations=draw.random() < 0.4, clip=1.5)
+        if self.name in ("sac", "td3"):
+            self.keys["critic_lr"] = draw.choice([None, 3e-3])
 
     @property
     def discrete(self) -> bool:
@@ -104,7 +106,10 @@ class Drawn:
             return made(
                 loss, target_net_updater=target, optimization_stepper=td3.make_stepper(settings, loss, target)
             )
-        optimizer = optim.Adam(loss.parameters(), lr=settings.lr, fused=True)
+        if isinstance(settings, SACConfig):
+            optimizer = sac.make_optimizer(settings, loss)
+        else:
+            optimizer = optim.Adam(loss.parameters(), lr=settings.lr, fused=True)
         trainer = made(loss, optimizer=optimizer)
         trainer.register_op("post_optim", TargetNetUpdaterHook(target))
         return trainer

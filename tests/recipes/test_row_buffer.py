@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,3 +46,14 @@ def test_the_rows_their_order_and_their_entries_are_those_of_torchrls_buffer(sam
         assert (one == other).all()
         assert (one.batch_size, one.device) == (other.batch_size, other.device)
         other["next", "reward"] += 1  # it is the caller's own
+
+
+def test_a_buffer_of_a_million_rows_takes_memory_as_they_come() -> None:
+    def taken_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = taken_bytes()
+    buffer = RowBuffer(storage=LazyTensorStorage(1_000_000), sampler=RandomSampler(), batch_size=8)
+    buffer.extend(TensorDict({"observation": torch.ones(1_000, 100)}, [1_000]))
+    assert len(buffer.sample()) == 8
+    assert taken_bytes() - before < 40_000_000, "of 400 MB"

@@ -76,7 +76,6 @@ def make_trainer(
     optimizer: optim.Optimizer | None = None,
     stepper: OptimizationStepper | None = None,
     *,
-    n_step: int = 1,
     squared_errors: bool = True,
     moved_by_recipe: bool = False,
 ) -> Trainer:
@@ -86,7 +85,7 @@ def make_trainer(
     if recipe.prioritized:
         prioritized = PrioritizedRows(recipe.buffer_frames, recipe.priority_alpha, recipe.priority_beta)
     buffer = replay_buffer(run, prioritized or RandomSampler())
-    memory = StepMemory(buffer, recipe.gamma, n_step, squared_errors=squared_errors)
+    memory = StepMemory(buffer, recipe.gamma, recipe.n_step, squared_errors=squared_errors)
     trainer = paced_trainer(run, collector, loss, memory, optimizer, stepper, target)
     if prioritized is not None:
         memory.prioritize(trainer, prioritized, (recipe.priority_beta, recipe.priority_beta_end))

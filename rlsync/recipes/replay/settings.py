@@ -17,6 +17,7 @@ from rlsync.workers.replay.pacing import Pace
 BUFFER = "the checkpoint has a replay buffer of that kind"
 BUFFER_KEPT = "the checkpoint has the replay buffer, or has none"
 PRIORITIES = "the checkpoint has priorities of that kind, or has none"
+RETURNS = "the checkpoint has a replay buffer of such returns"
 
 
 @dataclass
@@ -46,7 +47,8 @@ class ReplayConfig(RecipeConfig):
     How checkpoints have the buffer: :class:`~rlsync.recipes.replay.row_segments.RowSegments`.
     """
 
-    #: Number of frames that the replay buffer holds. By default it holds all frames of the run.
+    #: Number of frames that the replay buffer holds. By default it holds all frames of the run. Memory is
+    #: taken as frames arrive; on an accelerator, that of all at once.
     buffer_frames: int = bounds.kept(bounds.above_zero(100_000), BUFFER)
     #: Keep the replay buffer in checkpoints, so that a resumed run draws from it at once. A checkpoint writes
     #: only the frames that are new since the one before. false: checkpoints have no frames, and a resumed run
@@ -112,6 +114,9 @@ class OffPolicyConfig(ReplayConfig):
     priority_beta: float = bounds.fraction(0.4)
     #: The same at recipe.total_frames; between, it changes linearly.
     priority_beta_end: float = bounds.fraction(1.0)
+    #: Steps whose rewards are summed before a value is added. More steps spread rewards faster and are less
+    #: exact. A sum ends with its episode, and where its worker's part of a batch ends.
+    n_step: int = bounds.kept(bounds.above_zero(1), RETURNS)
     #: Observations and rewards in units of their own spread. The statistics of the observations are part of
     #: the networks and travel with the weights, so that a version always acts with its own.
     normalize: NormalizeConfig = field(default_factory=NormalizeConfig)
@@ -132,13 +137,17 @@ class ActorCriticConfig(OffPolicyConfig):
     """What SAC and TD3 share: two critics, and targets that follow them slowly."""
 
     total_frames: int = bounds.above_zero(100_000)
-    #: Learning rate of Adam, for all networks and the temperature.
-    lr: float = bounds.learning_rate(1e-3)
+    buffer_frames: int = bounds.same_as(ReplayConfig, "buffer_frames", 1_000_000)
+    pace: PaceConfig = field(default_factory=lambda: PaceConfig(prefill=10_000))
+    #: Learning rate of Adam, for the actor, and for what has no rate of its own.
+    lr: float = bounds.learning_rate(3e-4)
+    #: Learning rate of the critics. null: recipe.lr.
+    critic_lr: float | None = bounds.learning_rate(None)
     anneal_lr: bool = bounds.kept(False, SCHEDULE)
     #: Largest norm of the gradient. Default: so large that only a step that would break the run is cut.
     clip_norm: float = bounds.above_zero(1_000.0)
     #: How far the target networks move to the trained ones: in each update of sac, with the actor's in td3.
     tau: float = bounds.fraction(0.005)
-    #: Initial weights of these networks: orthogonal with biases of 0 and small first actions, or torch's own,
-    #: which are smaller (Stable-Baselines3 has them).
-    initial_weights: str = bounds.one_of("orthogonal", "torch")
+    #: Initial weights of these networks: torch's own, as in Stable-Baselines3, or orthogonal, which are
+    #: larger, with biases of 0 and small first actions.
+    initial_weights: str = bounds.one_of("torch", "orthogonal")
