@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from multiprocessing import Pipe
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -16,6 +19,7 @@ from rlsync.sync.families import end_group, start_process
 from rlsync.sync.processes import ending
 from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
+from rlsync.torchrl_plugin.compat import trainers
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.workers.player import without_memory
 from rlsync.workers.rollout_collector import RolloutCollector
@@ -23,6 +27,7 @@ from rlsync.workers.rollout_collector import RolloutCollector
 _log = logging.getLogger(__name__)
 
 _LEAVE_WITHIN_S = 5.0
+_LAST_WITHIN_S = 300.0
 
 
 class Evaluator(TrainerHookBase):
@@ -36,7 +41,8 @@ class Evaluator(TrainerHookBase):
         self._target: float | None = None
         self._stop: Callable[[str], object] = lambda why: None
         self.evaluations()  # an unreadable file is refused before anything runs
-        self._process = start_process(start_method, run_evaluator, (blank,), "rlsync evaluator")
+        hears, self._last = Pipe(duplex=False)
+        self._process = start_process(start_method, run_evaluator, (blank, hears), "rlsync evaluator")
         self._failed = False
 
     def stop_at(self, target: float | None, stop: Callable[[str], object]) -> None:
@@ -45,7 +51,7 @@ class Evaluator(TrainerHookBase):
 
     def register(self, trainer: Trainer, name: str = "evaluator") -> None:
         trainer.register_op("post_steps_log", self)
-        trainer.register_op("shutdown", self.close)
+        trainer.register_op("shutdown", partial(self._end, trainer))
 
     def __call__(self, batch: TensorDictBase | None = None) -> dict[str, Any] | None:
         if not self._failed and self._process.exitcode is not None:
@@ -70,6 +76,15 @@ class Evaluator(TrainerHookBase):
         if size != self._read_bytes:  # else nothing was written since
             self._read_bytes, self._evaluations = size, read_evaluations(self._file)
         return list(self._evaluations)
+
+    def _end(self, trainer: Trainer) -> None:
+        """End the process; where all frames were collected, after it has evaluated the last version."""
+        until = time.monotonic() + _LAST_WITHIN_S * (trainer.collected_frames >= trainer.total_frames)
+        if self._process.is_alive():
+            self._last.send(None)
+        while self._process.is_alive() and time.monotonic() < until and not trainers.asked_to_stop(trainer):
+            self._process.join(0.1)
+        self.close()
 
     def close(self) -> None:
         """End the process. A second call does nothing."""

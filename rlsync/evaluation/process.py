@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 from dataclasses import asdict, dataclass, fields
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,10 @@ def best_in(file: Path, *, trusted: bool = False) -> Best | None:
     return best
 
 
-def run_evaluator(job: EvaluationJob) -> None:
-    """What the process runs: adopt, play, write, until the learner is gone."""
+def run_evaluator(job: EvaluationJob, last: Connection) -> None:
+    """What the process runs: adopt, play, write, until the learner is gone; or, once it has said that this is
+    the ``last`` one, until the newest version is evaluated.
+    """
     prepare_process()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the learner ends this process with it
     os.nice(_NICE)
@@ -138,7 +141,10 @@ def run_evaluator(job: EvaluationJob) -> None:
     if job.filming is not None:
         films = EvaluationFilms(job.filming, job.player, job.env, job.seed, job.device)
     while not adopter.learner_gone:
-        if adopter.newest - evaluated < job.every_versions:
+        ends = last.poll()
+        if adopter.newest - evaluated < (1 if ends else job.every_versions):
+            if ends:
+                return
             time.sleep(_LOOK_EVERY_S)
             continue
         evaluated, started = adopter.adopt(), time.monotonic()

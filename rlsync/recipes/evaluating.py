@@ -24,6 +24,9 @@ from rlsync.recipes.trainer import policy_player, register_hooks
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.workers.player import Player
 
+#: Between the seed of a run and that of its evaluations: they begin as no worker's first episodes do.
+APART = 2**30
+
 
 def register_with_evaluations(
     trainer: Trainer, run: Run[Any], acting: TensorDictModuleBase, learned: str = ""
@@ -56,7 +59,7 @@ def make_evaluator(run: Run[Any], collector: BaseCollector, player: Player, lear
         episodes=evaluation.episodes,
         every_versions=versions_between_evaluations(config),
         file=folder / EVALUATIONS,
-        seed=config.seed,
+        seed=config.seed + APART,
         adopt=config.collector.adopt,  # type: ignore[arg-type]
         device=run.evaluation_device,
         best=folder / BEST,

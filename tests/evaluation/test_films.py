@@ -220,7 +220,8 @@ def test_a_run_films_what_it_evaluates(recipe: str, tmp_path: Path) -> None:
     length = int(float(first["length_mean"]))
     frame_ms = PENDULUM_MS if recipe in ("sac", "td3") else CARTPOLE_MS
     file = video_of_version(tmp_path / VIDEOS, int(first["version"]))
-    assert shown_ms(file) == frame_ms * (length + 1)
+    # A GIF counts in 10 ms and shows pictures that are alike as one: three of 33 ms are 100.
+    assert frame_ms * (length + 1) <= shown_ms(file) <= 1.05 * frame_ms * (length + 1)
     if frame_ms == CARTPOLE_MS:
         assert float(first["return_mean"]) == length, "CartPole gives one for each step that the film shows"
     assert iio.imread(tmp_path / BEST_VIDEO, index=0).shape[2] == 3

@@ -343,7 +343,6 @@ def test_the_table_of_all_recipes_is_that_of_the_kept_evaluations() -> None:
     assert (DOCS / "results" / "index.md").read_text() == runpy.run_path(str(DOCS / "results.py"))["page"]()
 
 
-
 @pytest.mark.usefixtures("fork_workers")
 def test_the_picture_of_explain_shows_what_explain_prints_now() -> None:
     printed = runpy.run_path(str(DOCS / "pictures.py"))["explained"]()

@@ -19,15 +19,19 @@ from torchrl.trainers import Trainer
 from rlsync import SyncWeights, WatchWorkers
 from rlsync.core.errors import ConfigError
 from rlsync.evaluation.evaluator import Evaluator
+from rlsync.evaluation.play import Score, play
+from rlsync.evaluation.process import read_evaluations
 from rlsync.recipes.checks import errors
+from rlsync.recipes.evaluating import APART
 from rlsync.recipes.hooks.measuring import Load, StalenessHistogram, StatisticsHook
 from rlsync.recipes.hooks.steering import MixReplayed, UnrollReturns
-from rlsync.recipes.impala.recipe import RECIPE, make_network, probe
+from rlsync.recipes.impala.recipe import RECIPE, env_spec, make_network, probe
 from rlsync.recipes.impala.settings import EvaluationConfig, ImpalaConfig, ModelConfig, UnrollReplayConfig
 from rlsync.recipes.run_files import CHECKPOINT, EVALUATIONS, STALENESS
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.board.format import EVALUATOR
+from rlsync.workers.envs.specs import make_venv
 from tests.cli.test_main import checked_statistics
 from tests.tools.parts.processes import is_alive, wait_until
 from tests.tools.parts.programs import run_program
@@ -219,6 +223,21 @@ def test_a_separate_process_evaluates_pinned_versions_and_disturbs_neither_lag_n
     assert wait_until(lambda: not evaluator._process.is_alive(), 60)
     assert EVALUATOR > 1000
     assert sync.version >= versions[-1]
+
+
+@pytest.mark.processes
+def test_the_last_version_is_evaluated_greedily_and_not_in_the_episodes_of_a_worker(tmp_path: Path) -> None:
+    config = small(run_dir=tmp_path, evaluation=EvaluationConfig(every_frames=10**9, episodes=2))
+    trainer = trained(config)
+    found = read_evaluations(tmp_path / EVALUATIONS)[-1]
+    assert found.version == part(trainer, SyncWeights).version, "it is not due for a billion frames"
+    greedy, envs = (
+        trainer.collector.player.network.player(deterministic=True),
+        make_venv(env_spec(config.env), 2),
+    )
+    played = [episode for ended in play(greedy, envs, 2, config.seed + APART) for episode in ended]
+    envs.close()
+    assert found.return_mean == Score.of(played).return_mean
 
 
 @pytest.mark.parametrize(

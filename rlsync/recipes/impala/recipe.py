@@ -22,6 +22,7 @@ from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import BFLOAT16, EnvConfig
 from rlsync.workers.envs.specs import EnvSpec, make_venv
+from rlsync.workers.player import in_dtype
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
 from rlsync.workers.rollout_collector import RolloutCollector
@@ -57,7 +58,7 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
         scheduler = parts.annealing(run, optimizer)
         if scheduler is not None:
             LRSchedulerHook(scheduler).register(trainer)
-        register_hooks(trainer, run, collector)
+        register_hooks(trainer, run, collector, network)
     except BaseException:
         collector.shutdown()
         raise
@@ -113,7 +114,9 @@ def make_collector(run: Run[ImpalaConfig], network: ImpalaNet) -> RolloutCollect
     )
 
 
-def register_hooks(trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector) -> None:
+def register_hooks(
+    trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutCollector, network: ImpalaNet
+) -> None:
     """What publishes, what mixes replayed unrolls in, and what is logged."""
     recipe, replay = run.recipe, run.recipe.replay
     sync = parts.register_sync(trainer, run)
@@ -124,7 +127,8 @@ def register_hooks(trainer: Trainer, run: Run[ImpalaConfig], collector: RolloutC
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
     if recipe.evaluation.every_frames:
-        parts.make_evaluator(run, collector, collector.worker_player).register(trainer)
+        greedy = in_dtype(network.player(deterministic=True), parts.workers_dtype(run.config.sync))
+        parts.make_evaluator(run, collector, greedy).register(trainer)
     run.place.watch(trainer)
 
 

@@ -110,6 +110,11 @@ def forget_logged(trainer: Trainer) -> None:
     trainer._log_dict = defaultdict(lambda: deque(maxlen=1))
 
 
+def asked_to_stop(trainer: Trainer) -> bool:
+    """Whether ``Trainer.request_stop`` was called. Until the trainer says so itself."""
+    return bool(trainer._stop_training)
+
+
 def run_shutdown_operations(trainer: Trainer) -> None:
     """Call the stage ``shutdown`` after a training that ended before. Until ``Trainer.shutdown`` calls it."""
     trainer._shutdown_hook()
