@@ -12,9 +12,11 @@ from typing import Any
 
 import hydra
 from hydra import initialize_config_dir, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from omegaconf import Container, DictConfig, OmegaConf
@@ -185,9 +187,15 @@ def group_names() -> list[str]:
 
 
 def options(group: str, config_name: str, own: Sequence[str]) -> list[str]:
-    """What a config group offers, in the folders on the search path that ``own`` overrides set, too."""
+    """What a group offers, or ``""``, all groups: in folders on the search path that ``own`` sets, too."""
     loader = GlobalHydra.instance().config_loader()
-    return loader.get_group_options(group, ObjectType.CONFIG, config_name, list(own))
+    kind = ObjectType.CONFIG if group else ObjectType.GROUP
+    return loader.get_group_options(group, kind, config_name, list(own))
+
+
+def set_keys(config: DictConfig, overrides: list[Override]) -> None:
+    """Set keys of a composed config, as Hydra 1.3 does last. Until its Compose API takes a config."""
+    ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
 
 
 def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
