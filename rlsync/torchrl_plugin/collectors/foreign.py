@@ -13,7 +13,7 @@ from torchrl.collectors.distributed import DistributedCollector, RayCollector, R
 
 from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
-from rlsync.core.path import Path, nearest_name, parse, walk
+from rlsync.core.path import Path, parse, walk
 from rlsync.core.plan import no_destination
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publisher
@@ -92,8 +92,7 @@ class ForeignEndpoint(Endpoint):
     def locate(self, path: Path, where: str) -> Key:
         name = str(path)
         if name not in self.destinations:
-            near = nearest_name(name, self.destinations)
-            raise no_destination(name, where, self.destinations, near)
+            raise no_destination(name, where, self.destinations)
         if name != "policy" and isinstance(self.collector, collectors.MultiCollector):
             what = f"TorchRL's schemes hang on the destination {name!r} of a process collector"
             cure = "take the scheme from a board: board = rlsync.WeightBoard(); board.scheme()"
