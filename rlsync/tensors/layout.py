@@ -140,14 +140,11 @@ class Layout:
 
 def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
     """Leaves by destination as canonical JSON; a destination without leaves is in it, too."""
-    return json.dumps(_rows(destinations), separators=(",", ":")).encode()
-
-
-def _rows(destinations: Mapping[str, Sequence[LeafSpec]]) -> dict[str, list[tuple[object, ...]]]:
-    return {
+    rows = {
         destination: [(s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded, s.device) for s in leaves]
         for destination, leaves in destinations.items()
     }
+    return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def specs_from_json(data: bytes) -> dict[str, list[LeafSpec]]:
