@@ -236,8 +236,5 @@ def adoption_s(policy: BulkPolicy, trials: int) -> dict[str, float]:
 
 
 def _apply(target: Target, mode: str, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
-    if mode == "alias":
-        target.alias(views)
-    else:
-        target.copy(views)
+    getattr(target, mode)(views)
     return mode == "alias"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
 
 from torchrl.trainers import Trainer
 
@@ -60,10 +59,14 @@ def named_target(words: list[str]) -> NamedTrainer | None:
 
 
 def plan_of_config(arguments: list[str]) -> SyncPlan:
-    make = from_config(arguments)
+    job, *more = jobs_of(command_line.read(arguments))
+    if more:
+        raise ConfigError("a sweep has many plans", "rlsync explain", "name one config")
+    for word, text in job.told.items():
+        print(f"{word} {text}", file=sys.stderr)
     prepare_process()
     # What a build prints is not the plan.
-    with contextlib.redirect_stdout(sys.stderr), shut_down(make()) as trainer:
+    with contextlib.redirect_stdout(sys.stderr), shut_down(job.build()) as trainer:
         return plan_of(trainer)
 
 
@@ -89,12 +92,3 @@ def plan_of(trainer: Trainer) -> SyncPlan:
         return sync.plan
     cure = "SyncWeights({...}).register(trainer) before the function returns"
     raise ConfigError("the trainer has no SyncWeights hook", type(trainer).__name__, cure)
-
-
-def from_config(arguments: list[str]) -> Callable[[], Trainer]:
-    job, *more = jobs_of(command_line.read(arguments))
-    if more:
-        raise ConfigError("a sweep has many plans", "rlsync explain", "name one config")
-    for word, text in job.told.items():
-        print(f"{word} {text}", file=sys.stderr)
-    return job.build

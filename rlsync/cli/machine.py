@@ -232,25 +232,19 @@ def judged(name: str, version: str, tested: SpecifierSet) -> Finding:
 
 
 def _required() -> Iterator[Finding]:
-    seen = set()
+    seen, extras = set(), importlib.metadata.metadata(_PACKAGE).get_all("Provides-Extra") or []
     for requirement in map(Requirement, importlib.metadata.requires(_PACKAGE) or ()):
-        extra = _extra_of(requirement)
-        if requirement.name in seen or extra in _NOT_FOR_USERS:
+        marker = requirement.marker
+        needed = marker is None or marker.evaluate({"extra": ""})
+        of_users = any(marker and marker.evaluate({"extra": e}) for e in extras if e not in _NOT_FOR_USERS)
+        if requirement.name in seen or not (needed or of_users):
             continue
         seen.add(requirement.name)
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            if not extra:
+            if needed:
                 cure = f"pip install '{requirement.name}{requirement.specifier}'"
                 yield Finding("fail", requirement.name, "not installed", cure)
         else:
             yield judged(requirement.name, version, requirement.specifier)
-
-
-def _extra_of(requirement: Requirement) -> str:
-    """The extra that requires it; empty if rlsync itself does."""
-    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-        return ""
-    extras = importlib.metadata.metadata(_PACKAGE).get_all("Provides-Extra") or []
-    return next((extra for extra in extras if requirement.marker.evaluate({"extra": extra})), "")

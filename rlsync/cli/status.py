@@ -17,21 +17,7 @@ from typing import Any
 from rlsync.cli.main import parser_of
 from rlsync.core.errors import BoardClosed, ConfigError, RlsyncError, first_line, printable
 from rlsync.core.whole_file import record_in
-from rlsync.recipes.run_files import (
-    BOARD,
-    CHECKPOINT,
-    CLUSTER,
-    ENDED,
-    METRICS,
-    RECEIPTS,
-    RESOLVED,
-    ROOM,
-    SCHEDULE,
-    STATISTICS,
-    RunStatistics,
-    statistics_in,
-    statistics_schema,
-)
+from rlsync.recipes import run_files as files
 from rlsync.transport.board.format import EVALUATOR, BoardWatch, process_state
 from rlsync.transport.board.reader import BoardHandle
 from rlsync.transport.contract import ReaderStatus
@@ -80,17 +66,17 @@ class Ended:
         """Leave this in a run's folder, and take the board's address away: the board is gone. It is written
         over the bytes that :func:`begin` has put there, so a full disk takes it, also a second time.
         """
-        room = run / ROOM
+        room = run / files.ROOM
         with suppress(FileNotFoundError):
-            (run / ENDED).replace(room)
+            (run / files.ENDED).replace(room)
         room.touch()
         with room.open("r+") as file:
             file.write(json.dumps(asdict(self), indent=2) + "\n")
             file.truncate()
             file.flush()
             os.fsync(file.fileno())
-        room.replace(run / ENDED)
-        (run / BOARD).unlink(missing_ok=True)
+        room.replace(run / files.ENDED)
+        (run / files.BOARD).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +88,7 @@ class RunStatus:
     version: int | None = None  # the newest published one; None if it cannot be known
     workers: tuple[ReaderStatus, ...] = ()  # one entry for each worker of a running training
     ended: Ended | None = None  # how the run ended, if it did so by itself
-    statistics: RunStatistics | None = None  # what the run last wrote of itself
+    statistics: files.RunStatistics | None = None  # what the run last wrote of itself
 
     @property
     def healthy(self) -> bool:
@@ -131,7 +117,7 @@ def main(arguments: list[str]) -> int:
     form.add_argument("--schema", action="store_true", help=schema)
     given = parser.parse_args(arguments)
     if given.schema:
-        print(json.dumps(statistics_schema(), indent=2))
+        print(json.dumps(files.statistics_schema(), indent=2))
         return 0
     if given.run is None:
         parser.error("the following arguments are required: run")
@@ -151,7 +137,7 @@ def main(arguments: list[str]) -> int:
 
 
 def status_of(run: Path) -> RunStatus:
-    found, statistics, schedule = _state_of(run), statistics_in(run), run / SCHEDULE
+    found, statistics, schedule = _state_of(run), files.statistics_in(run), run / files.SCHEDULE
     told = [found.told, *(() if statistics is None else (str(statistics),))]
     if schedule.is_file():
         told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
@@ -160,7 +146,7 @@ def status_of(run: Path) -> RunStatus:
 
 def _state_of(run: Path) -> RunStatus:
     handle = handle_in(run)
-    cluster = ClusterStatus.read(run / CLUSTER) if (run / CLUSTER).is_file() else None
+    cluster = ClusterStatus.read(run / files.CLUSTER) if (run / files.CLUSTER).is_file() else None
     found = _watched(handle) if handle is not None and ended(run) is None else None
     if found is not None:
         return found
@@ -176,10 +162,10 @@ def _state_of(run: Path) -> RunStatus:
         return RunStatus(RUNNING, "the board is closed: the run is ending")
     if cluster is not None:
         return RunStatus(RUNNING, str(cluster), cluster.version, cluster.workers)
-    if not (run / RESOLVED).is_file():
-        what = f"no run in {run}: it has neither {RESOLVED} nor {BOARD}"
+    if not (run / files.RESOLVED).is_file():
+        what = f"no run in {run}: it has neither {files.RESOLVED} nor {files.BOARD}"
         raise ConfigError(what, "rlsync status", "name the folder that rlsync train printed as 'run'")
-    since = at((run / RESOLVED).stat().st_mtime)
+    since = at((run / files.RESOLVED).stat().st_mtime)
     why = "the run is starting, was killed while it started, or has no workers on a board"
     return RunStatus(NO_BOARD, f"no board, since {since}: {why}")
 
@@ -187,12 +173,13 @@ def _state_of(run: Path) -> RunStatus:
 def handle_in(run: Path) -> BoardHandle | None:
     """The address of the board that a run left in its folder; None if there is none."""
     try:
-        found = json.loads((run / BOARD).read_text())
+        found = json.loads((run / files.BOARD).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
     address = FileAddress(**found["address"])
     if address.kind is None:  # no other file is opened for a foreign folder
-        raise ConfigError(f"{address.path} is not where a board lies", str(run / BOARD), "remove the file")
+        what = f"{address.path} is not where a board lies"
+        raise ConfigError(what, str(run / files.BOARD), "remove the file")
     return BoardHandle(address, found["board_id"])
 
 
@@ -210,26 +197,27 @@ def _watched(handle: BoardHandle) -> RunStatus | None:
 
 def _killed(run: Path) -> str:
     """The run has not written how it ended: it had no time to."""
-    checkpoint = run / CHECKPOINT
-    files = [run / BOARD, run / CLUSTER, run / RECEIPTS, *(run / METRICS).rglob("*"), *checkpoint.rglob("*")]
-    last_sign = max(file.stat().st_mtime for file in files if file.exists())
+    checkpoint = run / files.CHECKPOINT
+    signs = [run / name for name in (files.BOARD, files.CLUSTER, files.RECEIPTS)]
+    signs += [*(run / files.METRICS).rglob("*"), *checkpoint.rglob("*")]
+    last_sign = max(file.stat().st_mtime for file in signs if file.exists())
     left = f"checkpoint {checkpoint}" if checkpoint.is_dir() else "it had written no checkpoint"
     return f"killed, or the machine stopped; the run last wrote something {at(last_sign)}\n{left}"
 
 
 def begin(run: Path) -> None:
     """Take away what an earlier run in this folder has left: a new one begins. Keep room for its end."""
-    for name in (ENDED, ROOM, BOARD, STATISTICS):
+    for name in (files.ENDED, files.ROOM, files.BOARD, files.STATISTICS):
         (run / name).unlink(missing_ok=True)
-    (run / ROOM).write_bytes(os.urandom(ROOM_BYTES))  # no file system compresses these
+    (run / files.ROOM).write_bytes(os.urandom(ROOM_BYTES))  # no file system compresses these
     # What a killed process was writing. A checkpoint that it was replacing stays until there is a newer one.
-    for half in run.glob(f".{CHECKPOINT}.stage-*"):
+    for half in run.glob(f".{files.CHECKPOINT}.stage-*"):
         shutil.rmtree(half, ignore_errors=True)
 
 
 def ended(run: Path) -> Ended | None:
     """How the run in this folder ended; None if it has not, or was killed."""
-    return record_in(run / ENDED, Ended, "how the run ended")
+    return record_in(run / files.ENDED, Ended, "how the run ended")
 
 
 def at(timestamp: float) -> str:

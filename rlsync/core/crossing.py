@@ -29,11 +29,6 @@ class Crossing:
         """Bytes that go from host memory to its device when one worker adopts."""
         return self.copied_bytes if self.through_host and self.destination not in ("", CPU) else 0
 
-    @property
-    def host_only(self) -> bool:
-        """Whether all is in host memory, as far as it is known."""
-        return {self.source, self.destination} <= {"", CPU}
-
     def __str__(self) -> str:
         ends = self.source or "unknown", self.destination or "unknown"
         if self.through_host:

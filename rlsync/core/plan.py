@@ -10,8 +10,8 @@ from enum import Enum
 from operator import attrgetter
 
 from rlsync.core import errors
-from rlsync.core.crossing import Crossing, crossings
-from rlsync.core.path import did_you_mean
+from rlsync.core.crossing import CPU, Crossing, crossings
+from rlsync.core.path import did_you_mean, nearest_name
 
 POLICY = "policy"  #: the destination of the one policy that a collector has; TorchRL's name for it
 
@@ -239,7 +239,7 @@ class SyncPlan:
         if self.trigger:
             lines.append(f"trigger    {self.trigger}")
         lines.append(f"leaves     {_tally(self.rows)}, {self.payload_bytes:,} bytes a publish")
-        if not all(crossing.host_only for crossing in self.crossings):
+        if not all({one.source, one.destination} <= {"", CPU} for one in self.crossings):
             lines.extend(f"devices    {crossing}" for crossing in self.crossings)
         at_most = len(self.rows) + len(self.unsent) if all_names else _NAMES_IN_SUMMARY
         if self.unheld:
@@ -292,9 +292,10 @@ def listed(names: Sequence[str], at_most: int) -> str:
     return ", ".join(names[:at_most]) + more
 
 
-def no_destination(wanted: str, where: str, offered: list[str], nearest: str) -> errors.SyncMapError:
+def no_destination(wanted: str, where: str, offered: list[str]) -> errors.SyncMapError:
     """The error for a destination that a collector does not offer."""
-    cure = did_you_mean(nearest) + "this collector offers: " + (", ".join(offered) or "nothing")
+    near = did_you_mean(nearest_name(wanted, offered))
+    cure = f"{near}this collector offers: {', '.join(offered) or 'nothing'}"
     return errors.DestinationNotFound(f"no destination {wanted!r}", where, cure)
 
 

@@ -38,16 +38,13 @@ class Evaluator(TrainerHookBase):
         self._file = job.file
         self._read_bytes = self._logged = 0
         self._evaluations: list[Evaluated] = []
-        self._target: float | None = None
-        self._stop: Callable[[str], object] = lambda why: None
+        #: Called, with the reason, when a version's mean greedy return reaches the target, if any.
+        self.stop: Callable[[str], object] = lambda why: None
+        self.target: float | None = None
         self.evaluations()  # an unreadable file is refused before anything runs
         hears, self._last = Pipe(duplex=False)
         self._process = start_process(start_method, run_evaluator, (blank, hears), "rlsync evaluator")
         self._failed = False
-
-    def stop_at(self, target: float | None, stop: Callable[[str], object]) -> None:
-        """Call ``stop``, with the reason, when a version's mean greedy return reaches the target, if any."""
-        self._target, self._stop = target, stop
 
     def register(self, trainer: Trainer, name: str = "evaluator") -> None:
         trainer.register_op("post_steps_log", self)
@@ -63,10 +60,10 @@ class Evaluator(TrainerHookBase):
         if not new:
             return None
         for result in new:
-            if self._target is not None and result.return_mean >= self._target:
-                self._stop(
+            if self.target is not None and result.return_mean >= self.target:
+                self.stop(
                     f"greedy return {result.return_mean:.0f} of version {result.version} "
-                    f"reached {self._target:g}"
+                    f"reached {self.target:g}"
                 )
         return {"eval/version": new[-1].version, "eval/return": new[-1].return_mean}
 

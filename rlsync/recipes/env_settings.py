@@ -109,7 +109,8 @@ class AtariConfig(EnvConfig):
         """What makes the environments; a ConfigError if :meth:`errors` has one."""
         refuse(self.errors())
         game = self.id.removeprefix("ALE/").removesuffix("-v5")
-        return AtariEnvs(_rom(game), options=self.kwargs, **values_for(_ANY_GAME, self))
+        rom = re.sub(r"(?<=[a-z])(?=[A-Z]|\d[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", game).lower()
+        return AtariEnvs(rom, options=self.kwargs, **values_for(_ANY_GAME, self))
 
 
 @dataclass
@@ -148,11 +149,6 @@ class RenderedConfig(EnvConfig):
         refuse(self.errors())
         keys = values_for(_ANY_PICTURE, self) | {"crop": tuple(self.crop)}
         return RenderedEnvs(options=self.kwargs, **keys)
-
-
-def _rom(game: str) -> str:
-    """The rom's name in snake_case, of the game's in an id."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z]|\d[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", game).lower()
 
 
 def _cure(name: str) -> str:

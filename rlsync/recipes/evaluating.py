@@ -40,7 +40,7 @@ def register_with_evaluations(
     if evaluates:
         player = policy_player(run, acting, deterministic=True).player
         evaluator = make_evaluator(run, trainer.collector, player, learned)
-        evaluator.stop_at(run.recipe.target_return, returns.stop)
+        evaluator.target, evaluator.stop = run.recipe.target_return, returns.stop
         evaluator.register(trainer)
 
 

@@ -186,21 +186,12 @@ class Adopter:
         target = Target(module, f"{destination} of worker {self._worker}", leaves)
         alias = self._destinations[destination].adopt == "alias" and not excluded and target.may_alias()
         if isinstance(target.module, nn.Module) and target.module not in self._guarded:
-            self._guard(target.module)
+            # load_state_dict() writes into the parameters in place; aliased ones are read-only.
+            let_go = weakref.WeakMethod(self._let_go)
+            target.module.register_load_state_dict_pre_hook(lambda *_: (let_go() or int)())
+            self._guarded.add(target.module)
         names = tuple(leaf.name for leaf in leaves)
         return Binding(destination, target, names, tuple(views), alias, excluded)
-
-    def _guard(self, module: nn.Module) -> None:
-        # load_state_dict() writes into the parameters in place; aliased ones are read-only.
-        ref = weakref.ref(self)
-
-        def let_go(*_: object) -> None:
-            adopter = ref()
-            if adopter is not None:
-                adopter._let_go()
-
-        module.register_load_state_dict_pre_hook(let_go)
-        self._guarded.add(module)
 
     def _current(self, binding: Binding) -> bool:
         acts = self._destinations[binding.destination].find()

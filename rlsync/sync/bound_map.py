@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from weakref import WeakSet
 
 import torch
@@ -37,6 +37,7 @@ class Gathered:
     cast_leaves: int = 0
 
 
+@dataclass(eq=False)
 class BoundMap:
     """Publishes a map, whose source paths begin at ``root``, the trainer, to the destinations of an endpoint.
 
@@ -45,22 +46,16 @@ class BoundMap:
     ``max_unchanged_publishes``. SyncMapError if the map cannot be carried out.
     """
 
-    def __init__(
-        self,
-        sync_map: SyncMap,
-        root: object,
-        endpoint: Endpoint,
-        *,
-        training: Training | None = None,
-        max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES,
-        finite: bool = False,
-    ) -> None:
-        self.endpoint = endpoint
-        self._finite = finite
-        self._map = sync_map
-        self._root = root
-        self._training = training or Training()
-        self._unchanged = Unchanged(max_unchanged_publishes, self._training)
+    sync_map: SyncMap
+    root: object
+    endpoint: Endpoint
+    _: KW_ONLY
+    training: Training = field(default_factory=Training)
+    max_unchanged_publishes: int | None = UNCHANGED_PUBLISHES
+    finite: bool = False
+
+    def __post_init__(self) -> None:
+        self._unchanged = Unchanged(self.max_unchanged_publishes, self.training)
         self._routes: list[BoundRoute] = []
         self._aliased: set[Key] = set()
         self._joined: WeakSet[torch.optim.Optimizer] = WeakSet()
@@ -68,14 +63,14 @@ class BoundMap:
         self._plan: SyncPlan
         self._bind()
         for route in self._routes:
-            refuse_hidden(route.leaves, self._training)
-            network = self._training.network_of(root, route.path)
-            why = self._training.why_nothing_learns(route.route.source, route.tensors(), network)
-            if why is not None and max_unchanged_publishes is not None:
+            refuse_hidden(route.leaves, self.training)
+            network = self.training.network_of(self.root, route.path)
+            why = self.training.why_nothing_learns(route.route.source, route.tensors(), network)
+            if why is not None and self.max_unchanged_publishes is not None:
                 warn(why)
 
     def _bind(self) -> None:
-        self._routes = bind_routes(self._map, self._root, self.endpoint)
+        self._routes = bind_routes(self.sync_map, self.root, self.endpoint)
         self._plan = plan_of(self._routes, self.endpoint).check()
         self._unchanged.restart([sent.leaf for route in self._routes for sent in route.sent])
         gathered = self._gather()
@@ -83,12 +78,12 @@ class BoundMap:
             self._aliased = gathered.aliased
         self._sharded = self._plan.count(Verdict.SHARDED) > 0
         if self._sharded:
-            self.endpoint.publisher.meet_ranks(gathered.copied).finite = self._finite
+            self.endpoint.publisher.meet_ranks(gathered.copied).finite = self.finite
 
     @property
     def plan(self) -> SyncPlan:
         """The resolved map, with what is known of training now."""
-        return with_training(self._plan, self._routes, self._root, self._training)
+        return with_training(self._plan, self._routes, self.root, self.training)
 
     def judge(self, sample: Sample, images: Sequence[Image]) -> Judgement:
         """Whether a worker's policy computed what the sources compute with the image of its version."""
@@ -154,9 +149,9 @@ class BoundMap:
 
     def _fill(self, publish: Publish, reason: str, now: Counters, in_background: bool) -> Receipt:
         started = time.perf_counter()
-        if not all(route.current(self._root) for route in self._routes):
+        if not all(route.current(self.root) for route in self._routes):
             self._bind()
-        if self._finite:
+        if self.finite:
             self._require_finite(publish.stamp.version)
         if self._sharded:
             for route in self._routes:
@@ -207,7 +202,7 @@ class BoundMap:
     def _steady(self, leaves: Mapping[Key, Tensor]) -> dict[Key, int]:
         """The leaves that nobody writes to before an optimizer's next step, with their bytes."""
         held = set()
-        for optimizer in self._training.optimizers():
+        for optimizer in self.training.optimizers():
             if optimizer not in self._joined:
                 optimizer.register_step_pre_hook(self._join)  # an optimizer writes to what is being copied
                 self._joined.add(optimizer)

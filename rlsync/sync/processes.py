@@ -13,16 +13,20 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Protocol, runtime_checkable
+from threading import Thread
+from typing import Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
 from torch import nn
 
 from rlsync.core.errors import AdoptionTimeout, RlsyncError, WorkerLost
 from rlsync.sync.families import UNKNOWN, end_group
+
+T = TypeVar("T")
 
 #: A wait for processes looks this often whether they still live, seconds.
 LOOK_EVERY_S = 0.1
@@ -110,6 +114,21 @@ def ended_before_ready(worker: int, process: BaseProcess, how: str, words: str) 
     return WorkerLost(what, STARTING, cure)
 
 
+def tried(call: Callable[[], T], timeout_s: float, name: str) -> Future[T]:
+    """Call in a thread, which is abandoned if that takes too long: then the future is not done."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, who asks is told
+            future.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    wait([future], timeout_s)
+    return future
+
+
 #: Silence counts for at most this part of the timeout between two looks: a learner that was suspended
 #: together with its workers, and then looks at them once, has not seen them silent all that time.
 _COUNTED_BETWEEN_LOOKS = 0.25
@@ -118,8 +137,8 @@ _COUNTED_BETWEEN_LOOKS = 0.25
 class Silence:
     """Counts for how long workers were seen to give no sign of life."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, timeout_s: float | None) -> None:
+        self.timeout_s = math.inf if timeout_s is None else timeout_s
         self._looked_at: float | None = None
         self._silent_s: dict[int, float] = {}
 

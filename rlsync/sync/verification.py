@@ -112,27 +112,25 @@ def _deviations(published: Mapping[str, Prints], answer: WorkerAnswer, who: str)
     return found
 
 
+@dataclass(eq=False)
 class Verification:
     """Asks the workers that read a publisher's transport what they act with. While answers are out, every
     published version is digested; at other times publishes cost no more. ConfigError if another verification
     asks this publisher's workers: two would share one question and accuse falsely.
     """
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        num_workers: Callable[[], int],
-        called: Callable[[int], str] = "worker {}".format,
-    ) -> None:
+    publisher: Publisher
+    num_workers: Callable[[], int]
+    called: Callable[[int], str] = "worker {}".format
+
+    def __post_init__(self) -> None:
+        publisher = self.publisher
         if publisher.verified:
             what = "the workers are verified already"
             cure = "register one VerifySync for each SyncWeights"
             raise ConfigError(what, "a second verification of one collector", cure)
         publisher.verified = True
         publisher.seen.append(self._remember)
-        self._publisher = publisher
-        self._num_workers = num_workers
-        self._called = called
         self._question = 0
         self._open = False
         self._published: dict[int, dict[str, Prints]] = {}
@@ -142,7 +140,7 @@ class Verification:
 
     def ask(self, judge: Judge | None = None) -> None:
         """Ask every worker anew. ``judge`` compares what its policy computed with the version's image."""
-        publisher = self._publisher
+        publisher = self.publisher
         publisher.join()
         self._published, self._open = {}, True
         self._judge, self._images, self._judged = judge, {}, {}
@@ -155,12 +153,12 @@ class Verification:
         self._question = publisher.transport.ask(publisher.version + (newest is None))
 
     def hear(self) -> Found:
-        transport = self._publisher.transport
+        transport = self.publisher.transport
         answered = whole = 0
         waiting: list[str] = []
         wrong: list[Deviation] = []
         known = {status.reader: status for status in transport.status()}
-        for worker in range(self._num_workers()):
+        for worker in range(self.num_workers()):
             status, answer = known.get(worker), self._answer(worker)
             if answer is None:
                 if status is None or status.alive:  # SyncWeights.wait reports the dead
@@ -168,7 +166,7 @@ class Verification:
                 continue
             answered += 1
             whole += bool(answer.arrived)
-            who = f"{self._called(worker)} (pid {status.pid if status else 'unknown'})"
+            who = f"{self.called(worker)} (pid {status.pid if status else 'unknown'})"
             wrong += _deviations(self._published[answer.version], answer, who)
             judged = self._judgement(worker)
             wrong += [Deviation(what, who, OUTPUTS_CURE) for what in judged.wrong]
@@ -181,7 +179,7 @@ class Verification:
     def _judgement(self, worker: int) -> Judgement:
         """Compare a worker's sample once."""
         if self._judge is not None and worker not in self._judged:
-            note = self._publisher.transport.note(worker, Note.SAMPLE)
+            note = self.publisher.transport.note(worker, Note.SAMPLE)
             sample = None if note is None else Sample.from_bytes(note)
             if sample is None or sample.asked != self._question or sample.version not in self._images:
                 return Judgement(uncompared=("no sample of a version whose image was kept",))
@@ -191,7 +189,7 @@ class Verification:
         return self._judged.get(worker, Judgement())
 
     def _answer(self, worker: int) -> WorkerAnswer | None:
-        note = self._publisher.transport.note(worker, Note.ANSWER)
+        note = self.publisher.transport.note(worker, Note.ANSWER)
         answer = None if note is None else WorkerAnswer.from_json(note)
         if answer is None or answer.asked != self._question or answer.version not in self._published:
             return None
@@ -202,13 +200,13 @@ class Verification:
         if not self._open:
             return
         # The copy: buffers may have changed since, while a thread was copying the rest.
-        layout, tensors = self._publisher.transport.newest_leaves() or (layout, tensors)
+        layout, tensors = self.publisher.transport.newest_leaves() or (layout, tensors)
         found: dict[str, list[tuple[Kind, Tensor]]] = {}
         kinds: dict[str, dict[str, Kind]] = {}
         for entry in layout.entries:
             destination, leaf, tensor = entry.destination, entry.leaf, tensors[entry.owner]
             if destination not in kinds:
-                specs = self._publisher.specs(destination) or ()
+                specs = self.publisher.specs(destination) or ()
                 kinds[destination] = {spec.name: spec.kind for spec in specs}
             if not leaf.excluded and tensor is not None:  # a worker keeps its own value of those
                 kind = kinds[destination].get(leaf.name, leaf.kind)

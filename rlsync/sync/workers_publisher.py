@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Ledger
-from rlsync.core.path import nearest_name
 from rlsync.core.plan import no_destination
 from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopt
@@ -105,8 +104,7 @@ class WorkersPublisher(Publisher):
         """Publish all sends inside to ``destinations`` as one version at the end; none if one fails."""
         for wanted in destinations:
             if wanted not in self.destinations:
-                near = nearest_name(wanted, self.destinations)
-                raise no_destination(wanted, "update_policy_weights_", self.destinations, near)
+                raise no_destination(wanted, "update_policy_weights_", self.destinations)
         if self._staged is not None:
             yield
             return

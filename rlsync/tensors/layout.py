@@ -1,12 +1,12 @@
-"""A flat byte layout for leaves: offset, shape, dtype, alignment, and a hash of them.
+"""A flat byte layout for leaves: offset, shape, dtype and alignment.
 
 Depends only on torch and the standard library, because the transports use it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -35,10 +35,7 @@ class LeafSpec:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the leaf."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:
@@ -101,12 +98,6 @@ class Layout:
             found.setdefault(entry.destination, []).append(entry.leaf)
         return found
 
-    @property
-    def schema_hash(self) -> int:
-        """64-bit hash of names, shapes, dtypes and offsets."""
-        rows = {name: [row[:-1] for row in rows] for name, rows in _rows(self.destinations).items()}
-        return int.from_bytes(hashlib.blake2b(json.dumps(rows).encode(), digest_size=8).digest(), "little")
-
     def to_json(self) -> bytes:
         """The layout as canonical JSON: layouts that are equal, devices included, give equal bytes."""
         return specs_to_json(self.destinations)
@@ -149,14 +140,11 @@ class Layout:
 
 def specs_to_json(destinations: Mapping[str, Sequence[LeafSpec]]) -> bytes:
     """Leaves by destination as canonical JSON; a destination without leaves is in it, too."""
-    return json.dumps(_rows(destinations), separators=(",", ":")).encode()
-
-
-def _rows(destinations: Mapping[str, Sequence[LeafSpec]]) -> dict[str, list[tuple[object, ...]]]:
-    return {
+    rows = {
         destination: [(s.name, s.kind, s.shape, s.dtype_name, s.tie, s.excluded, s.device) for s in leaves]
         for destination, leaves in destinations.items()
     }
+    return json.dumps(rows, separators=(",", ":")).encode()
 
 
 def specs_from_json(data: bytes) -> dict[str, list[LeafSpec]]:

@@ -57,7 +57,12 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
     """Refuse a sharded (without ``shards``), uninitialised, sparse or quantized tensor."""
     if is_sharded(tensor):
         if not shards:
-            raise _sharded(name, where)
+            raise LayoutMismatch(
+                f"{name} is sharded over ranks, and whole tensors are needed here",
+                where,
+                "shards can be the source of a map whose workers read a board; elsewhere gather it first "
+                "(full_tensor, or a full state dict), and name the gathered module",
+            )
         Sharding.of(tensor, name, where)  # refuses what cannot be put together
         return
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
@@ -66,15 +71,6 @@ def check_has_plain_bytes(tensor: Tensor, name: str, where: str, *, shards: bool
     if tensor.layout is not torch.strided or tensor.is_quantized:
         what = f"{name} is {tensor.layout}, which cannot be sent"
         raise LayoutMismatch(what, where, "exclude it in the route")
-
-
-def _sharded(name: str, where: str) -> LayoutMismatch:
-    return LayoutMismatch(
-        f"{name} is sharded over ranks, and whole tensors are needed here",
-        where,
-        "shards can be the source of a map whose workers read a board; elsewhere gather it first "
-        "(full_tensor, or a full state dict), and name the gathered module",
-    )
 
 
 def is_tensordict(value: object) -> TypeIs[TensorDictBase]:

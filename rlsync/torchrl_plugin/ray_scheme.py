@@ -206,7 +206,7 @@ def _check_actors(
         cure = "pass collector_kwargs={'track_policy_version': True} to the RayCollector"
         raise ConfigError("the frames of these actors would not say which weights acted", where, cure)
     refuse_updates_of_one(collector, where)
-    return distributed.actor_workers(collector)
+    return distributed.workers_of(collector, distributed.ActorWorkers)
 
 
 def _check_inner(collector: RayCollector, schemes: Mapping[str, object], where: str) -> None:

@@ -96,7 +96,7 @@ class ServedNodes(Served):
     first_worker = distributed.FIRST_RANK
 
     def __init__(self, collector: DistributedCollector) -> None:
-        super().__init__(distributed.distributed_workers(collector))
+        super().__init__(distributed.workers_of(collector, distributed.DistributedWorkers))
         self._policy = distributed.own_policy(collector)
 
     def policy(self) -> object:

@@ -171,13 +171,9 @@ def worker_lost(dead: Mapping[ReaderStatus, str], where: str) -> WorkerLost:
         >>> print(worker_lost({status: "killed by SIGKILL"}, "waiting for frames").what)
         worker 1 (pid 4242, killed by SIGKILL, acted with version 7, 2 behind, last seen 0.4 s ago)
     """
-    workers = (
-        f"worker {status.reader} (pid {status.pid}, {how}, acted with version {status.adopted_version}, "
-        f"{status.lag_versions} behind, last seen {status.heartbeat_age_s:.1f} s ago)"
-        for status, how in dead.items()
-    )
+    workers = (str(replace(status, state=how)) for status, how in dead.items())
     return WorkerLost(
-        "; ".join(workers),
+        "; ".join(workers).replace("acts with", "acted with"),
         where,
         "look for the worker's own error above, or in the kernel's log if memory was short; "
         "restart the run or the worker",

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from rlsync.cli.compose import command_line, composing, own_hydra
+from rlsync.cli.job import jobs_of
 from rlsync.cli.main import main
 from rlsync.recipes import checks, ppo
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
@@ -89,6 +91,29 @@ def test_printing_the_config_checks_it_once(
     assert main(["train", "recipe=dqn", "--cfg", "job"]) == 0
     assert OmegaConf.create(capsys.readouterr().out).recipe.name == "dqn"
     assert counted == {"checked": 1}
+
+
+@pytest.mark.parametrize(("words", "times"), [(("seed=1",), 1), (("env.id=Acrobot-v1", "seed=1"), 2)])
+def test_keys_are_set_without_composing_once_more(
+    words: tuple[str, ...], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composed: list[object] = []
+    stock = composing.compose
+    monkeypatch.setattr(composing, "compose", lambda *a, **kw: composed.append(a) or stock(*a, **kw))
+    (job,) = jobs_of(command_line.read(["recipe=dqn", "recipe.lr=0.5", *words]))
+    assert (job.config.recipe.lr, job.config.seed) == (0.5, 1)
+    assert len(composed) == times
+
+
+def test_a_key_may_be_a_group_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "configs" / "evaluation").mkdir(parents=True)
+    (tmp_path / "configs" / "evaluation" / "other.yaml").write_text("device: meta\n")
+    words = ["--config-dir", str(tmp_path / "configs"), "+evaluation=other", "seed=1"]
+    line = command_line.read(words)
+    with own_hydra.initialised():
+        made, errors = composing.composition(line, line.jobs[0])
+    assert made is not None
+    assert (made.config.evaluation.device, made.config.seed, errors) == ("meta", 1, [])
 
 
 def test_hydras_own_settings_are_overridden_as_ever(here: Path) -> None:

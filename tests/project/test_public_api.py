@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rlsync
+from rlsync.core import errors
 from tests.tools.parts.programs import fresh_python, run_program
 
 PUBLIC = [
@@ -82,15 +83,18 @@ def test_every_error_belongs_to_one_tree():
 
 
 def test_each_public_name_is_loaded_from_where_a_type_checker_sees_it():
-    """Each name is written in the imports for type checkers, and in the table of modules."""
-    blocks = (node for node in ast.parse(Path(rlsync.__file__).read_text()).body if isinstance(node, ast.If))
-    block = next(node for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING")
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    typed = {name.name: node.module for node in imports for name in node.names}
+    stub = ast.parse(Path(rlsync.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    typed = {name.asname: node.module for node in imports for name in node.names}
     assert set(typed) == set(rlsync.__all__) - {"__version__"}
     for name, module in typed.items():
         assert getattr(rlsync, name) is getattr(importlib.import_module(module), name), name
         assert rlsync.__dict__[name] is getattr(rlsync, name), "kept after its first use"
+
+
+def test_every_error_is_public():
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert {name for name in kinds if issubclass(vars(errors)[name], Exception)} <= set(rlsync.__all__)
 
 
 def test_a_star_import_gives_every_public_name():

@@ -34,7 +34,7 @@ _published: list[Image] = []
 
 def publish_broken(receiver: NodeReceiver, image: Image) -> None:
     """Publish a version whose leaves are partly, or all, those of the version before."""
-    board = receiver._board
+    board = receiver.board
     before = _published[-1].leaves if _published else image.leaves
     harm = HARMS[len(_published) % len(HARMS)]
     _published[:] = [*_published, image]

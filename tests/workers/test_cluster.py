@@ -67,14 +67,14 @@ def test_a_rollout_arrives_bit_for_bit_without_the_room_that_it_did_not_use() ->
     taken = ring.take(WAIT_S)
     assert taken is not None
     flat = pack(taken, layout, ring.counters())
-    assert flat.nbytes < layout.image_bytes, "the final observations that are not used stay behind"
-    flat.flags.writeable = False  # as what comes out of the object store
+    assert flat.image.nbytes < layout.image_bytes, "the final observations that are not used stay behind"
+    flat.image.flags.writeable = False  # as what comes out of the object store
     arrived = unpack(flat, layout, torch.full((layout.image_bytes,), 255, dtype=torch.uint8))
-    assert set(arrived.views) == set(taken.views)
-    for name, view in arrived.views.items():
+    assert set(arrived) == set(taken.views)
+    for name, view in arrived.items():
         expected = taken.views[name]
         assert torch.equal(view, expected[:1] if name.startswith("final_") else expected), name
-    assert (arrived.writer, arrived.number, arrived.counters.written) == (0, 0, 1)
+    assert (flat.writer, flat.number, flat.counters.written) == (0, 0, 1)
     writer.close()
     ring.close()
 
@@ -91,9 +91,9 @@ def test_what_is_no_rollout_of_this_run_is_refused(harm: str) -> None:
     assert taken is not None
     flat = pack(taken, layout, ring.counters())
     if harm == "cut":
-        flat = flat[:-1]
+        flat = flat._replace(image=flat.image[:-1])
     elif harm == "of nothing":
-        flat = np.zeros(10, dtype=np.uint8)
+        flat = flat._replace(image=np.zeros(10, dtype=np.uint8))
     else:
         layout = RolloutShape(steps=4, num_envs=2).layout(CanaryPlayer())
     with pytest.raises(PublishError, match="not a rollout of this run") as refused:

@@ -75,9 +75,13 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
             if override not in decide and not override.is_hydra_override():
                 wrong = list(refusals.of_key(override, known, groups))
                 errors += wrong
-                keys += [] if wrong else [str(override.input_line)]
-        if keys:
-            config, choices = _composed(line, [*used, *keys])
+                keys += [] if wrong else [override]
+        outer = {key_of(o) for o in keys if "." not in key_of(o)}
+        if outer and not outer.isdisjoint(own_hydra.options("", line.config_name, hydras)):
+            # A folder of the user's makes a group of a key.
+            config, choices = _composed(line, [*used, *(str(o.input_line) for o in keys)])
+        else:
+            own_hydra.set_keys(config, keys)
         return Composition(_typed(config), choices, tuple(added)), errors
     except ConfigError as error:
         return None, [*errors, error]

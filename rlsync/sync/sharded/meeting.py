@@ -30,7 +30,6 @@ from rlsync.transport.rules import Key
 from rlsync.transport.shared_file import kind
 
 _HEAD = struct.Struct("!I")
-_READ_BYTES = 1 << 16
 
 
 class Wire:
@@ -43,12 +42,6 @@ class Wire:
         self._read = bytearray()
         if connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    @property
-    def has_message(self) -> bool:
-        """Whether a whole message was read from the connection, and not returned yet."""
-        read = self._read
-        return len(read) >= _HEAD.size and len(read) >= _HEAD.size + _HEAD.unpack_from(read)[0]
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -70,60 +63,45 @@ class Wire:
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """The next message; ``None`` when there is none in time; EOFError when the other side is gone."""
         deadline = time.monotonic() + timeout_s
-        while (message := self._whole()) is None:
-            if not self._more(max(0.0, deadline - time.monotonic())):
+        while left := self._left():
+            if not _readable([self.fileno()], max(0.0, deadline - time.monotonic())):
                 return None
+            data = bytearray(left)  # and nothing of what follows: raw bytes are received elsewhere
+            self._read += data[: self._received(memoryview(data))]
+        message: dict[str, Any] = json.loads(self._read[_HEAD.size :])
+        self._read.clear()
         return message
 
     def receive_into(self, data: memoryview, timeout_s: float) -> None:
         """Fill contiguous memory with raw bytes. EOFError, TimeoutError: they did not come."""
-        ready = min(len(self._read), len(data))
-        data[:ready] = self._read[:ready]
-        del self._read[:ready]
         deadline = time.monotonic() + timeout_s
-        while ready < len(data):
+        while len(data):
             self._connection.settimeout(max(1e-3, deadline - time.monotonic()))
-            try:
-                count = self._connection.recv_into(data[ready:])
-            except TimeoutError:
-                raise
-            except OSError as gone:
-                raise EOFError(str(gone)) from gone
-            if not count:
-                raise EOFError("the connection was closed")
-            ready += count
+            data = data[self._received(data) :]
 
     def close(self) -> None:
         self._connection.close()
 
-    def _whole(self) -> dict[str, Any] | None:
-        """A message that is here as a whole."""
-        if not self.has_message:
-            return None
-        end = _HEAD.size + _HEAD.unpack_from(self._read)[0]
-        message: dict[str, Any] = json.loads(self._read[_HEAD.size : end])
-        del self._read[:end]
-        return message
+    def _left(self) -> int:
+        """How many bytes are not here of a message's head, or of the whole message once its head is."""
+        is_head = len(self._read) < _HEAD.size
+        return _HEAD.size - len(self._read) + (0 if is_head else _HEAD.unpack_from(self._read)[0])
 
-    def _more(self, timeout_s: float) -> bool:
-        """Read what is there, after waiting for it; whether anything was."""
+    def _received(self, data: memoryview) -> int:
+        """Read what is there; returns how many bytes were."""
         try:
-            if not _readable([self._connection.fileno()], timeout_s):
-                return False
-            data = self._connection.recv(_READ_BYTES)
+            count = self._connection.recv_into(data)
+        except TimeoutError:
+            raise
         except OSError as gone:
             raise EOFError(str(gone)) from gone
-        if not data:
+        if not count:
             raise EOFError("the connection was closed")
-        self._read += data
-        return True
+        return count
 
 
 def first_ready(wires: list[Wire], timeout_s: float) -> list[Wire]:
     """Those of some wires of which there is something to read, after waiting until there is one."""
-    here = [wire for wire in wires if wire.has_message]
-    if here:
-        return here
     readable = _readable([wire.fileno() for wire in wires], timeout_s)
     return [wire for wire in wires if wire.fileno() in readable]
 

@@ -156,8 +156,9 @@ class Ranks:
 
     def _roster_for(self, layout: Layout, places: Sequence[int], tensors: Sequence[Tensor]) -> Roster:
         """What the others must know of these leaves; they are told when it is new."""
-        if self._roster is not None and self._roster.is_for(layout, tensors):
-            return self._roster
+        known = self._roster
+        if known and known.layout is layout and list(map(id, known.tensors)) == list(map(id, tensors)):
+            return known
         entries = [layout.owned[i] for i in places]
         leaves = {(e.destination, e.leaf.name): t for e, t in zip(entries, tensors, strict=True)}
         self.meet(leaves)
@@ -243,8 +244,3 @@ class Roster:
         if rank not in self.blocks:
             self.blocks[rank] = [sharding.blocks(rank, owner) for sharding in self.shardings]
         return self.blocks[rank]
-
-    def is_for(self, layout: Layout, tensors: Sequence[Tensor]) -> bool:
-        """Whether this was made for these tensors in this layout."""
-        same = self.layout is layout and len(self.tensors) == len(tensors)
-        return same and all(one is other for one, other in zip(self.tensors, tensors, strict=True))

@@ -68,7 +68,7 @@ class BoardEndpoint(Endpoint):
         offered = self.publisher.destinations
         inside = [d for d in offered if path.startswith(parse(d))]
         if not inside:
-            raise no_destination(str(path), where, offered, nearest_name(str(path), offered))
+            raise no_destination(str(path), where, offered)
         destination = max(inside, key=len)
         prefix = path.below(parse(destination)).leaf_prefix()
         self._check_prefix(destination, prefix, path, where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -13,7 +13,7 @@ from torchrl.collectors.distributed import DistributedCollector, RayCollector, R
 
 from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
-from rlsync.core.path import Path, nearest_name, parse, walk
+from rlsync.core.path import Path, parse, walk
 from rlsync.core.plan import no_destination
 from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publisher
@@ -46,14 +46,6 @@ def what_keeps_them(collector: object) -> str:
                 "collector_kwargs={'track_policy_version': True} keeps them"
             )
     return f"MultiSyncCollector and MultiAsyncCollector keep them, with {WITH_A_BOARD}"
-
-
-@runtime_checkable
-class ShowsModels(Protocol):
-    """A collector that says which module it has for a destination."""
-
-    def get_model(self, model_id: str) -> object:
-        """The module."""
 
 
 class ForeignEndpoint(Endpoint):
@@ -92,8 +84,7 @@ class ForeignEndpoint(Endpoint):
     def locate(self, path: Path, where: str) -> Key:
         name = str(path)
         if name not in self.destinations:
-            near = nearest_name(name, self.destinations)
-            raise no_destination(name, where, self.destinations, near)
+            raise no_destination(name, where, self.destinations)
         if name != "policy" and isinstance(self.collector, collectors.MultiCollector):
             what = f"TorchRL's schemes hang on the destination {name!r} of a process collector"
             cure = "take the scheme from a board: board = rlsync.WeightBoard(); board.scheme()"
@@ -108,9 +99,10 @@ class ForeignEndpoint(Endpoint):
 
     def _shown(self, destination: str) -> object:
         """What the learner's collector holds for a destination; ``None`` if it shows nothing."""
-        if isinstance(self.collector, ShowsModels):
+        show = getattr(self.collector, "get_model", None)
+        if show is not None:
             try:
-                return self.collector.get_model(destination)
+                return show(destination)
             except (ValueError, AttributeError, KeyError):
                 return None
         try:  # distributed collectors have no get_model; they hold what their workers copied

@@ -20,13 +20,7 @@ from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_t
 
 from rlsync.core.errors import BoardClosed
 from rlsync.sync.families import end_group, lead_group
-from rlsync.torchrl_plugin.compat import in_place_of
-from rlsync.torchrl_plugin.compat.distributed import (
-    ActorWorkers,
-    DistributedWorkers,
-    Remote,
-    waits_for_learner,
-)
+from rlsync.torchrl_plugin.compat import distributed, in_place_of
 
 
 class SeededCollector(Collector):
@@ -52,12 +46,12 @@ def runs_compiled(collector: Collector) -> bool:
 
 def collects_in_the_background(collector: object) -> bool:
     """Whether the workers collect while the learner uses a batch."""
-    if isinstance(collector, ActorWorkers):
+    if isinstance(collector, distributed.ActorWorkers):
         return collector.in_flight
-    if isinstance(collector, DistributedWorkers):
+    if isinstance(collector, distributed.DistributedWorkers):
         collector = collector.collector
-    if isinstance(collector, Remote):
-        return not waits_for_learner(collector)
+    if isinstance(collector, distributed.Remote):
+        return not distributed.waits_for_learner(collector)
     return isinstance(collector, MultiAsyncCollector) or bool(getattr(collector, "_running_free", False))
 
 

@@ -26,6 +26,7 @@ FIRST_RANK = 1
 Remote: TypeAlias = DistributedCollector | RPCCollector | RayCollector
 
 C = TypeVar("C", bound=BaseCollector)
+W = TypeVar("W")
 
 
 class _WorkersOf(Generic[C]):
@@ -118,15 +119,9 @@ class ActorWorkers(_WorkersOf[RayCollector]):
 _workers: weakref.WeakKeyDictionary[BaseCollector, Any] = weakref.WeakKeyDictionary()
 
 
-def distributed_workers(collector: DistributedCollector) -> DistributedWorkers:
-    """The workers of ``collector``: always the same object."""
-    workers: DistributedWorkers = _workers.setdefault(collector, DistributedWorkers(collector))
-    return workers
-
-
-def actor_workers(collector: RayCollector) -> ActorWorkers:
-    """The actors of ``collector``: always the same object."""
-    workers: ActorWorkers = _workers.setdefault(collector, ActorWorkers(collector))
+def workers_of(collector: C, kind: Callable[[C], W]) -> W:
+    """The workers of ``collector``, seen as this kind of them: always the same object."""
+    workers: W = _workers.setdefault(collector, kind(collector))
     return workers
 
 

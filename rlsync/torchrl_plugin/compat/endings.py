@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any, TypeAlias, TypeVar
 
-from torchrl.collectors import AsyncBatchedCollector, BaseCollector, Collector
+from torchrl.collectors import AsyncBatchedCollector, Collector
 from torchrl.envs import EnvBase, ParallelEnv, TransformedEnv
 from torchrl.envs.async_envs import ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: A collector that lives in the learner's process, its environments perhaps not.
-LocalCollector: TypeAlias = "Collector | AsyncBatchedCollector"
+LocalCollector: TypeAlias = Collector | AsyncBatchedCollector
 
 #: How long the exit of a killed process may take to be seen, seconds.
 _SEEN_WITHIN_S = 2.0
@@ -48,15 +48,6 @@ class FramesMadeHere:
         self._failed: WorkerLost | None = None
         self._wrap_iterator()
         self._wrap_shutdown(leave_within_s)
-
-    @classmethod
-    def of(
-        cls, collector: BaseCollector, leave_within_s: float, asked: Callable[[], bool]
-    ) -> FramesMadeHere | None:
-        """None for a collector whose environments are stepped by worker processes of its own."""
-        if isinstance(collector, (Collector, AsyncBatchedCollector)):
-            return cls(collector, leave_within_s, asked)
-        return None
 
     def fail(self, error: WorkerLost) -> bool:
         """End the learner's wait for frames with an error; False if its own thread makes the frames."""

@@ -17,7 +17,7 @@ from torchrl.collectors import Evaluator
 from torchrl.collectors._evaluator import _ThreadEvalBackend
 
 from rlsync.core.errors import ConfigError, DestinationNotFound
-from rlsync.core.path import nearest_name, parse, walk
+from rlsync.core.path import parse, walk
 from rlsync.core.plan import no_destination
 from rlsync.sync.bound_map import BoundMap, VersionCopies, VersionCopy
 from rlsync.tensors.compare import check_same_leaves
@@ -87,8 +87,7 @@ def _check_destinations(backend: _ThreadEvalBackend, bound_map: BoundMap) -> Non
     offered = list(backend._weight_sync_schemes or ("policy",))  # by default its policy only
     for destination in destinations if backend._use_multi_collector else ():
         if destination not in offered:
-            near = nearest_name(destination, offered)
-            raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered, near)
+            raise no_destination(destination, f"{_WHERE}, an Evaluator in a process", offered)
     policy, expected = backend._policy, bound_map.endpoint.specs("policy")
     if isinstance(policy, nn.Module) and "policy" in destinations and expected is not None:
         found = Leaves(policy, "the Evaluator's policy").specs()

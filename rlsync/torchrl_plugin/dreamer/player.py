@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -23,15 +22,6 @@ OnAdoption = Literal["keep", "reset", "recompute"]
 STATE_VERSION = "state_version"
 
 NO_VERSION = -1  #: what stands there where a step began with zeros, or where frames are not stamped
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What one step of the environments brought, kept to make the state again."""
-
-    seen: TensorDictBase
-    begins: Tensor
-    action: Tensor
 
 
 class DreamerPlayer(TensorDictModuleBase):
@@ -91,7 +81,8 @@ class DreamerPlayer(TensorDictModuleBase):
         self.player = player
         self.on_adoption: OnAdoption = on_adoption
         self.window = window
-        self._history: deque[_Step] = deque(maxlen=window)
+        #: What each step brought, where it began an episode, and its action, to make the state again.
+        self._history: deque[tuple[TensorDictBase, Tensor, Tensor]] = deque(maxlen=window)
         self._shapes = state_shapes(parts)
         carried = [("next", key) for key in (*self._shapes, STATE_VERSION)]
         self.in_keys = list(dict.fromkeys([*player.in_keys, *self._shapes, STATE_VERSION]))
@@ -133,7 +124,7 @@ class DreamerPlayer(TensorDictModuleBase):
         tensordict.set(STATE_VERSION, made_by)
         self._carry(tensordict, version)
         if seen is not None:
-            self._history.append(_Step(seen.clone(), begins, tensordict.get("action").clone()))
+            self._history.append((seen.clone(), begins, tensordict.get("action").clone()))
         return tensordict
 
     def _versions(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
@@ -168,19 +159,18 @@ class DreamerPlayer(TensorDictModuleBase):
         parts = parts_of_player(self.player)
         batch = stale.shape[:-1]
         carried = {k: torch.zeros(*batch, *shape, device=stale.device) for k, shape in self._shapes.items()}
-        for step in self._history:
-            if step.begins.shape != stale.shape:  # other environments than now
+        for seen, begins, action in self._history:
+            if begins.shape != stale.shape:  # other environments than now
                 continue
-            begun = {key: _where(step.begins, torch.zeros_like(v), v) for key, v in carried.items()}
-            past = step.seen.copy().update({**begun, "is_init": step.begins})
+            begun = {key: _where(begins, torch.zeros_like(v), v) for key, v in carried.items()}
+            past = seen.copy().update({**begun, "is_init": begins})
             for unit in (*parts.encoders, parts.posterior):
                 unit.module(past)
             if not parts.estimates:
-                parts.prior.module(past.set("action", step.action))
+                parts.prior.module(past.set("action", action))
                 past.set("belief", past.get(("next", "belief")))
             carried = {
-                key: step.action.float() if key == "previous_action" else past.get(key).float()
-                for key in carried
+                key: action.float() if key == "previous_action" else past.get(key).float() for key in carried
             }
         return carried
 

@@ -6,14 +6,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
 from typing import Any
 
 from torchrl.collectors import BaseCollector
 from torchrl.trainers import Trainer
 
 from rlsync.core.errors import first_line
+from rlsync.sync.processes import tried
 from rlsync.tensors.digest import all_finite
 from rlsync.torchrl_plugin.compat import collectors, trainers
 
@@ -83,7 +82,10 @@ class CollectorState:
         """The collector's own state; or a note that it was left out."""
         if self.answer_within_s is None:
             return self._collector.state_dict()
-        return self._asked(self.answer_within_s) or OrderedDict([(_WITHOUT_WORKERS, True)])
+        # TorchRL's questions have no deadline, and it ends when its workers do.
+        asked = tried(self._collector.state_dict, self.answer_within_s, "rlsync-collector-state")
+        answered = asked.done() and asked.exception() is None  # else it is closed, or a worker is dead
+        return (asked.result() if answered else {}) or OrderedDict([(_WITHOUT_WORKERS, True)])
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if _WITHOUT_WORKERS not in state_dict and self._is_of_as_many(state_dict):
@@ -94,19 +96,3 @@ class CollectorState:
             return True
         wrote = {key for key in state_dict if key.startswith("worker")}
         return wrote == {f"worker{number}" for number in range(self._collector.num_workers)}
-
-    def _asked(self, timeout_s: float) -> Mapping[str, Any] | None:
-        """Ask in a thread: TorchRL's questions have no deadline, and it ends when its workers do."""
-        answers: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
-
-        def ask() -> None:
-            try:
-                answers.put(self._collector.state_dict())
-            except Exception:  # noqa: BLE001  # closed, a dead worker: whatever it is, there is no state
-                answers.put(None)
-
-        Thread(target=ask, name="rlsync-collector-state", daemon=True).start()
-        try:
-            return answers.get(timeout=timeout_s)
-        except Empty:
-            return None

@@ -16,7 +16,7 @@ from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat import collectors, trainers
 from rlsync.torchrl_plugin.compat.distributed import Remote
-from rlsync.torchrl_plugin.compat.endings import FramesMadeHere
+from rlsync.torchrl_plugin.compat.endings import FramesMadeHere, LocalCollector
 from rlsync.torchrl_plugin.ending.last_checkpoint import (
     ANSWER_WITHIN_S,
     CollectorState,
@@ -144,7 +144,8 @@ class Stop:
 
     def __enter__(self) -> Stop:
         self._learner = threading.get_ident()
-        self._made_here = FramesMadeHere.of(self._trainer.collector, LEAVE_WITHIN_S, lambda: self.asked)
+        if isinstance(collector := self._trainer.collector, LocalCollector):
+            self._made_here = FramesMadeHere(collector, LEAVE_WITHIN_S, lambda: self.asked)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
@@ -158,7 +159,9 @@ class Stop:
                 if ends_well:
                     trainers.run_shutdown_operations(self._trainer)
             finally:
-                _end(self._trainer.collector)
+                collector = self._trainer.collector  # whatever state its workers are in
+                quiet = {} if isinstance(collector, Remote) else {"raise_on_error": False}
+                collector.shutdown(timeout=LEAVE_WITHIN_S, **quiet)
                 self._ended.set()
         if self._deadline is not None:
             self._deadline.join()
@@ -182,14 +185,6 @@ class Stop:
         cure = f"a thread cannot be ended: end the program (kill -9 {os.getpid()}), then resume the run"
         error = WorkerLost(what, f"{when}; checkpoint: {self.saved}", cure)
         _log.error("%s\n%s", error, self.hangs)
-
-
-def _end(collector: BaseCollector) -> None:
-    """Shut a collector down, whatever state its workers are in."""
-    if isinstance(collector, Remote):
-        collector.shutdown(timeout=LEAVE_WITHIN_S)
-    else:
-        collector.shutdown(timeout=LEAVE_WITHIN_S, raise_on_error=False)
 
 
 def _end_waits(collector: BaseCollector, when: str) -> None:

@@ -48,7 +48,7 @@ class Watch:
     ) -> None:
         self._publisher = weakref.ref(publisher)
         self._collector = weakref.ref(publisher.collector)
-        self._silence = _silence(silent_timeout_s)
+        self._silence = Silence(silent_timeout_s)
         self._take_turns = not collectors.collects_in_the_background(publisher.collector)
         self._pid = os.getpid()
         self._looked_at: float | None = None
@@ -72,7 +72,7 @@ class Watch:
         if self.asked:
             raise ConfigError("these workers are watched already", "WatchWorkers.register", "register one")
         self.asked = True
-        self._silence = _silence(silent_timeout_s)
+        self._silence = Silence(silent_timeout_s)
 
     def wait(self, step: Callable[[float], bool], timeout_s: float | None) -> bool:
         """A :data:`~rlsync.torchrl_plugin.ending.waits.Wait` that raises for a dead or silent worker."""
@@ -158,7 +158,3 @@ class Watch:
         collector = self._collector()
         if collector is not None:
             collector.shutdown(timeout=END_WITHIN_S, raise_on_error=False)
-
-
-def _silence(timeout_s: float | None) -> Silence:
-    return Silence(math.inf if timeout_s is None else timeout_s)

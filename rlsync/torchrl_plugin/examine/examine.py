@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from torchrl.trainers import Trainer
 from rlsync.core.crossing import Crossing, crossings
 from rlsync.core.errors import ConfigError, DestinationNotFound
 from rlsync.core.path import parse, walk
+from rlsync.sync.processes import tried
 from rlsync.sync.sample import Judgement
 from rlsync.sync.verification import Verification
 from rlsync.tensors.compare import named_like
@@ -182,21 +182,12 @@ def _changed(before: Named, now: Named) -> Named:
 
 
 def _within(timeout_s: float, what: str, call: Callable[[], object]) -> str:
-    """Call in a thread, which is abandoned if it takes too long. Returns the problem, or an empty string."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 - every error is a finding
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name=what, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if thread.is_alive():
+    """Call it; returns the problem, or an empty string."""
+    called = tried(call, timeout_s, what)
+    if not called.done():
         return f"{what} did not return within {timeout_s:g} s"
-    return f"{what} raised {type(raised[0]).__name__}: {raised[0]}" if raised else ""
+    error = called.exception()
+    return "" if error is None else f"{what} raised {type(error).__name__}: {error}"
 
 
 def _outcome(

@@ -54,8 +54,6 @@ class NoAnswer:
 class ExaminedWorkers:
     """The workers of a collector. Of one that is of no known kind, the weights cannot be read."""
 
-    processes = True  #: whether they are separate processes
-
     def __init__(self, collector: Any, place: str = "", names: Sequence[str] = ("its workers",)) -> None:
         self.collector = collector
         self.description = f"{type(collector).__name__}{place}"  #: the collector, in words
@@ -66,12 +64,17 @@ class ExaminedWorkers:
         if isinstance(collector, MultiCollector):
             return ProcessWorkers(collector)
         if isinstance(collector, Collector):
-            return ThisProcess(collector, ", in this process", ["the collector"])
+            return ExaminedWorkers(collector, ", in this process", ["the collector"])
         return ExaminedWorkers(collector)
+
+    @property
+    def processes(self) -> bool:
+        """Whether they are separate processes."""
+        return not isinstance(self.collector, Collector)
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
         """The present weights of each worker."""
-        return [Held({}, {})]
+        return [Held.of({} if self.processes else self.collector.state_dict())]
 
     def roll_out(self) -> object:
         """Collect until each worker has begun and ended a rollout after this call, if any can be read."""
@@ -79,15 +82,6 @@ class ExaminedWorkers:
         # answers after a rollout, even if an asynchronous collector has no batch of it yet.
         known = isinstance(self.collector, (Collector, MultiCollector))
         return next(iter(self.collector)) if known else None
-
-
-class ThisProcess(ExaminedWorkers):
-    """The one worker of an in-process collector."""
-
-    processes = False
-
-    def ask(self, timeout_s: float) -> list[Held | NoAnswer]:
-        return [Held.of(self.collector.state_dict())]
 
 
 class ProcessWorkers(ExaminedWorkers):

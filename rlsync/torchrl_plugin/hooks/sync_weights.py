@@ -28,14 +28,8 @@ from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, wa
 from rlsync.torchrl_plugin.compat.collectors import policy_of
 from rlsync.torchrl_plugin.compat.evaluators import pin
 from rlsync.torchrl_plugin.compat.servers import server_of
+from rlsync.torchrl_plugin.hooks import misuse
 from rlsync.torchrl_plugin.hooks.ages import Staleness, staleness_of
-from rlsync.torchrl_plugin.hooks.misuse import (
-    is_fed,
-    no_trainer,
-    refuse_background,
-    refuse_shards_in_background,
-    require,
-)
 from rlsync.torchrl_plugin.hooks.publish_hook import PublishHook
 from rlsync.transport.contract import ReaderStatus
 
@@ -119,14 +113,14 @@ class SyncWeights(PublishHook):
             self._bind(trainer)
 
     def _bind(self, trainer: Trainer, name: str = "") -> None:
-        require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
+        misuse.require(Trainer, trainer, self, "without one, publish by collector.update_policy_weights_()")
         own = self.collector
         if own is not None and server_of(own) is None and not isinstance(own, BoardCollector):
-            require(BaseCollector, own, self, "leave collector=... out: the trainer has a collector")
+            misuse.require(BaseCollector, own, self, "leave collector=... out: the trainer has a collector")
         collector = trainer.collector if self.collector is None else self.collector
         endpoint = endpoint_of(collector)
         if self.background:
-            refuse_background(trainer, endpoint)
+            misuse.refuse_background(trainer, endpoint)
         self.collector, given = collector, self.collector
         try:
             self._bound_map = BoundMap(
@@ -138,7 +132,7 @@ class SyncWeights(PublishHook):
                 finite=self.finite,
             )
             if self.background:
-                refuse_shards_in_background(self._bound_map.plan)
+                misuse.refuse_shards_in_background(self._bound_map.plan)
             with self._enrolled(trainer, name):
                 self._register_ops(trainer, endpoint)
                 warn_without_board(endpoint, "SyncWeights.register")
@@ -154,7 +148,7 @@ class SyncWeights(PublishHook):
     def _warn_of_another_collector(self, trainer: Trainer) -> None:
         """Warn if the frames that are learned from come from a collector that gets no weights."""
         own = trainer.collector
-        if self.collector is own or is_fed(trainer, own) or self._bound.acts_in(policy_of(own)):
+        if self.collector is own or misuse.is_fed(trainer, own) or self._bound.acts_in(policy_of(own)):
             return
         what = "this SyncWeights publishes to another collector than the trainer's"
         where = f"SyncWeights(collector={type(self.collector).__name__}); the trainer's own has no hook"
@@ -180,7 +174,7 @@ class SyncWeights(PublishHook):
     @property
     def _bound(self) -> BoundMap:
         if self._bound_map is None:
-            raise no_trainer(self, "pass trainer=trainer to SyncWeights, or ")
+            raise misuse.no_trainer(self, "pass trainer=trainer to SyncWeights, or ")
         return self._bound_map
 
     def _require_bound(self) -> None:
@@ -340,7 +334,9 @@ class SyncWeights(PublishHook):
         return self.sync_map
 
     def _pass_over(self) -> None:
-        self._publisher.pass_over()
+        if (ranks := self._publisher.ranks) is not None:  # they wait for that word
+            ranks.begin()
+            ranks.tell(None)
 
     def _publish_due(self, now: Counters) -> Receipt | None:
         receipt = self._bound.publish_unless_held(self._gates, "trigger", now, in_background=self.background)

@@ -54,10 +54,6 @@ class SlotImage:
     image: torch.Tensor
     views: list[torch.Tensor]
 
-    def still_at(self, at: int) -> bool:
-        """Whether this is the image at ``at``: a tensor that was pickled takes its storage elsewhere."""
-        return self.at == at and self.image.data_ptr() == self.pointer
-
 
 class BoardReader(Subscriber):
     """Adopts versions from a board, in the caller's thread, without ever waiting for the learner.
@@ -202,7 +198,9 @@ class BoardReader(Subscriber):
             self._images = {s: image for s, image in self._images.items() if s == self._lease}
         layout = self._layouts[layout_at]
         at = self._words[line + fmt.SLOT_IMAGE_AT]
-        if slot not in self._images or not self._images[slot].still_at(at):
+        known = self._images.get(slot)
+        # A tensor that was pickled takes its storage elsewhere.
+        if known is None or known.at != at or known.image.data_ptr() != known.pointer:
             size = self._words[line + fmt.SLOT_IMAGE_BYTES]
             image = self._file.map(whole_pages(size), at, writable=False, populate=True)
             self._images[slot] = SlotImage(at, image.data_ptr(), image, layout.views(image))

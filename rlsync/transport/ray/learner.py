@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -210,7 +211,7 @@ class RayTransport(Transport):
             return
         reports: dict[str, BoardReport] = {}
         for node, (age_s, packed) in packed_reports.items():
-            report = BoardReport.from_bytes(packed)
+            report: BoardReport = pickle.loads(packed)
             readers = tuple(_aged(status, age_s) for status in report.readers)
             reports[node] = replace(report, readers=readers)
         self._reports, self._reports_at_s = reports, time.monotonic()

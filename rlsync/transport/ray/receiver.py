@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import ray
@@ -61,38 +61,25 @@ class BoardReport:
         readers = [(s.reader, s.pid, s.state, s.adopted_version) for s in self.readers]
         return self.stamp, readers, self.notes
 
-    def to_bytes(self) -> bytes:
-        return pickle.dumps(self)
 
-    @staticmethod
-    def from_bytes(data: bytes) -> BoardReport:
-        report = pickle.loads(data)
-        assert isinstance(report, BoardReport)
-        return report
-
-
+@dataclass(eq=False)
 class NodeReceiver:
     """Supplies a board on this node with the learner's versions, in a daemon thread, which alone publishes
     there, and tells the learner what its workers adopt and leave. Close the board after this. ``node`` is a
     name that no other receiver of ``mailbox`` has; ``numbers`` has the learner's number of each reader.
     """
 
-    def __init__(
-        self,
-        mailbox: Any,
-        node: str,
-        board: BoardWriter,
-        *,
-        numbers: Sequence[int] | None = None,
-        pull_s: float = 60.0,
-        again_s: float = 1.0,
-    ) -> None:
-        self.node = node
-        self._mailbox = mailbox
-        self._board = board
-        self._numbers = numbers
-        self._agent = Agent(node, self._publish, answer_s=2 * LONG_POLL_S, pull_s=pull_s, again_s=again_s)
-        self._agent.stamp = board.newest_stamp  # a board may have had another receiver before
+    mailbox: Any
+    node: str
+    board: BoardWriter
+    _: KW_ONLY
+    numbers: Sequence[int] | None = None
+    pull_s: float = 60.0
+    again_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._agent = Agent(self.node, self._publish, 2 * LONG_POLL_S, self.pull_s, self.again_s)
+        self._agent.stamp = self.board.newest_stamp  # a board may have had another receiver before
         self.counts: AgentCounts = self._agent.counts
         self._asked = 0
         self._reported: object = None
@@ -101,7 +88,7 @@ class NodeReceiver:
         self.learner_died = False  #: whether the learner is gone and did not close the transport
         self.failure: BaseException | None = None  #: the error that has ended this receiver
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"rlsync-receiver-{node}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"rlsync-receiver-{self.node}", daemon=True)
 
     @property
     def stamp(self) -> Stamp:
@@ -120,9 +107,9 @@ class NodeReceiver:
 
     def report_now(self, timeout_s: float = 5.0) -> bool:
         """Report the workers here from any thread; whether the mailbox has it within ``timeout_s``."""
-        report = BoardReport.of(self.node, self._board, self._numbers).to_bytes()
+        report = pickle.dumps(BoardReport.of(self.node, self.board, self.numbers))
         try:
-            ray.get(self._mailbox.report.remote(self.node, report), timeout=timeout_s)
+            ray.get(self.mailbox.report.remote(self.node, report), timeout=timeout_s)
         except (GetTimeoutError, RayError):
             return False
         return True
@@ -150,7 +137,7 @@ class NodeReceiver:
                     self._report()
                     self._stop.wait(_LOOK_S)
                     continue
-                reply = self._await_reply(self._mailbox.ask.remote(request, self._asked))
+                reply = self._await_reply(self.mailbox.ask.remote(request, self._asked))
                 if reply is None:
                     self._agent.to_pull(None, time.monotonic())
                     self._stop.wait(_LOOK_S)
@@ -161,7 +148,7 @@ class NodeReceiver:
             raise
         finally:
             if not self.learner_died:
-                self._mailbox.leave.remote(self.node)
+                self.mailbox.leave.remote(self.node)
 
     def _await_reply(self, call: ray.ObjectRef) -> NodeReply | None:
         """What the mailbox answers; ``None`` if it does not."""
@@ -184,7 +171,7 @@ class NodeReceiver:
         self.closed_by_learner = reply.closed
         if reply.question.number > self._asked:
             self._asked = reply.question.number
-            self._board.ask_as(reply.question.number, reply.question.lowest)
+            self.board.ask_as(reply.question.number, reply.question.lowest)
         message = self._agent.to_pull(reply.message, time.monotonic())
         if message is not None:
             self._pull(message)
@@ -206,19 +193,19 @@ class NodeReceiver:
             return
 
     def _publish(self, image: Image) -> None:
-        if image.layout != self._board.layout:
-            self._board.lay_out(image.layout)
+        if image.layout != self.board.layout:
+            self.board.lay_out(image.layout)
         # A board with bounded slots may have no room for a moment; nothing is published then.
-        while self._board.publish(image.leaves, stamp=image.stamp) is None and not self._stop.is_set():
+        while self.board.publish(image.leaves, stamp=image.stamp) is None and not self._stop.is_set():
             self._stop.wait(_LOOK_S)
 
     def _report(self) -> None:
         """Report the workers here to the learner, if there is something new or the last report is old."""
-        report = BoardReport.of(self.node, self._board, self._numbers)
+        report = BoardReport.of(self.node, self.board, self.numbers)
         now_s = time.monotonic()
         if report.news != self._reported or now_s - self._reported_at_s >= _REPORT_AGAIN_S:
             self._reported, self._reported_at_s = report.news, now_s
-            self._mailbox.report.remote(self.node, report.to_bytes())
+            self.mailbox.report.remote(self.node, pickle.dumps(report))
 
 
 def image_at(address: ray.ObjectRef, timeout_s: float) -> Tensor:

@@ -176,25 +176,21 @@ class Sender:
             self.post_again(now_s)
 
     def post_again(self, now_s: float) -> None:
-        """Post the newest message again now, if there is one."""
+        """Post the newest message now, if there is one, for the first time or again."""
         if self.message is not None:
             self._posted_at_s = now_s
             self.post(self.message)
 
     def _send(self, stamp: Stamp, image: Tensor, now_s: float) -> None:
         while len(self._kept) >= KEPT_IMAGES:
-            self.free(self._kept.pop(self._needed_least()))
+            # Not the newest, which nodes are told of now. Of pulls, the oldest is let end.
+            *older, _ = self._kept
+            not_pulled = [image_id for image_id in older if image_id not in self._pulled]
+            self.free(self._kept.pop(not_pulled[0] if not_pulled else older[-1]))
         self._count += 1
         self.message = Message(stamp, digest_in(image), image.numel(), self.put(image), self._count)
         self._kept[self.message.image_id] = self.message.address
-        self._posted_at_s = now_s
-        self.post(self.message)
-
-    def _needed_least(self) -> ImageId:
-        """Never the newest, which nodes are told of now. Of pulls, the oldest is let end."""
-        older = list(self._kept)[:-1]
-        not_pulled = [image_id for image_id in older if image_id not in self._pulled]
-        return not_pulled[0] if not_pulled else older[-1]
+        self.post_again(now_s)
 
     def close(self) -> None:
         while self._kept:

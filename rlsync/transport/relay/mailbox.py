@@ -51,13 +51,6 @@ class Reply:
     lost: ImageId | None = None  #: the image of the message here, if a node could not get it
 
 
-@dataclass(slots=True)
-class _LastRequest:
-    request: Request
-    at_s: float
-    pulls: ImageId | None  # the image that the node was told of in the answer, and may be pulling
-
-
 class Mailbox:
     """Holds the newest message. It may be killed at any time: learner and agents repeat theirs.
 
@@ -68,7 +61,8 @@ class Mailbox:
     def __init__(self, forget_s: float = 90.0) -> None:
         self.forget_s = forget_s
         self.message: Message | None = None
-        self._last: dict[str, _LastRequest] = {}  # by node
+        #: Of each node: the request, when, and the image that it was told of then, and may be pulling.
+        self._last: dict[str, tuple[Request, float, ImageId | None]] = {}
 
     def post(self, message: Message, now_s: float) -> Reply:
         """Take a message, unless a newer one is here. Posting the same again does no harm."""
@@ -84,19 +78,19 @@ class Mailbox:
         if message is not None and (message.stamp <= request.stamp or message.image_id == request.lost):
             message = None
         pulls = None if message is None else message.image_id
-        self._last[request.node] = _LastRequest(request, now_s, pulls)
+        self._last[request.node] = request, now_s, pulls
         self._forget(now_s)
         return message
 
     @property
     def requests(self) -> list[Request]:
         """The last request of each node."""
-        return [last.request for last in self._last.values()]
+        return [request for request, _, _ in self._last.values()]
 
     @property
     def pulled(self) -> frozenset[ImageId]:
         """Images that nodes may be pulling: each was told of one when it asked last."""
-        return frozenset(last.pulls for last in self._last.values() if last.pulls is not None)
+        return frozenset(pulls for _, _, pulls in self._last.values() if pulls is not None)
 
     @property
     def lost(self) -> ImageId | None:
@@ -105,4 +99,4 @@ class Mailbox:
         return here if any(request.lost == here for request in self.requests) else None
 
     def _forget(self, now_s: float) -> None:
-        self._last = {node: last for node, last in self._last.items() if now_s - last.at_s <= self.forget_s}
+        self._last = {node: last for node, last in self._last.items() if now_s - last[1] <= self.forget_s}

@@ -133,17 +133,17 @@ class Arrivals:
         slot = self._free.pop() if self._free else len(self._buffers)
         if slot == len(self._buffers):
             self._buffers.append(torch.empty(self._layout.image_bytes, dtype=torch.uint8))
-        arrived = unpack(flat, self._layout, self._buffers[slot])
+        views = unpack(flat, self._layout, self._buffers[slot])
         node_id = node.machine.node_id
         self._turn = [*(other for other in self._turn if other != node_id), node_id]
         node.arrived += 1
-        node.note_counters(arrived.counters)
-        if int(arrived.views[keys.POLICY_VERSION].min()) < self.oldest_version:
+        node.note_counters(flat.counters)
+        if int(views[keys.POLICY_VERSION].min()) < self.oldest_version:
             self._dropped += 1
             self._free.append(slot)
             return None
         self._taken += 1
         self._held.add(slot)
-        self.origins.append(Origin(node_id, node.pid or 0, arrived.writer, arrived.number))
-        worker = node.seat * self._workers_per_node + arrived.writer
-        return TakenRollout(slot, worker, arrived.number, dict(arrived.views), self._buffers[slot])
+        self.origins.append(Origin(node_id, node.pid or 0, flat.writer, flat.number))
+        worker = node.seat * self._workers_per_node + flat.writer
+        return TakenRollout(slot, worker, flat.number, views, self._buffers[slot])

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
@@ -76,27 +76,11 @@ class Crew:
                     yield ray.get_actor(named["name"], _NAMESPACE)
 
 
-@dataclass(frozen=True, slots=True)
-class LeftAgent:
+class LeftAgent(NamedTuple):
     """An agent without a learner: the actor's handle, and what it said of itself."""
 
     agent: Any
     state: AgentState
-
-    def follow(self, mailbox: Any, keep_s: float) -> AgentState:
-        """Let it follow this learner; returns what it is like now. RayError: it cannot."""
-        state = ray.get(self.agent.follow.remote(mailbox, keep_s), timeout=_ANSWER_S)
-        assert isinstance(state, AgentState)
-        return state
-
-    def unlike(self, likeness: Mapping[str, str]) -> str:
-        """In what it differs from the agents of this learner; empty if in nothing."""
-        names = sorted(likeness.keys() | self.state.likeness.keys())
-        return ", ".join(name for name in names if likeness.get(name) != self.state.likeness.get(name))
-
-    def end(self) -> None:
-        ray.wait([self.agent.end.remote(LEAVE_TIMEOUT_S)], timeout=_ANSWER_S)
-        _kill(self.agent)
 
 
 def taken_over(
@@ -104,26 +88,28 @@ def taken_over(
 ) -> Iterator[tuple[Machine, Any, AgentState]]:
     """Let agents of this ``likeness`` follow, and yield place, handle and state of each; end all others."""
     machines = {machine.node_id: machine for machine in living_machines()}
-    for agent in left:
-        machine = machines.get(agent.state.node_id)
-        unlike = agent.unlike(likeness)
+    for agent, was in left:
+        machine = machines.get(was.node_id)
+        names = sorted(likeness.keys() | was.likeness.keys())
+        unlike = ", ".join(name for name in names if likeness.get(name) != was.likeness.get(name))
         if not keep_s:
             refusal = "agents are not to be kept"
-        elif machine is None or not agent.state.ready:
+        elif machine is None or not was.ready:
             refusal = "its workers are not ready"
         elif unlike:
             refusal = f"it has another {unlike}"
         else:
             try:
-                state = agent.follow(mailbox, keep_s)
+                state: AgentState = ray.get(agent.follow.remote(mailbox, keep_s), timeout=_ANSWER_S)
             except RayError as error:
                 refusal = why(error)
             else:
                 _log.info("the agent of %s follows this learner", machine)
-                yield machine, agent.agent, state
+                yield machine, agent, state
                 continue
-        _log.warning("an agent of an earlier learner (pid %d) is ended: %s", agent.state.pid, refusal)
-        agent.end()
+        _log.warning("an agent of an earlier learner (pid %d) is ended: %s", was.pid, refusal)
+        ray.wait([agent.end.remote(LEAVE_TIMEOUT_S)], timeout=_ANSWER_S)
+        _kill(agent)
 
 
 def _state_of(agent: Any) -> AgentState | None:

@@ -6,10 +6,10 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from threading import Condition
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +18,21 @@ from torch import Tensor
 
 from rlsync.core.errors import PublishError
 from rlsync.core.ledger import Stamp
-from rlsync.tensors.layout import ALIGN_BYTES, Layout
+from rlsync.tensors.layout import Layout
 from rlsync.transport.ring.format import RingCounters
 from rlsync.transport.ring.reader import TakenRollout
 from rlsync.workers import frames as keys
 from rlsync.workers.worker import CollectSettings
 
-#: A rollout on its way to the learner: Ray copies an array of bytes once, and pickles nothing of it.
-Flat = NDArray[np.uint8]
 
-_MAGIC = 0x4C4F_5259_4152  # "RAYROL"
-_HEAD_BYTES = 2 * ALIGN_BYTES
+class Flat(NamedTuple):
+    """A rollout on its way to the learner: Ray copies the array of bytes once, and pickles nothing of it."""
+
+    writer: int  # which worker of its node filled it
+    number: int  # which of that worker's rollouts it is, from 0
+    finals: int  # how many final observations there are
+    counters: RingCounters  # of its node's ring when it left
+    image: NDArray[np.uint8]  # without the room for final observations that nobody used
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,42 +143,24 @@ class Turns:
                 self._changed.notify_all()
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A rollout in the learner's hands."""
-
-    writer: int  # which worker of its node filled it
-    number: int  # which of that worker's rollouts it is, from 0
-    counters: RingCounters  # of its node's ring when it left
-    views: Mapping[str, Tensor]  # by name; final observations are cut to those that there are
-
-
 def pack(rollout: TakenRollout, layout: Layout, counters: RingCounters) -> Flat:
-    """Copy a rollout into one array. The room for final observations that nobody used stays behind."""
-    count = int(rollout.views[keys.FINAL_COUNT])
-    used = _used_bytes(layout, count)
-    flat = np.empty(_HEAD_BYTES + used, dtype=np.uint8)
-    words = [_MAGIC, count, used, rollout.writer, rollout.number, *astuple(counters)]
-    flat[:_HEAD_BYTES].view(np.float64)[: len(words)] = words  # which has whole numbers to 2 ** 53
-    torch.from_numpy(flat[_HEAD_BYTES:]).copy_(rollout.image[:used])
-    return flat
+    """A copy of a rollout."""
+    finals = int(rollout.views[keys.FINAL_COUNT])
+    image = rollout.image[: _used_bytes(layout, finals)].clone().numpy()
+    return Flat(rollout.writer, rollout.number, finals, counters, image)
 
 
-def unpack(flat: Flat, layout: Layout, into: Tensor) -> Arrived:
-    """Copy what :func:`pack` made into memory that the views lie in; PublishError if of another layout."""
-    head = flat[:_HEAD_BYTES].view(np.float64).tolist() if flat.nbytes >= _HEAD_BYTES else [0.0] * 5
-    magic, count, used, writer, number, *counted = head
-    if magic != _MAGIC or used != flat.nbytes - _HEAD_BYTES or used != _used_bytes(layout, int(count)):
+def unpack(flat: Flat, layout: Layout, into: Tensor) -> dict[str, Tensor]:
+    """Copy a rollout into memory, and return its arrays there; PublishError if it is of another layout."""
+    used = flat.image.nbytes
+    if used != _used_bytes(layout, flat.finals):
         what = "what came from a node is not a rollout of this run"
         cure = "run the same version of rlsync, with the same environment, on all nodes"
-        raise PublishError(what, f"{flat.nbytes:,} bytes", cure)
-    np.copyto(into.numpy()[: int(used)], flat[_HEAD_BYTES:])
+        raise PublishError(what, f"{used:,} bytes", cure)
+    np.copyto(into.numpy()[:used], flat.image)
     names = [entry.leaf.name for entry in layout.entries]
     views = dict(zip(names, layout.views(into), strict=True))
-    for name in keys.FINAL:
-        views[name] = views[name][: int(count)]
-    numbers: list[Any] = [*map(int, counted[:6]), *counted[6:8], int(counted[8])]
-    return Arrived(int(writer), int(number), RingCounters(*numbers), views)
+    return views | {name: views[name][: flat.finals] for name in keys.FINAL}
 
 
 def _used_bytes(layout: Layout, finals: int) -> int:

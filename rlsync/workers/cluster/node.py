@@ -54,31 +54,28 @@ def living_machines() -> list[Machine]:
     ]
 
 
+@dataclass(eq=False)
 class Node:
     """An agent with ``credits`` open calls; ``followed`` is the state of one that another learner started."""
 
-    def __init__(
-        self,
-        machine: Machine,
-        seat: int,
-        agent: Any,
-        credits: int,
-        start_timeout_s: float,
-        followed: AgentState | None = None,
-    ) -> None:
-        self.machine = machine
-        self.seat = seat
-        self.agent = agent
+    machine: Machine
+    seat: int
+    agent: Any
+    credits: int
+    start_timeout_s: float
+    followed: AgentState | None = None
+
+    def __post_init__(self) -> None:
+        followed, timeout_s = self.followed, self.start_timeout_s
         self.pid: int | None = None
         self.arrived = 0
         self.counters: RingCounters | None = None
-        self._credits = credits
-        self._start_until_s = time.monotonic() + start_timeout_s + ANSWER_WITHIN_S
+        self._start_until_s = time.monotonic() + timeout_s + ANSWER_WITHIN_S
         self._calls: deque[Any] = deque()
         self._answered_at_s = time.monotonic()
         self._before = NO_ROLLOUTS if followed is None else followed.counters
         self._next_call = 0 if followed is None else followed.first_call
-        self._starting: Any = agent.start.remote(start_timeout_s) if followed is None else None
+        self._starting: Any = self.agent.start.remote(timeout_s) if followed is None else None
         if followed is not None:
             self.note_ready(followed.pid)
 
@@ -129,7 +126,7 @@ class Node:
         self._refill()
 
     def _refill(self) -> None:
-        while len(self._calls) < self._credits:
+        while len(self._calls) < self.credits:
             self._calls.append(self.agent.take.remote(self._next_call, ANSWER_WITHIN_S))
             self._next_call += 1
 
