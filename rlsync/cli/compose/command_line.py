@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
+import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
@@ -49,8 +50,7 @@ class CommandLine:
 
 def read(arguments: list[str]) -> CommandLine:
     """Split the arguments like Hydra, and a sweep into its jobs; own recipes can then be imported."""
-    parser = own_hydra.flags()
-    parser.add_argument(trust.FLAG, action="store_true")
+    parser = _parser()
     flags, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         option, bare = unknown[0].partition("=")[0], unknown[0].lstrip("-")
@@ -79,6 +79,22 @@ def read(arguments: list[str]) -> CommandLine:
     flag_words = tuple(word for word in arguments if word not in (*flags.overrides, trust.FLAG))
     all_jobs = tuple(map(tuple, jobs))
     return CommandLine(tuple(words), all_jobs, sweeps, flags, flag_words, own, tuple(errors), flags.trust)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Hydra's own flags, as ``--hydra-help`` lists them; Hydra reads them once more. And ``--trust``."""
+    parser = argparse.ArgumentParser(prog="rlsync train", add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--version", action="version", version=f"Hydra {hydra.__version__}")
+    short = ("--help -h", "--run -r", "--multirun -m", "--shell-completion -sc")
+    for names in (*short, "--hydra-help", "--resolve", trust.FLAG):
+        parser.add_argument(*names.split(), action="store_true")
+    values = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd")
+    for names in (*values, "--experimental-rerun"):
+        parser.add_argument(*names.split())
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--info", "-i", nargs="?", const="all")
+    return parser
 
 
 def _with_search_path(overrides: list[Override], own: Path | None) -> list[Override]:

@@ -77,8 +77,9 @@ def composition(line: CommandLine, words: Sequence[str]) -> tuple[Composition | 
                 errors += wrong
                 keys += [] if wrong else [override]
         outer = {key_of(o) for o in keys if "." not in key_of(o)}
-        if outer and not outer.isdisjoint(own_hydra.options("", line.config_name, hydras)):
-            # A folder of the user's makes a group of a key.
+        group = outer and not outer.isdisjoint(own_hydra.options("", line.config_name, hydras))
+        if group or any(o.is_add() or o.is_force_add() or o.is_delete() or o.package for o in keys):
+            # A folder of the user's makes a group of a key, or keys come and go.
             config, choices = _composed(line, [*used, *(str(o.input_line) for o in keys)])
         else:
             own_hydra.set_keys(config, keys)

@@ -1,8 +1,7 @@
-"""rlsync's use of Hydra: types and folders, flags and keys, and jobs to hand over."""
+"""rlsync's use of Hydra, as far as Hydra documents it: types and folders, keys, and jobs to hand over."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +12,14 @@ from typing import Any
 
 import hydra
 from hydra import initialize_config_dir, initialize_config_module
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.initialize import get_gh_backup, restore_gh_from_backup
 from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rlsync.cli.compose import refusals
 from rlsync.cli.compose.shipped import config_dir, look_beside
@@ -48,7 +46,6 @@ PARTS = {
 KEY = "_recipe_"
 
 _VERSION = "1.3"
-_PROGRAM = "rlsync train"
 _PACKAGE = "pkg://"
 
 #: What of Hydra's ConfigStore is Hydra's own, with its plugins.
@@ -196,23 +193,20 @@ def options(group: str, config_name: str, own: Sequence[str]) -> list[str]:
     return loader.get_group_options(group, kind, config_name, list(own))
 
 
-def flags() -> argparse.ArgumentParser:
-    """What reads Hydra's own flags, by a private name of Hydra 1.3; Hydra reads them once more."""
-    parser = get_args_parser()
-    parser.prog = _PROGRAM
-    return parser
-
-
 def set_keys(config: DictConfig, overrides: list[Override]) -> None:
-    """Set keys of a composed config, as Hydra 1.3 does last. Until its Compose API takes a config."""
-    ConfigLoaderImpl._apply_overrides_to_config(overrides, config)
+    """Set keys that a composed config has, as Hydra does after it has composed."""
+    for override in overrides:
+        try:
+            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+        except OmegaConfBaseException as error:
+            raise ConfigCompositionException(f"Error merging override {override.input_line}") from error
 
 
 def hand_over(flags: Sequence[str], words: Sequence[str], task: Callable[[DictConfig], None]) -> None:
     """Let Hydra run jobs in folders of theirs, or print what the flags ask for."""
     app = hydra.main(version_base=_VERSION, config_path=str(config_dir()), config_name=CONFIG_NAME)(task)
     before = sys.argv
-    sys.argv = [_PROGRAM, *flags, *words]
+    sys.argv = ["rlsync train", *flags, *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints errors by itself, with a traceback, and exits
     try:
         with _apart():
