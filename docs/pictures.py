@@ -101,7 +101,7 @@ SB3 = "stable-baselines3"
 OFF_POLICY = {
     "CartPole-v1": (
         Contender("dqn", "rlsync", "dqn"),
-        Contender("dqn, prioritised", "rlsync", "dqn", "prioritized"),
+        Contender("dqn, uniform replay", "rlsync", "dqn", "uniform"),
         Contender("dqn, ladder", "rlsync", "dqn", "ladder"),
     ),
     "Pendulum-v1": (
