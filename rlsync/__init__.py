@@ -23,7 +23,7 @@ _NAMES = {
     "rlsync.torchrl_plugin.hooks.staleness": ["BoundStaleness"],
     "rlsync.torchrl_plugin.hooks.verify": ["VerifySync"],
     "rlsync.torchrl_plugin.hooks.watch_workers": ["WatchWorkers"],
-    "rlsync.torchrl_plugin.hooks.record_schedule": ["RecordSchedule"],
+    "rlsync.torchrl_plugin.hooks.record_schedule": ["RecordSchedule", "Rerun"],
     "rlsync.torchrl_plugin.ending.stop": ["Stop"],
     "rlsync.core.trigger": ["Every", "StepsAhead"],
     "rlsync.core.plan": ["Source", "SyncPlan", "Receipt"],
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from rlsync.torchrl_plugin.hooks.logs import LogPolicyLag as LogPolicyLag
     from rlsync.torchrl_plugin.hooks.logs import LogReceipts as LogReceipts
     from rlsync.torchrl_plugin.hooks.record_schedule import RecordSchedule as RecordSchedule
+    from rlsync.torchrl_plugin.hooks.record_schedule import Rerun as Rerun
     from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness as BoundStaleness
     from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights as SyncWeights
     from rlsync.torchrl_plugin.hooks.update_weights import UpdateWeights as UpdateWeights

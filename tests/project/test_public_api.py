@@ -40,6 +40,7 @@ PUBLIC = [
     "RayBoardScheme",
     "Receipt",
     "RecordSchedule",
+    "Rerun",
     "RlsyncError",
     "RlsyncWarning",
     "SendShards",
