@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 from torchrl.trainers import Trainer
 
-from rlsync import RecordSchedule
-from rlsync.core.schedule import ScheduleWriter
+from rlsync import RecordSchedule, Rerun
+from rlsync.core.schedule import Comparison, ScheduleWriter
 from rlsync.recipes.impala.recipe import RECIPE, make_network
 from rlsync.recipes.impala.settings import ImpalaConfig
-from rlsync.recipes.rerun import Rerun, config_of_rerun, lives_to_repeat
+from rlsync.recipes.rerun import config_of_rerun, lives_to_repeat
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig
 from rlsync.recipes.sync_settings import SyncConfig
 from rlsync.tensors.digest import digest
@@ -108,8 +108,8 @@ def runs(folder: Path, pairs: int, frames: int, lags: list[int]) -> dict[str, fl
         again = folder / f"again-{pair}"
         again.mkdir()
         life, _ = lives_to_repeat(folder / f"with-{pair}", lambda _, config=recorded: config)[1]
-        rerun = Rerun(RECIPE.build(config_of_rerun(recorded, life, again), again=life), life, again)
-        took["again"].append(timed(rerun._trainer, lambda _, rerun=rerun: check(rerun)))
+        trainer = RECIPE.build(config_of_rerun(recorded, life, again), again=life)
+        took["again"].append(timed(trainer, lambda trainer, life=life: check(Rerun(life).run(trainer))))
     middle = {name: [statistics.median(each) for each in zip(*of, strict=True)] for name, of in took.items()}
     return {
         "processor time, with / without": middle["with"][0] / middle["without"][0],
@@ -119,8 +119,7 @@ def runs(folder: Path, pairs: int, frames: int, lags: list[int]) -> dict[str, fl
     } | {f"frames a second, {name} / free": middle["with"][1] / middle[name][1] for name, _, _ in lagged}
 
 
-def check(rerun: Rerun) -> None:
-    found = rerun.run()
+def check(found: Comparison) -> None:
     assert found.equal, found
     assert not found.unequal, found
 

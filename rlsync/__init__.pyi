@@ -12,6 +12,7 @@ from rlsync.torchrl_plugin.hooks.staleness import BoundStaleness as BoundStalene
 from rlsync.torchrl_plugin.hooks.verify import VerifySync as VerifySync
 from rlsync.torchrl_plugin.hooks.watch_workers import WatchWorkers as WatchWorkers
 from rlsync.torchrl_plugin.hooks.record_schedule import RecordSchedule as RecordSchedule
+from rlsync.torchrl_plugin.hooks.record_schedule import Rerun as Rerun
 from rlsync.torchrl_plugin.ending.stop import Stop as Stop
 from rlsync.core.trigger import Every as Every, StepsAhead as StepsAhead
 from rlsync.core.plan import Source as Source, SyncPlan as SyncPlan, Receipt as Receipt

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
+from rlsync import Rerun
 from rlsync.cli import trust
 from rlsync.cli.eval import config_of
 from rlsync.cli.main import EXIT_FAILED, output_read, parser_of
 from rlsync.cli.rerun import jobs_again, trainer_again, wanted
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import named
-from rlsync.recipes.rerun import Rerun, frame_of, kept_frame, lives_to_repeat
+from rlsync.recipes.rerun import frame_of, kept_frame, lives_to_repeat, watch_frame
 
 _DESCRIPTION = """Tell which version acted in one frame of a run, what it saw, and what it did. The run is
 made again up to that batch, as by rlsync rerun; what the run has kept of the frame is compared."""
@@ -51,8 +52,9 @@ def main(arguments: list[str]) -> int:
     frame = frame_of(life, recorded, given.number, place)
     with TemporaryDirectory() as folder, output_read(Path(folder)):
         (job,) = jobs_again(chosen, Path(folder), given.trust)
-        rerun = Rerun(trainer_again(life, job, Path(folder)), life, Path(folder), frame)
-        found, seen = rerun.run(), rerun.seen
+        trainer = trainer_again(life, job, Path(folder))
+        seen = watch_frame(trainer, frame)
+        found = Rerun(life).run(trainer)
     made, kept = frame.rollout, kept_frame(given.run, recorded, frame)
     told: dict[str, Any] = {"frame": frame.number, "worker": named(made.worker), "life": made.life}
     told |= {"rollout": made.number, "step": frame.step, "env": frame.env}

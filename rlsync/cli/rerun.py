@@ -12,6 +12,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from torchrl.trainers import Trainer
 
+from rlsync import Rerun
 from rlsync.cli import trust
 from rlsync.cli.eval import config_of
 from rlsync.cli.job import Job, examined
@@ -21,11 +22,10 @@ from rlsync.cli.train import prepare_process
 from rlsync.core.errors import ConfigError
 from rlsync.core.schedule import Comparison, Life
 from rlsync.recipes.bounds import refuse
-from rlsync.recipes.rerun import Rerun, config_of_rerun, lives_to_repeat, number_versions
+from rlsync.recipes.rerun import config_of_rerun, lives_to_repeat, number_versions
 from rlsync.recipes.run_files import RESOLVED, SCHEDULE
 from rlsync.recipes.settings import Config
 from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState
-from rlsync.torchrl_plugin.hooks.record_schedule import machine
 
 _DESCRIPTION = f"""Make a run again, bit by bit, from its config, its seed and its {SCHEDULE}. The same
 workers act with the same versions, in lives of the same length, and the learner takes their rollouts in the
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     found: Comparison | None = None
     with output_read(folder):
         for (life, _), job in zip(chosen, jobs, strict=True):
-            found = Rerun(trainer_again(life, job, folder), life, folder, given.until).run().after(found)
+            found = Rerun(life, given.until).run(trainer_again(life, job, folder)).after(found)
             if found.unequal:
                 break
     assert found is not None, "there is a life"
@@ -74,11 +74,8 @@ def main(arguments: list[str]) -> int:
 
 
 def jobs_again(chosen: list[tuple[Life, Config]], folder: Path, trusted: bool) -> list[Job]:
-    """The checked jobs of a rerun that writes to a folder; what differs on this machine is told."""
+    """The checked jobs of a rerun that writes to a folder."""
     prepare_process()
-    for name, now in machine().items():
-        for then in {life.facts.get(name) for life, _ in chosen} - {now}:
-            print(f"the last bits of numbers may differ: {name} was {then}, and is {now}", file=sys.stderr)
     found = [examined(config_of_rerun(recorded, life, folder), trusted=trusted) for life, recorded in chosen]
     refuse(error for _, errors in found for error in errors)
     return [job for job, _ in found if job is not None]

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
-from torchrl.collectors import BaseCollector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.collectors import BaseCollector, MultiSyncCollector
 from torchrl.data import Unbounded
 from torchrl.envs import EnvBase, TensorDictPrimer
 from torchrl.trainers import Trainer
 
-from rlsync import BoardScheme, Forkserver, WeightBoard
+from rlsync import BoardScheme, Forkserver, Rerun
 from rlsync.core.schedule import FixedLag
 from rlsync.recipes.env_settings import EnvConfig
 from rlsync.recipes.networks import workers_policy
@@ -22,8 +22,7 @@ from rlsync.recipes.run import Run
 from rlsync.recipes.run_files import VERSIONS
 from rlsync.recipes.settings import IN_PROCESS
 from rlsync.recipes.spaces import Maker, make_env, making, naming_env
-from rlsync.torchrl_plugin.compat.collectors import SeededCollector, WaitingAsyncCollector, let_arrive
-from rlsync.transport.board.planned import PlannedBoard
+from rlsync.torchrl_plugin.compat.collectors import SeededCollector, WaitingAsyncCollector
 from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.devices import CPU
 from rlsync.workers.player import Playable
@@ -66,21 +65,17 @@ class Here:
                 return SeededCollector(makers[0], acting, **common, **devices, track_policy_version=True)
         adopt: Any = settings.adopt
         again = run.again if settings.kind == "async" else None  # others are the same with every run
-        board, patience_s = None, settings.silent_timeout_s
-        if again is not None:  # workers wait for their versions
-            plan, within_s = again.plan(self.workers), settings.silent_timeout_s or float("inf")
-            board, patience_s = WeightBoard(_writer=PlannedBoard(plan, stays=False, timeout_s=within_s)), None
         scheme = BoardScheme(
             adopt,
             start_timeout_s=settings.start_timeout_s,
-            silent_timeout_s=patience_s,
+            silent_timeout_s=settings.silent_timeout_s,
             transport=settings.transport,
-            _board=board,
+            _board=None if again is None else Rerun(again).board,
         )
         if (versions_file := run.file(VERSIONS)) is not None:
             scheme.board.ledger.reserve_in(versions_file)  # the first one is published when workers start
         with naming_env(env), Forkserver(preload=[__name__]):
-            collector: BaseCollector = _COLLECTORS[settings.kind](
+            return _COLLECTORS[settings.kind](
                 makers,
                 acting,
                 **common,
@@ -88,9 +83,6 @@ class Here:
                 num_sub_threads=1,
                 weight_sync_schemes={"policy": scheme},
             )
-        if again is not None and isinstance(collector, MultiAsyncCollector):
-            let_arrive(collector, [rollout.worker for rollout in again.rollouts])
-        return collector
 
     def unrolls(self, network: Playable, *, when_full: Any, **shared: Any) -> RolloutCollector:
         """Start workers of unrolls; ``when_full`` is for here, ``shared`` are arguments of clusters, too."""

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,17 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.trainers import Trainer
 
-from rlsync import RecordSchedule, SyncWeights
 from rlsync.core.errors import ConfigError
 from rlsync.core.ledger import Reserved
-from rlsync.core.schedule import EVERYBODY, Comparison, Life, Rollout, compared, lives_in
+from rlsync.core.schedule import EVERYBODY, Life, Rollout, lives_in
 from rlsync.core.whole_file import digest_of
 from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.replay.row_segments import INDEX, Segment, read
 from rlsync.recipes.replay.settings import OffPolicyConfig
 from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, LIVES, RESOLVED, SCHEDULE, VERSIONS
 from rlsync.recipes.settings import Config, EvaluationConfig
-from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat.stamps import STAMP
-from rlsync.torchrl_plugin.compat.trainers import registered_modules
-from rlsync.transport.board.planned import PlannedBoard
+from rlsync.torchrl_plugin.hooks.record_schedule import stop
 from rlsync.workers.rollout_collector import RolloutCollector
 
 #: Keys that decide nothing of what is learned.
@@ -210,51 +206,13 @@ def kept_frame(run: Path, config: Config, frame: Frame) -> Mapping[str, Tensor]:
     return {}
 
 
-class Rerun:
-    """A recorded life, made again by a trainer that was built with ``again=life``. It ends where the record
-    ends, a digest differs, or ``until`` a version is published or a frame's batch is learned from; then with
-    a checkpoint. Before the trainer is built: :func:`number_versions`.
-    """
+def watch_frame(trainer: Trainer, frame: Frame) -> dict[str, Tensor]:
+    """What the frame has, by name; filled when the trainer, which a rerun stops then, has its batch."""
+    seen, batches, collector = dict[str, Tensor](), count(), trainer.collector
+    per_batch = collector.rollouts_per_batch if isinstance(collector, RolloutCollector) else 1
+    before, place = divmod(frame.taken, per_batch)
 
-    def __init__(self, trainer: Trainer, life: Life, folder: Path, until: int | Frame | None = None) -> None:
-        self._trainer, self._life, self._folder, self._until = trainer, life, folder, until
-        self.seen: dict[str, Tensor] = {}  #: what the frame has, by name, once it is made
-        collector = trainer.collector
-        per_batch = collector.rollouts_per_batch if isinstance(collector, RolloutCollector) else 1
-        if isinstance(until, Frame):
-            trainer.register_op("batch_process", partial(self._see, until, per_batch, count()))
-        self._batches = sum(not rollout.dropped for rollout in life.rollouts) // per_batch
-        for part in registered_modules(trainer):
-            if isinstance(part, RecordSchedule):
-                part.digested = self._compare
-            elif isinstance(part, SyncWeights) and part.feeds is collector:
-                part.watch(self._published)
-        trainer.register_op("post_steps_log", self._batch)
-        trainer.register_op("shutdown", self._let_workers_go)
-
-    def run(self) -> Comparison:
-        try:
-            self._trainer.train()
-        finally:
-            self._let_workers_go()
-            self._trainer.shutdown()
-        return compared(self._life, lives_in(self._folder / SCHEDULE)[-1])
-
-    def _compare(self, version: int, found: Mapping[str, int]) -> None:
-        if self._life.digests.get(version, found) != found:
-            self._trainer.request_stop(f"version {version} differs")
-
-    def _published(self, version: int, *_: object) -> None:
-        if version == self._until:
-            self._trainer.request_stop(f"version {version} is published")
-
-    def _batch(self, batch: object = None) -> None:
-        self._batches -= 1
-        if not self._batches:
-            self._trainer.request_stop("the record ends here")
-
-    def _see(self, frame: Frame, per_batch: int, batches: Iterator[int], batch: TensorDictBase) -> None:
-        before, place = divmod(frame.taken, per_batch)
+    def see(batch: TensorDictBase) -> None:
         if next(batches) != before:
             return
         at = frame.step, place * frame.envs + frame.env
@@ -262,11 +220,8 @@ class Rerun:
             batch, at = batch.reshape(frame.envs, frame.steps), (frame.env, frame.step)
         told = (STAMP, "observation", "action")
         names = (name for name in batch.sorted_keys if name in told or name.endswith("log_prob"))
-        self.seen = {name: batch[name][at].clone() for name in names}
-        self._trainer.request_stop("the frame is made")
+        seen.update((name, batch[name][at].clone()) for name in names)
+        stop(trainer)
 
-    def _let_workers_go(self) -> None:
-        """Workers may wait for versions that do not come."""
-        endpoint = endpoint_of(self._trainer.collector)
-        if isinstance(endpoint.publisher.transport, PlannedBoard):
-            endpoint.publisher.transport.close()
+    trainer.register_op("batch_process", see)
+    return seen

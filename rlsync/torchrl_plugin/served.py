@@ -26,6 +26,7 @@ from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, serve
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.watch import Watch
+from rlsync.transport.board.planned import PlannedBoard
 
 
 class Served:
@@ -86,6 +87,9 @@ class ServedProcesses(Served):
             return
         collectors.end_groups(self.workers)
         to_start_s, silent_s = timeouts_s
+        if isinstance(planned := publisher.transport, PlannedBoard):
+            planned.timeout_s = silent_s or float("inf")
+            collectors.let_arrive(self.workers, planned.order)
         waits.await_start(self.workers, to_start_s, logs, lambda: Watch(publisher, self.workers, silent_s))
 
 

@@ -27,7 +27,7 @@ from tensordict import TensorDict
 from torchrl.trainers import Trainer
 
 import rlsync.recipes.place
-from rlsync import RecordSchedule
+from rlsync import RecordSchedule, Rerun
 from rlsync.cli.resume import load
 from rlsync.cli.status import handle_in
 from rlsync.cli.train import leave_address
@@ -39,13 +39,12 @@ from rlsync.recipes.impala.settings import ImpalaConfig, UnrollReplayConfig
 from rlsync.recipes.registry import Recipe
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.rerun import (
-    Frame,
-    Rerun,
     config_of_rerun,
     frame_of,
     keep_life,
     lives_to_repeat,
     number_versions,
+    watch_frame,
 )
 from rlsync.recipes.run_files import CHECKPOINT, LIVES, RESOLVED, SCHEDULE, STALENESS
 from rlsync.recipes.settings import CollectorConfig, Config, EnvConfig, PPOConfig
@@ -116,11 +115,10 @@ def trained(
 def again(
     recipe: Recipe,
     given: Config,
-    until: int | Frame | None = None,
+    until: int | None = None,
     begun: Callable[[Trainer], object] = bool,
-    ended: Callable[[Rerun], object] = bool,
 ) -> Comparison:
-    """Make the run of this config again, all its lives. ``begun`` and ``ended`` are called in each."""
+    """Make the run of this config again, all its lives. ``begun`` is called in each."""
     run, found = Path(str(given.run_dir)), None
     folder = run / "again"
     folder.mkdir()
@@ -131,9 +129,7 @@ def again(
         if config.resume is not None:
             load(trainer, Path(config.resume) / CHECKPOINT, None)
         begun(trainer)
-        rerun = Rerun(trainer, life, folder, until)
-        found = rerun.run().after(found)
-        ended(rerun)
+        found = Rerun(life, until).run(trainer).after(found)
     assert found is not None
     return found
 
@@ -310,9 +306,12 @@ def test_a_frame_is_made_again_as_the_learner_took_it(
     frame = frame_of(life, given(tmp_path), None, place)
     assert frame_of(life, given(tmp_path), frame.number, place) == frame
     seen: dict[str, Any] = {}
-    assert (
-        again(recipe, given(tmp_path / "run"), frame, ended=lambda rerun: seen.update(rerun.seen)).equal > 1
-    )
+
+    def look(trainer: Trainer) -> None:
+        nonlocal seen
+        seen = watch_frame(trainer, frame)
+
+    assert again(recipe, given(tmp_path / "run"), begun=look).equal > 1
     theirs = made[worker if recipe is IMPALA else EVERYBODY, rollout]
     at = {laser: (step, env), in_step: (worker, env, step), in_one_process: (step,)}[given]
     for name, value in seen.items():

@@ -41,6 +41,7 @@ PUBLIC = [
     "RayBoardScheme",
     "Receipt",
     "RecordSchedule",
+    "Rerun",
     "RlsyncError",
     "RlsyncWarning",
     "SendShards",

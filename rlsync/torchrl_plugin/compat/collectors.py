@@ -136,13 +136,13 @@ class WaitingAsyncCollector(MultiAsyncCollector):
         return self.num_workers  # each has one rollout out, until the learner takes it
 
 
-def let_arrive(collector: MultiAsyncCollector, order: Iterable[int]) -> None:
-    """Let the workers' rollouts arrive in this order; early ones wait. After the last one: BoardClosed."""
+def let_arrive(collector: MultiCollector, order: Iterable[int]) -> None:
+    """Let asynchronous rollouts arrive in this order; early ones wait. After the last one: BoardClosed."""
     workers, early = iter(order), defaultdict[int, deque[Any]](deque)
     expected = next(workers, None)
 
     @in_place_of(collector, "_get_from_queue")
-    def get(self: MultiAsyncCollector, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
+    def get(self: Any, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
         nonlocal expected
         if expected is None:
             raise BoardClosed("the recorded rollouts are used up", "rerun", "it ends where the record ends")

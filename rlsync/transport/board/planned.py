@@ -25,7 +25,8 @@ from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFi
 _MAGIC = 0x4E414C50_4C52  # "RLPLAN"
 _FORMAT = 1
 _TURN = PAGE_BYTES // 8  # a word: how often the learner has asked for a batch
-_BEGUN = _TURN + 1  # a word for each worker: how many rollouts of its plan have begun
+_OVER = _TURN + 1  # a word: whether the learner has given up the plan
+_BEGUN = _OVER + 1  # a word for each worker: how many rollouts of its plan have begun
 _BYTES = whole_pages((_BEGUN + fmt.MAX_READERS) * 8)
 
 #: By worker: its rollouts, in order: in which life of the worker, with which version. Versions do not fall. A
@@ -79,7 +80,7 @@ class PlannedReader(BoardReader):
         if planned is None and not self._stays:
             return super().adopt()
         for pause_s in pauses():
-            if self.closed_by_learner:
+            if self.closed_by_learner or self._counts[_OVER]:
                 if self._stays:
                     raise BoardClosed("the learner has ended", f"worker {self.reader}", "")
                 return self.version
@@ -101,9 +102,10 @@ class PlannedReader(BoardReader):
 class PlannedBoard(BoardWriter):
     """The learner's end; a publish waits for the plan. For ``stays`` see :class:`PlannedReader`."""
 
-    def __init__(self, plan: Plan, *, stays: bool, timeout_s: float) -> None:
+    def __init__(self, plan: Plan, *, stays: bool, timeout_s: float = 0.0, order: Sequence[int] = ()) -> None:
         super().__init__()
-        self._plan, self._stays, self._timeout_s = plan, stays, timeout_s
+        self._plan, self._stays, self.timeout_s = plan, stays, timeout_s
+        self.order = order  #: who makes the rollouts that the learner takes, one after the other
         self._by_turn = any(isinstance(rollouts, FixedLag) for rollouts in plan.values())
         self._counted = SharedFile.create("rlsync-plan")
         self._counted.resize(_BYTES)
@@ -123,18 +125,18 @@ class PlannedBoard(BoardWriter):
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
         """Publish when all rollouts of older versions have begun; AdoptionTimeout if one does not begin."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         now = self._counts[_TURN] if self._by_turn else stamp.version - 1
         for pause_s in pauses():
             late = [w for w in self._plan if (due := self.next(w)) is not None and due.version <= now]
-            if not late:
+            if not late or self._counts[_OVER]:
                 break
             self.look()
             if time.monotonic() >= deadline:
                 began = ", ".join(f"worker {w} began {self._counts[_BEGUN + w]}" for w in late)
                 raise AdoptionTimeout(
                     f"rollouts that act with older versions than {stamp.version} were not begun within "
-                    f"{self._timeout_s:g} s",
+                    f"{self.timeout_s:g} s",
                     f"{began} of its planned rollouts",
                     "look at what the worker does (py-spy dump --pid PID)",
                 )
@@ -149,6 +151,10 @@ class PlannedBoard(BoardWriter):
     def go_back(self, worker: int, number: int) -> None:
         """Let a worker's next process begin with this rollout."""
         self._counts[_BEGUN + worker] = number
+
+    def let_go(self) -> None:
+        """Give up the plan: workers that do not stay go on with what they have, and no publish waits."""
+        self._counts[_OVER] = not self._stays
 
     def close(self) -> None:
         super().close()

@@ -17,6 +17,7 @@ from rlsync import (
     PublishError,
     Receipt,
     RecordSchedule,
+    Rerun,
     RlsyncError,
     SendShards,
     Source,
@@ -32,6 +33,7 @@ from rlsync import (
     WorkerLost,
     resolve,
 )
+from rlsync.core.schedule import Comparison
 from rlsync.core.trigger import Trigger
 
 
@@ -104,7 +106,8 @@ def the_other_hooks(sync: SyncWeights, trainer: Any) -> None:
     assert_type(bound.dropped_frames, int)
     VerifySync(sync, Every(100)).register(trainer)
     WatchWorkers(silent_timeout_s=None).register(trainer)
-    RecordSchedule(sync, "schedule.bin", every=10).register(trainer)
+    RecordSchedule(sync, "again.bin", every=10).register(trainer)
+    assert_type(Rerun("schedule.bin", until=12).run(trainer), Comparison)
     shards = SendShards({"policy": trainer.loss_module}, timeout_s=5.0, in_place=False)
     assert_type(shards(), "int | None")
     UpdateWeights(trainer.collector, 4, weight_update_map={"policy": "net"}, trainer=trainer)
