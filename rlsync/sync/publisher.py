@@ -195,17 +195,15 @@ class Publisher:
         layout, same = self.transport.layout, leaves.keys() == self._last_keys
         brought = {} if same else _by_destination(leaves)
         others = any(self._brought.get(destination) != names for destination, names in brought.items())
-        if layout is None or others or self._tie_broken(leaves):
+        tie_broken = any(
+            tied in leaves and owner in leaves and memory_key(leaves[tied]) != memory_key(leaves[owner])
+            for tied, owner in self._ties
+        )
+        if layout is None or others or tie_broken:
             layout = self._lay_out(leaves)
         if not same:
             self._last_keys = frozenset(leaves)
         return layout, self._owners
-
-    def _tie_broken(self, leaves: Mapping[Key, Tensor]) -> bool:
-        return any(
-            tied in leaves and owner in leaves and memory_key(leaves[tied]) != memory_key(leaves[owner])
-            for tied, owner in self._ties
-        )
 
     def _lay_out(self, leaves: Mapping[Key, Tensor]) -> Layout:
         """Lay the transport out for these leaves, and for what its newest version holds besides."""

@@ -144,8 +144,15 @@ class WorkersPublisher(Publisher):
             if weights is None and self.specs(destination) == []:
                 return  # a policy without weights: the version counts all the same
             if weights is None:
-                weights = self._learners_own(destination)
-            self._staged.update(self.fitted(self._fit(destination), destination, weights))
+                try:
+                    weights = self.collector.get_model(destination)
+                except (ValueError, AttributeError) as cause:
+                    what = f"nothing to send to {destination!r}: the learner's collector holds no such module"
+                    cure = "pass the weights, or register a SyncWeights, whose map names their source"
+                    raise PublishError(what, "update_policy_weights_() without weights", cure) from cause
+            fit = Fit(f"the weights sent to {destination!r}", f"of {destination!r} in the workers")
+            fit = self._fits.setdefault(destination, fit)
+            self._staged.update(self.fitted(fit, destination, weights))
 
     def send_over(self, destination: str, weights: Mapping[str, Tensor]) -> None:
         """Publish the leaves that the workers have of a state dict; others keep their newest value."""
@@ -153,20 +160,6 @@ class WorkersPublisher(Publisher):
         kept = {name: tensor for (of, name), tensor in held(self.transport).items() if of == destination}
         named = {spec.name for spec in specs}
         self.send(destination, kept | {name: t for name, t in weights.items() if name in named})
-
-    def _fit(self, destination: str) -> Fit:
-        if destination not in self._fits:
-            where, against = f"the weights sent to {destination!r}", f"of {destination!r} in the workers"
-            self._fits[destination] = Fit(where, against)
-        return self._fits[destination]
-
-    def _learners_own(self, destination: str) -> object:
-        try:
-            return self.collector.get_model(destination)
-        except (ValueError, AttributeError) as cause:
-            what = f"nothing to send to {destination!r}: the learner's collector holds no such module"
-            cure = "pass the weights, or register a SyncWeights, whose map names their source"
-            raise PublishError(what, "update_policy_weights_() without weights", cure) from cause
 
 
 def _seen_in(workers: Sequence[Mapping[str, Sequence[LeafSpec]]], destination: str) -> list[LeafSpec]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
 from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, PublishError
@@ -92,23 +93,14 @@ class ForeignEndpoint(Endpoint):
         return name, ""
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
-        model = self._shown(destination)
-        if not isinstance(model, torch.nn.Module):
-            return None
-        return Leaves(model, f"collector.{destination}").specs()
-
-    def _shown(self, destination: str) -> object:
-        """What the learner's collector holds for a destination; ``None`` if it shows nothing."""
+        # Distributed collectors have no get_model; they hold what their workers copied.
+        find = partial(walk, self.collector, error=DestinationNotFound, root_name="collector")
         show = getattr(self.collector, "get_model", None)
-        if show is not None:
-            try:
-                return show(destination)
-            except (ValueError, AttributeError, KeyError):
-                return None
-        try:  # distributed collectors have no get_model; they hold what their workers copied
-            return walk(self.collector, parse(destination), error=DestinationNotFound, root_name="collector")
-        except DestinationNotFound:
+        try:
+            model: object = find(parse(destination)) if show is None else show(destination)
+        except (ValueError, AttributeError, KeyError, DestinationNotFound):
             return None
+        return Leaves(model, f"collector.{destination}").specs() if isinstance(model, nn.Module) else None
 
     def verification(self) -> NoReturn:
         what = f"the workers of this {type(self.collector).__name__} cannot be asked what they act with"

@@ -44,12 +44,10 @@ class BoardReport:
     notes: dict[tuple[int, Note], bytes]  #: what each of them has left for the learner
 
     @classmethod
-    def of(cls, node: str, board: BoardWriter, numbers: Sequence[int] | None) -> BoardReport:
-        """The report of now; ``numbers`` has the learner's number of each reader (``None``: the same)."""
-        local = board.status()
-        if numbers is not None:
-            local = [status for status in local if status.reader < len(numbers)]
-        own = {s.reader: s.reader if numbers is None else numbers[s.reader] for s in local}
+    def of(cls, node: str, board: BoardWriter, numbers: Sequence[int]) -> BoardReport:
+        """The report of now; ``numbers`` has the learner's number of each reader."""
+        local = [status for status in board.status() if status.reader < len(numbers)]
+        own = {status.reader: numbers[status.reader] for status in local}
         readers = tuple(replace(status, reader=own[status.reader]) for status in local)
         notes = {(own[s.reader], kind): board.note(s.reader, kind) for s in local for kind in Note}
         left = {key: note for key, note in notes.items() if note is not None}
@@ -73,7 +71,7 @@ class NodeReceiver:
     node: str
     board: BoardWriter
     _: KW_ONLY
-    numbers: Sequence[int] | None = None
+    numbers: Sequence[int]
     pull_s: float = 60.0
     again_s: float = 1.0
 
