@@ -25,7 +25,6 @@ from rich.console import Console
 
 from rlsync.cli import explain, plot
 from rlsync.cli.panels import COLOURS
-from rlsync.cli.train import prepare_process, shut_down
 
 PICTURES = Path(__file__).parent / "pictures"
 #: Inches, and dots an inch: letters can be read where a phone makes the picture half as wide.
@@ -41,9 +40,7 @@ def rows_of(results: str) -> list[dict[str, str]]:
 
 def explained() -> str:
     """The output of ``rlsync explain``."""
-    prepare_process()
-    with shut_down(explain.from_config([])()) as trainer:
-        return explain.plan_of(trainer).table()
+    return explain.plan_of_config([]).table()
 
 
 def draw_explain(picture: Path) -> None:

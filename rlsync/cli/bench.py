@@ -236,5 +236,8 @@ def adoption_s(policy: BulkPolicy, trials: int) -> dict[str, float]:
 
 
 def _apply(target: Target, mode: str, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:
-    getattr(target, mode)(views)
+    if mode == "alias":
+        target.alias(views)
+    else:
+        target.copy(views)
     return mode == "alias"

@@ -410,6 +410,7 @@ def test_what_fails_with_a_board_only_is_told_from_what_fails_with_stamps(tmp_pa
     tests = tmp_path / "test" / "test_collectors.py"
     tests.parent.mkdir()
     tests.write_text(THEIR_TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
     ended = _run(BENCHMARKS / "torchrl_tests.py", tmp_path)
     told = ended.stdout.splitlines()
     assert ended.returncode == 1, ended.stdout + ended.stderr
