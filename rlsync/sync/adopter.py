@@ -187,8 +187,13 @@ class Adopter:
         alias = self._destinations[destination].adopt == "alias" and not excluded and target.may_alias()
         if isinstance(target.module, nn.Module) and target.module not in self._guarded:
             # load_state_dict() writes into the parameters in place; aliased ones are read-only.
-            let_go = weakref.WeakMethod(self._let_go)
-            target.module.register_load_state_dict_pre_hook(lambda *_: (let_go() or int)())
+            ref = weakref.WeakMethod(self._let_go)
+
+            def let_go(*_: object) -> None:
+                if (release := ref()) is not None:
+                    release()
+
+            target.module.register_load_state_dict_pre_hook(let_go)
             self._guarded.add(target.module)
         names = tuple(leaf.name for leaf in leaves)
         return Binding(destination, target, names, tuple(views), alias, excluded)
