@@ -225,8 +225,10 @@ class Rerun:
     @cached_property
     def board(self) -> WeightBoard:
         """What the collector of the rerun takes its schemes from; it numbers versions as they were."""
-        plan = self._life.plan(max(self._order) + 1) if self._by_one else None  # else workers take turns
-        board = WeightBoard(_writer=plan and PlannedBoard(plan, stays=False, order=self._order))
+        writer = None  # workers that make a batch together take turns
+        if self._by_one:
+            writer = PlannedBoard(self._life.plan(max(self._order) + 1), stays=False, order=self._order)
+        board = WeightBoard(_writer=writer)
         board.ledger.advance_to(self._life.publishes[0].version - 1)
         return board
 
