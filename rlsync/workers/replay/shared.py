@@ -1,4 +1,4 @@
-"""One replay of unrolls for learners in processes of their own: all of them fill it, and all draw from it.
+"""One replay of rollouts for learners in processes of their own: all of them fill it, and all draw from it.
 
 Its memory is one shared file of blocks, each laid out as a slot of the rollout ring: the unrolls that one
 worker has made in its environments. The protocol, and why no row is torn, evicted or held by the dead::
@@ -30,13 +30,12 @@ from rlsync.tensors.layout import Layout
 from rlsync.transport.rules import pauses
 from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFile, whole_pages
 from rlsync.workers import frames as keys
-from rlsync.workers.frames import RolloutShape
 from rlsync.workers.player import Player, Record
 from rlsync.workers.replay.unrolls import Drawn
 
 _MAGIC = 0x504C5952_4C52  # "RLRYLP"
 _FORMAT = 1
-_NUMBER, _AGENT, _WORKER, _LINE_WORDS = range(4)  # the words of a block's line; their lines begin at a page
+_LINE_BYTES = 3 * 8  # of a block: number, agent, worker. All lines lie before the first block
 _BLOCK_LOCK = 1 << 44  # far behind the data: these locks need no bytes under them
 
 
@@ -51,60 +50,34 @@ class SharedReplayHandle:
     agent: int = 0  #: the number of the agent that opens it
 
 
-class SharedReplayFile:
-    """The memory of a shared replay. Agents keep what they have opened.
+def made_replay(
+    player: Player, shape: keys.RolloutShape, capacity_steps: int, max_bytes: int, agents: int
+) -> tuple[SharedFile, SharedReplayHandle]:
+    """The memory of a replay for so many agents that act with such players, and how they find it.
 
-    Args:
-        player: of the agents, which must all record the same.
-        shape: of one rollout of a worker.
-        capacity_steps: how many steps are held at most; only whole rollouts are held.
-        max_bytes: how much memory it may take.
-        agents: how many agents there are. Each may leave a block without a number when it is killed.
-
-    Raises:
-        ConfigError: there is no room for a block for each agent and one more, or it takes more memory.
+    Each of them may leave one block without a number when it is killed, so there is at least one more.
+    ConfigError if that does not fit, or ``capacity_steps`` take more than ``max_bytes``.
     """
-
-    def __init__(
-        self, player: Player, shape: RolloutShape, capacity_steps: int, max_bytes: int, agents: int
-    ) -> None:
-        layout = shape.layout(player)
-        in_block = shape.steps * shape.num_envs
-        blocks = capacity_steps // in_block
-        if blocks <= agents:
-            what = f"{agents} agents cannot share a replay of {capacity_steps} steps"
-            cure = f"give room for {agents + 1} rollouts of {in_block} steps or more"
-            raise ConfigError(what, "recipe.replay.capacity_steps", cure)
-        lines_bytes = whole_pages(blocks * _LINE_WORDS * 8)
-        size = PAGE_BYTES + lines_bytes + blocks * layout.image_bytes
-        if size > max_bytes:
-            what = f"a replay of {capacity_steps} steps takes {size:,} bytes, and may take {max_bytes:,}"
-            cure = f"give {size} or more, or fewer recipe.replay.capacity_steps"
-            raise ConfigError(what, "recipe.replay.max_bytes", cure)
-        self._file = SharedFile.create("rlsync-replay")
-        self._file.resize(size)
-        mark = Mark.write(self._file.words(PAGE_BYTES, 0), _MAGIC, _FORMAT)
-        self.handle = SharedReplayHandle(self._file.address, mark, layout.to_json(), blocks)
-
-    def close(self) -> None:
-        """Let no other process open it."""
-        self._file.close()
+    layout, in_block = shape.layout(player), shape.steps * shape.num_envs
+    blocks = capacity_steps // in_block
+    if blocks <= agents:
+        what = f"{agents} agents cannot share a replay of {capacity_steps} steps"
+        cure = f"give room for {agents + 1} rollouts of {in_block} steps or more"
+        raise ConfigError(what, "recipe.replay.capacity_steps", cure)
+    size = PAGE_BYTES + whole_pages(blocks * _LINE_BYTES) + blocks * layout.image_bytes
+    if size > max_bytes:
+        what = f"a replay of {capacity_steps} steps takes {size:,} bytes, and may take {max_bytes:,}"
+        raise ConfigError(what, "recipe.replay.max_bytes", f"give {size}, or fewer capacity_steps")
+    file = SharedFile.create("rlsync-replay")
+    file.resize(size)
+    mark = Mark.write(file.words(PAGE_BYTES, 0), _MAGIC, _FORMAT)
+    return file, SharedReplayHandle(file.address, mark, layout.to_json(), blocks)
 
 
 class SharedReplay:
-    """An agent's end of a shared replay, to be used as an :class:`UnrollReplay` is.
+    """An agent's end, to be used in one thread as an :class:`UnrollReplay` is: out comes what went in.
 
-    It draws uniformly from the newest rollouts of all agents, with replacement. What comes out is what went
-    in, bit by bit, but for what lies under ``"collector"``. Use it in one thread.
-
-    Args:
-        handle: of the replay, with the agent's number.
-        records: what the player records: ``player.records``.
-        workers: called for each batch; returns which worker made each of its rollouts.
-        seed: of the draws.
-
-    Raises:
-        BoardClosed: the process that has made the replay is gone.
+    For each batch it asks ``workers`` which worker made each of its rollouts. ``records`` are the player's.
     """
 
     def __init__(
@@ -117,53 +90,40 @@ class SharedReplay:
         self.records = tuple(records)
         self.generator = torch.Generator().manual_seed(seed)
         self._workers = workers
-        self._full = False
         self._file, _ = handle.mark.open(handle.address, PAGE_BYTES, "shared replay")
         layout, blocks = Layout.from_json(handle.layout), handle.blocks
-        lines_bytes = whole_pages(blocks * _LINE_WORDS * 8)
-        size = lines_bytes + blocks * layout.image_bytes
-        memory = self._file.map(size, PAGE_BYTES, writable=True)
-        lines = memory[: blocks * _LINE_WORDS * 8].view(torch.int64).view(blocks, _LINE_WORDS).numpy()
-        self._numbers, self._agents, self._makers = lines[:, _NUMBER], lines[:, _AGENT], lines[:, _WORKER]
-        images = memory[lines_bytes:].view(blocks, layout.image_bytes)
-        columns = {entry.leaf.name: _column(images, entry.offset, entry.leaf) for entry in layout.entries}
-        self._steps, self._envs = columns[keys.REWARD].shape[1:]
-        self._finals = {name: columns.pop(name) for name in (*keys.FINAL, keys.FINAL_COUNT)}
-        beside = {record.name for record in records if record.beside}
-        self._columns = {
-            name: column
-            for name, column in columns.items()
-            if name not in (keys.EPISODE_RETURN, keys.EPISODE_LENGTH, *beside)
+        images_at = whole_pages(blocks * _LINE_BYTES)
+        memory = self._file.map(images_at + blocks * layout.image_bytes, PAGE_BYTES, writable=True)
+        lines = memory[: blocks * _LINE_BYTES].view(torch.int64).view(blocks, 3).numpy()
+        self._numbers, self._agents, self._makers = lines.T
+        images = memory[images_at:].view(blocks, layout.image_bytes)
+        self._columns = {  # each leaf of all blocks, in their memory
+            leaf.name: images[:, at : at + leaf.payload_bytes].view(leaf.dtype).view(blocks, *leaf.shape)
+            for leaf, at in ((entry.leaf, entry.offset) for entry in layout.entries)
         }
-        self.capacity_steps = blocks * self._envs * self._steps
-
-    def __len__(self) -> int:
-        """How many unrolls are held."""
-        return int((self._numbers > 0).sum()) * self._envs
+        self._finals = {name: self._columns.pop(name) for name in (*keys.FINAL, keys.FINAL_COUNT)}
+        for name in (keys.EPISODE_RETURN, keys.EPISODE_LENGTH, *(r.name for r in records if r.beside)):
+            del self._columns[name]
+        self._envs = self._columns[keys.REWARD].shape[2]
+        self._in_block = self._columns[keys.REWARD][0].numel()
+        self.capacity_steps = blocks * self._in_block
 
     @property
     def steps(self) -> int:
         """How many steps are held."""
-        return len(self) * self._steps
+        return int((self._numbers > 0).sum()) * self._in_block
 
     @property
     def full(self) -> bool:
-        """Whether every block was written already."""
-        self._full = self._full or bool(self._numbers.all())
-        return self._full
+        return bool(self._numbers.all())
 
     def extend(self, batch: TensorDictBase, agent: int = 0) -> None:
-        """Put the rollouts of a batch in the place of the oldest ones.
-
-        Raises:
-            ConfigError: keys or shapes are not those of the replay.
-        """
-        workers = self._workers()
-        for number, worker in enumerate(workers):
+        """Put the rollouts of a batch in the place of the oldest ones."""
+        for number, worker in enumerate(self._workers()):
             block = self._claim()
             try:
                 self._numbers[block] = 0
-                self._write(block, batch, number * self._envs)
+                self._write(block, batch, number)
                 self._agents[block], self._makers[block] = agent, worker
                 self._numbers[block] = time.monotonic_ns()
             finally:
@@ -171,8 +131,8 @@ class SharedReplay:
 
     def draw(self, unrolls: int) -> Drawn:
         """Draw this many unrolls, each uniformly from all that are held; ConfigError if none is."""
-        if unrolls < 1 or not len(self):
-            what = f"{unrolls} unrolls cannot be drawn from {len(self)}"
+        if unrolls < 1 or not self.steps:
+            what = f"{unrolls} unrolls cannot be drawn from {self.steps} steps"
             raise ConfigError(what, "SharedReplay.draw", "extend the replay first, and ask for one or more")
         rollouts: list[dict[str, Tensor]] = []
         makers: list[tuple[int, int]] = []
@@ -204,51 +164,37 @@ class SharedReplay:
         """Lock the oldest block; where somebody reads or writes it, the next one."""
         for pause_s in pauses():
             numbers = self._numbers.copy()
-            for block in numbers.argsort(kind="stable").tolist():
+            for block in map(int, numbers.argsort(kind="stable")):
                 if self._file.try_lock(_BLOCK_LOCK + block, exclusive=True):
                     if self._numbers[block] == numbers[block]:
-                        return int(block)
+                        return block
                     self._file.unlock(_BLOCK_LOCK + block)  # another agent has just filled it
             time.sleep(pause_s)
         raise AssertionError("pauses do not end")
 
-    def _write(self, block: int, batch: TensorDictBase, first: int) -> None:
-        """Copy one rollout of a batch: its unrolls from the ``first`` on."""
-        timed, rows = keys.timed_keys(self.records), slice(first, first + self._envs)
+    def _write(self, block: int, batch: TensorDictBase, number: int) -> None:
+        """Copy one rollout of a batch."""
+        timed, first = keys.timed_keys(self.records), number * self._envs
         for name, column in self._columns.items():
-            tensor, into = batch.get(name), column[block]
-            part = tensor[:, rows] if name in timed else tensor[rows]
-            if part.shape != into.shape or part.dtype != into.dtype:
-                has, wants = (f"{list(one.shape)} of {one.dtype}" for one in (part, into))
-                what = f"{name!r} of a rollout is {has}; the replay holds {wants}"
-                raise keys.bad_batch(what, batch, "let all agents record the same")
-            into.copy_(part)
+            column[block] = batch.get(name).narrow(int(name in timed), first, self._envs)
         self._finals[keys.FINAL_COUNT][block] = 0
         if keys.FINAL_INDEX in batch:
-            index = batch.get(keys.FINAL_INDEX).cpu()
-            mine = (index[:, 1] >= first) & (index[:, 1] < first + self._envs)
+            index, observations = (batch.get(name) for name in (keys.FINAL_INDEX, keys.FINAL_OBSERVATION))
+            mine = index[:, 1] // self._envs == number
             count = int(mine.sum())
-            self._finals[keys.FINAL_INDEX][block, :count] = index[mine] - torch.tensor([0, first])
-            observations = batch.get(keys.FINAL_OBSERVATION)
-            self._finals[keys.FINAL_OBSERVATION][block, :count] = observations[mine.to(observations.device)]
+            self._finals[keys.FINAL_INDEX][block, :count] = index[mine] - index.new_tensor([0, first])
+            self._finals[keys.FINAL_OBSERVATION][block, :count] = observations[mine]
             self._finals[keys.FINAL_COUNT][block] = count
 
     def _read(self, block: int, row: int) -> dict[str, Tensor]:
         """A copy of one unroll, as a rollout of one environment."""
-        timed, out = keys.timed_keys(self.records), {}
-        for name, column in self._columns.items():
-            own = column[block]
-            out[name] = (own[:, row : row + 1] if name in timed else own[row : row + 1]).clone()
+        timed = keys.timed_keys(self.records)
+        out = {
+            name: column[block].narrow(int(name in timed), row, 1).clone()
+            for name, column in self._columns.items()
+        }
         count = int(self._finals[keys.FINAL_COUNT][block])
-        index = self._finals[keys.FINAL_INDEX][block, :count]
+        index, observations = (self._finals[name][block, :count] for name in keys.FINAL[::-1])
         mine = index[:, 1] == row
-        out[keys.FINAL_INDEX] = index[mine] * torch.tensor([1, 0])
-        out[keys.FINAL_OBSERVATION] = self._finals[keys.FINAL_OBSERVATION][block, :count][mine]
-        out[keys.FINAL_COUNT] = mine.sum()
-        return out
-
-
-def _column(images: Tensor, offset: int, leaf: Any) -> Tensor:
-    """One leaf of all blocks, [blocks, *shape], in their memory."""
-    flat = images[:, offset : offset + leaf.payload_bytes].view(leaf.dtype)
-    return flat.view(len(images), *leaf.shape)
+        finals = index[mine] * torch.tensor([1, 0]), observations[mine], mine.sum()
+        return out | dict(zip((*keys.FINAL[::-1], keys.FINAL_COUNT), finals, strict=True))
