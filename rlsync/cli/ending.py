@@ -9,14 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from torchrl.checkpoint import Checkpoint
 from torchrl.trainers import Trainer
 
-from rlsync import Stop, SyncWeights
+from rlsync import SyncWeights
 from rlsync.cli.main import EXIT_FAILED, drop_unread, exit_status
 from rlsync.cli.status import Ended, at, begin
 from rlsync.core.errors import NotFinite, RlsyncError
@@ -114,13 +115,19 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None  #: the first one
-        self._stop: Stop | None = None
+        self._stop: Callable[[str], object] | None = None
+        self._came = False  # one of this process's own
 
     @classmethod
     @contextmanager
-    def caught(cls) -> Iterator[Interrupts]:
-        """Inside, the signals are caught; afterwards they do what they did before."""
+    def caught(cls, parent: Connection | None = None) -> Iterator[Interrupts]:
+        """Inside, the signals are caught; afterwards they do what they did before. If a ``parent`` says
+        anything through its pipe, or dies, that is a first SIGTERM, too. Signals of this process's own are
+        counted apart: a terminal and job schedulers send them to parent and child.
+        """
         it = cls()
+        if parent is not None:
+            threading.Thread(target=it._await_end, args=(parent,), daemon=True).start()
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
         thread = threading.Thread(target=it._watch, args=(read_fd,), name="rlsync-ctrl-c", daemon=True)
@@ -153,11 +160,15 @@ class Interrupts:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
+    def how(self) -> str:
+        """What a first signal makes of a run's end."""
+        return "interrupted" if self.signal == signal.SIGINT else "terminated"
+
     def exit_status(self) -> int:
         """0, or that of the first signal."""
         return 0 if self.signal is None else status_after(self.signal)
 
-    def attach(self, stop: Stop) -> None:
+    def attach(self, stop: Callable[[str], object]) -> None:
         """After this call, the first signal asks for this stop, at the end of the current iteration."""
         self._stop = stop
         if self.signal is not None:
@@ -173,15 +184,26 @@ class Interrupts:
                     self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self.signal is not None and number == signal.SIGHUP:
+        if self._came and number == signal.SIGHUP:
             return
-        if self.signal is not None:
+        if self._came:
             kill_everything(status_after(number))
+        self._came = True
+        if self.signal is not None:  # the parent was first
+            return
         self.signal = number
         # A second SIGHUP is ignored.
         again = "Ctrl-C" if number in (signal.SIGINT, signal.SIGHUP) else number.name
         drop_unread()  # the terminal may be closed
         os.write(2, f"\nstopping after this iteration; {again} again to kill\n".encode())
+        if self._stop is not None:
+            self._stop("interrupted")
+
+    def _await_end(self, parent: Connection) -> None:
+        with suppress(OSError):
+            parent.poll(None)
+        if self.signal is None:
+            self.signal = signal.SIGTERM
         if self._stop is not None:
             self._stop("interrupted")
 

@@ -25,7 +25,7 @@ from rlsync.recipes.checkpoints import checkpoint_at, require_whole
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.parts import making
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import BEST, CHECKPOINT, DIGESTS, RECEIPTS, RESOLVED, video_file
+from rlsync.recipes.run_files import BEST, CHECKPOINT, DIGESTS, RECEIPTS, RESOLVED, best_agent, video_file
 from rlsync.recipes.settings import Config
 from rlsync.workers.devices import device_named
 from rlsync.workers.envs.specs import make_venv
@@ -51,6 +51,7 @@ line, 130 after Ctrl-C
 
 def main(arguments: list[str]) -> int:
     given = _parser().parse_args(arguments)
+    given.run = best_agent(given.run)
     prepare_process()
     config = config_of(given.run, given.trust)
     device = Run(config).evaluation_device if given.device is None else device_named(given.device, "--device")
@@ -97,7 +98,8 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("eval", _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("run", type=Path, help="the run's folder, as rlsync train prints it")
+    run = "the run's folder, as rlsync train prints it; of a population its best agent plays"
+    parser.add_argument("run", type=Path, help=run)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--best", action="store_true", help="the version that had the run's best evaluation")
     other = "another checkpoint, or another run's (default: the run's)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,16 +12,21 @@ from typing import Any, TypeVar
 from torchrl.trainers import Trainer
 
 from rlsync.cli.compose import own_hydra
-from rlsync.cli.compose.command_line import CommandLine, spelled
+from rlsync.cli.compose.command_line import CommandLine, spelled, values_of
 from rlsync.cli.compose.composing import BEFORE, composition, file_before, told, written
+from rlsync.cli.compose.refusals import parsed
 from rlsync.cli.resume import Change, change_errors, changes, checkpoint_in, require_fit
+from rlsync.cli.status import ended
 from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes import checks
+from rlsync.recipes.bounds import caught
+from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.evaluating import require_screen
 from rlsync.recipes.registry import Recipe, recipe_of
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import RECEIPTS
+from rlsync.recipes.run_files import AGENTS, RECEIPTS, agents_in
 from rlsync.recipes.settings import Config
+from rlsync.workers.replay.shared import SharedReplayHandle
 
 T = TypeVar("T")
 
@@ -40,10 +46,12 @@ class Job:
     words: tuple[str, ...] = ()  # the overrides of the command line that made it
     added: tuple[str, ...] = ()  # what rlsync adds to them, so that Hydra composes the same config
     trusted: bool = False  # whether code may run that the folder of the run before holds or names
+    agents: Mapping[int, Config] = field(default_factory=dict)  # of a population, by number; else empty
+    shared: SharedReplayHandle | None = None  # the replay of the population that this is an agent of
 
     def build(self) -> Trainer:
         """The trainer, its workers started; nothing is checked or probed again."""
-        trainer = self.recipe.build(self.config, self.spaces)
+        trainer = self.recipe.build(self.config, self.spaces, shared=self.shared)
         device = Run(self.config).device
         elsewhere = {str(p.device) for p in trainer.loss_module.parameters() if p.device != device}
         if elsewhere:
@@ -61,7 +69,11 @@ class Job:
         """The same job with the folder it writes to (the config's own wins) and that of ``--config-dir``."""
         own = self.config.config_dir if config_dir is None else str(config_dir)
         config = replace(self.config, run_dir=self.config.run_dir or run_dir, config_dir=own)
-        return replace(self, config=config)
+        agents = {
+            number: replace(agent, run_dir=f"{config.run_dir}/{AGENTS}/{number}", config_dir=own)
+            for number, agent in self.agents.items()
+        }
+        return replace(self, config=config, agents=agents)
 
 
 def examined(
@@ -133,16 +145,74 @@ def examined_jobs(line: CommandLine) -> tuple[list[Job], list[RlsyncError]]:
             errors += faults
             if made is None:
                 continue
-            job, wrong = examined(made.config, trusted=line.trusted, config_dir=line.config_dir)
+            recipe: Any = made.config.recipe
+            population = vars(recipe).get("agents", 1) > 1
+            resume = None if population else made.config.resume  # each agent has a checkpoint of its own
+            config = replace(made.config, resume=resume)
+            job, wrong = examined(config, trusted=line.trusted, config_dir=line.config_dir)
             errors += wrong
             if job is not None and not faults:
-                facts = told(made.choices, job.config, line.config_dir)
-                jobs.append(replace(job, told={**facts, **job.told}, words=tuple(words), added=made.added))
+                facts = told(made.choices, made.config, line.config_dir)
+                job = replace(job, told={**facts, **job.told}, words=tuple(words), added=made.added)
+                if population:
+                    agents, wrong = _agents(line, words, made.config)
+                    errors += wrong
+                    facts["agents"] = f"{recipe.agents}, which differ in {recipe.vary or 'their seeds'}"
+                    job = replace(job, config=made.config, agents=agents, told={**job.told, **facts})
+                jobs.append(job)
     errors += _shared_folders(jobs)
     once: dict[tuple[str, str], RlsyncError] = {}
     for error in errors:
         once.setdefault((error.what, error.cure), error)
     return jobs, list(once.values())
+
+
+def _agents(
+    line: CommandLine, words: Sequence[str], whole: Config
+) -> tuple[dict[int, Config], list[RlsyncError]]:
+    """The configs of a population's agents that have not ended, by number, and all that is wrong."""
+    recipe: Any = whole.recipe
+    agents: dict[int, Config] = {}
+    errors: list[RlsyncError] = []
+    if whole.resume is not None and not agents_in(Path(whole.resume)):
+        cure = "leave recipe.agents out, or start a population anew without resume"
+        errors.append(ConfigError(f"{whole.resume} has no agents", f"resume={whole.resume}", cure))
+    varied = {}
+    for key, values in (recipe.vary or {}).items():
+        text = ",".join(map(json.dumps, values)) if isinstance(values, list) else values
+        each = values_of(parsed(f"recipe.{key}={text}"))
+        if len(each) != recipe.agents:
+            what = f"recipe.vary has {len(each)} values of {key} for {recipe.agents} agents"
+            errors.append(ConfigError(what, "recipe.vary", "give a value for each agent"))
+        varied[key] = each
+    own = [word for word in words if not word.startswith(("resume=", "run_dir="))]
+    for number in range(0 if errors else recipe.agents):
+        before = None if whole.resume is None else Path(whole.resume, AGENTS, str(number))
+        end = None if before is None else ended(before)
+        if end is not None and end.status == 0 and (end.frames or 0) >= recipe.total_frames:
+            continue
+        goes_on = before is not None and checkpoint_at(before) is not None
+        differs = [each[number] for each in varied.values()]
+        made, faults = composition(line, [*own, *differs, *([f"resume='{before}'"] if goes_on else [])])
+        errors += faults
+        if made is None:
+            continue
+        folder = None if whole.run_dir is None else f"{whole.run_dir}/{AGENTS}/{number}"
+        alone: Any = replace(made.config.recipe, agents=1, vary=None)  # type: ignore[call-arg]
+        agent = replace(made.config, recipe=alone, run_dir=folder, seed=whole.seed + number)
+        job, wrong = examined(agent, trusted=line.trusted, config_dir=line.config_dir)
+        errors += wrong
+        if job is not None:
+            agents[number] = job.config
+            spaces = job.spaces
+    if agents and not errors:
+        from rlsync.recipes.impala.recipe import shared_replay  # loads what no other run needs
+
+        errors += caught(lambda: shared_replay([*agents.values()], spaces)[0].close())
+    elif not errors:
+        what = "all agents of this population have ended"
+        errors.append(ConfigError(what, f"resume={whole.resume}", "give more recipe.total_frames"))
+    return agents, errors
 
 
 def _shared_folders(jobs: list[Job]) -> list[RlsyncError]:

@@ -9,7 +9,7 @@ from types import ModuleType
 from rlsync.cli.main import parser_of
 from rlsync.cli.run_folder import RunFolder
 from rlsync.core.errors import ConfigError
-from rlsync.recipes.run_files import PLOT
+from rlsync.recipes.run_files import PLOT, agents_in
 
 _EXAMPLES = """examples:
   rlsync plot runs/2026-11-20/18-00-00-000000
@@ -35,7 +35,8 @@ def main(arguments: list[str]) -> int:
     panels = panels_for("rlsync plot")
     out = given.out or given.run[0] / PLOT
     panels.check_format(out)
-    runs = {label: RunFolder(path) for label, path in labels(given.run).items()}
+    paths = [path for run in given.run for path in agents_in(run).values() or [run]]
+    runs = {label: RunFolder(path) for label, path in labels(paths).items()}
     figure, notes = panels.draw(runs)
     try:
         figure.savefig(out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -89,10 +90,13 @@ class RunStatus:
     workers: tuple[ReaderStatus, ...] = ()  # one entry for each worker of a running training
     ended: Ended | None = None  # how the run ended, if it did so by itself
     statistics: files.RunStatistics | None = None  # what the run last wrote of itself
+    agents: tuple[RunStatus, ...] = ()  # of a population
 
     @property
     def healthy(self) -> bool:
-        """Whether the run goes on and all its workers live."""
+        """Whether the run goes on and all its workers live; of a population, whether all its agents do."""
+        if self.agents:
+            return all(agent.healthy for agent in self.agents)
         return bool(self.workers) and all(worker.alive for worker in self.workers)
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,11 +141,23 @@ def main(arguments: list[str]) -> int:
 
 
 def status_of(run: Path) -> RunStatus:
+    if agents := files.agents_in(run):
+        return _population(run, agents)
     found, statistics, schedule = _state_of(run), files.statistics_in(run), run / files.SCHEDULE
     told = [found.told, *(() if statistics is None else (str(statistics),))]
     if schedule.is_file():
         told.append(f"schedule {schedule}: {schedule.stat().st_size:,} bytes, for rlsync rerun {run}")
     return replace(found, told="\n".join(told), statistics=statistics)
+
+
+def _population(run: Path, agents: Mapping[int, Path]) -> RunStatus:
+    end, each = ended(run), {number: status_of(folder) for number, folder in agents.items()}
+    states = {found.state for found in each.values()}
+    state = HAS_ENDED if end is not None else RUNNING if states & {RUNNING, NO_BOARD} else KILLED
+    told = [str(end)] if end is not None else []
+    told += [f"agent {number}: {found.told}" for number, found in each.items()]
+    told.append(f"best agent {files.best_agent(run)}")
+    return RunStatus(state, "\n".join(told), ended=end, agents=tuple(each.values()))
 
 
 def _state_of(run: Path) -> RunStatus:

@@ -6,12 +6,12 @@ import contextlib
 import json
 import logging
 import math
-import signal
 import sys
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -98,7 +98,13 @@ def run_job(line: CommandLine, jobs: list[Job]) -> None:
             # Hydra does not know what is tuned for one job of a sweep. Its file has the same name as ours.
             shown = Path(about.runtime.output_dir, about.output_subdir, RESOLVED)
             OmegaConf.save(OmegaConf.structured(job.config), shown)
-        status = train_job(job.placed(about.runtime.output_dir, line.config_dir))
+        job = job.placed(about.runtime.output_dir, line.config_dir)
+        if job.agents:
+            from rlsync.cli.population import train_population
+
+            status = train_population(job)
+        else:
+            status = train_job(job)
     except RlsyncError as error:
         print(error, file=sys.stderr)
         status = exit_status(error)
@@ -106,8 +112,10 @@ def run_job(line: CommandLine, jobs: list[Job]) -> None:
         sys.exit(status)
 
 
-def train_job(job: Job) -> int:
-    """Build, resume if asked, and train; returns 0, or 128 and the number of the signal that ended it."""
+def train_job(job: Job, parent: Connection | None = None) -> int:
+    """Build, resume if asked, and train; returns 0, or 128 and the number of the signal that ended it. For a
+    ``parent`` see :class:`Interrupts`.
+    """
     prepare_process()
     run_dir = Path(str(job.config.run_dir))
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -118,7 +126,7 @@ def train_job(job: Job) -> int:
     print("\n".join([f"run {run_dir}", *(f"{word} {text}" for word, text in job.told.items())]), flush=True)
     # Inside, for what ended.json says; outside, because it may not be possible to write that.
     told = output_read
-    with told(run_dir), Interrupts.caught() as interrupts, Ending.of(run_dir) as ending, told(run_dir):
+    with told(run_dir), Interrupts.caught(parent) as interrupts, Ending.of(run_dir) as ending, told(run_dir):
         with interrupts.held():
             trainer = job.build()
         with shut_down(trainer):
@@ -129,10 +137,10 @@ def train_job(job: Job) -> int:
             if job.checkpoint is not None:
                 load(trainer, job.checkpoint, job.changes)
                 print(told_of_resume(trainer, job), flush=True)
-            if goes_on and job.checkpoint is not None:  # it and the config beside it belong together
-                if (kept := keep_life(run_dir, job.checkpoint)) is not None:
+                if goes_on and (kept := keep_life(run_dir, job.checkpoint)) is not None:
                     trust.claim(kept, trusted=True)  # this run's own, or looked at when it was loaded
-                trainer.save_trainer(force_save=True)
+            if goes_on or job.shared is not None:  # an agent may be killed, and resumed, at any time
+                trainer.save_trainer(force_save=True)  # it and the config beside it belong together
                 OmegaConf.save(config, run_dir / RESOLVED)
             stop = Stop(trainer, job.config.stop_within_s)
             interrupts.attach(stop)
@@ -237,7 +245,7 @@ class LiveLine:
 
     def reason(self, interrupts: Interrupts) -> str:
         if interrupts.signal is not None:
-            return "interrupted" if interrupts.signal == signal.SIGINT else "terminated"
+            return interrupts.how()
         return "target return reached" if self.returns.reached else "total_frames collected"
 
     def summary(self, interrupts: Interrupts) -> str:

@@ -45,6 +45,8 @@ class View:
         self._newest: deque[RunStatistics] = deque(maxlen=10)
 
     def of(self, found: RunStatus) -> str:
+        if found.agents:
+            return found.told
         statistics = found.statistics
         learner, rates = ("no batch yet", {}) if statistics is None else self._learner(statistics)
         lines = [f"learner  {learner}"]

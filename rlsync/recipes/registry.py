@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # imports torch: not needed to list names
     from rlsync.recipes.run import Run
     from rlsync.recipes.settings import Config, EnvConfig, RecipeConfig
     from rlsync.workers.player import Player
+    from rlsync.workers.replay.shared import SharedReplayHandle
 
 #: rlsync's own recipes, written as an entry point is.
 SHIPPED: Mapping[str, str] = {
@@ -65,13 +66,20 @@ class Recipe:
     #: saves the policy of the loss module's ``actor_network``, else of its ``value_network``.
     acting: Callable[[Run[Any]], TensorDictModuleBase | MakesPlayer]
 
-    def build(self, config: Config, spaces: Any = None, again: Life | None = None) -> Trainer:
+    def build(
+        self,
+        config: Config,
+        spaces: Any = None,
+        again: Life | None = None,
+        shared: SharedReplayHandle | None = None,
+    ) -> Trainer:
         """A trainer that is ready to ``train()``: its workers run and its sync map is resolved.
 
         Args:
             config: what to train.
             spaces: what ``probe`` returned, if the config was checked before; None: check and probe here.
             again: the recorded life of a run whose rollouts are made again; see :mod:`rlsync.recipes.rerun`.
+            shared: the replay of the population that the run is an agent of.
 
         Raises:
             ConfigError: a value, the environment or the kind of recipe does not fit.
@@ -89,7 +97,7 @@ class Recipe:
         if spaces is None:
             check(config)
             spaces = self.probe(config.env)
-        run: Run[Any] = Run(config, spaces, again)
+        run: Run[Any] = Run(config, spaces, again, shared)
         run.seed_everything()
         return self.trainer(run)
 

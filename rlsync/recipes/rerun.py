@@ -23,7 +23,7 @@ from rlsync.core.whole_file import digest_of
 from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.replay.row_segments import INDEX, Segment, read
 from rlsync.recipes.replay.settings import OffPolicyConfig
-from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, LIVES, RESOLVED, SCHEDULE, VERSIONS
+from rlsync.recipes.run_files import CHECKPOINT, DIGESTS, LIVES, RESOLVED, SCHEDULE, VERSIONS, agents_in
 from rlsync.recipes.settings import Config, EvaluationConfig
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.hooks.record_schedule import stop
@@ -92,6 +92,9 @@ def keep_life(run: Path, checkpoint: Path) -> Path | None:
 
 def lives_to_repeat(run: Path, config_in: Callable[[Path], Config]) -> dict[int, tuple[Life, Config]]:
     """The lives of a run that can be made again, by number from 1, and their configs; else ConfigError."""
+    if agents_in(run):
+        what = "this run cannot be made again: its replay was that of a population"
+        raise ConfigError(what, str(run), "make a run with recipe.agents=1 again")
     file, found = run / SCHEDULE, dict[int, tuple[Life, Config]]()
     for number, life in enumerate(lives_in(file), 1):
         if not life.rollouts:  # it was killed before it had written a block

@@ -16,6 +16,7 @@ from rlsync.workers.devices import device_named, device_of_each
 if TYPE_CHECKING:
     from rlsync.recipes.on_cluster import Cluster
     from rlsync.recipes.place import Here
+    from rlsync.workers.replay.shared import SharedReplayHandle
 
 S = TypeVar("S", bound=RecipeConfig)
 
@@ -32,11 +33,18 @@ class Run(Generic[S]):
         ('ppo', device(type='cpu'), device(type='cpu'), 'best.pt')
     """
 
-    def __init__(self, config: Config, spaces: Any = None, again: Life | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        spaces: Any = None,
+        again: Life | None = None,
+        shared: SharedReplayHandle | None = None,
+    ) -> None:
         self.config = config
         self.recipe: S = config.recipe  # type: ignore[assignment]
         self.spaces = spaces
         self.again = again  #: the recorded life of a run that this one makes again
+        self.shared = shared  #: the replay of the population that this agent belongs to
         self.folder = None if config.run_dir is None else Path(config.run_dir)
 
     def file(self, name: str) -> Path | None:

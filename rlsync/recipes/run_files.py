@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -34,6 +35,8 @@ SCALARS = "scalars"  #: the folder that TorchRL's CSVLogger makes inside METRICS
 #: The address of the run's board, for ``rlsync status``. It goes when the run ends.
 BOARD = "board.json"
 CLUSTER = "cluster.json"  #: what a run on a cluster tells of its nodes, for ``rlsync status``
+AGENTS = "agents"  #: the folders of a population's agents, by number; each is that of a run
+OUTPUT = "output.txt"  #: what an agent prints
 CREW = "crew.json"  #: the name by which a resumed run finds the agents that a learner left on a cluster
 #: How, when and with what the run ended. It is not there while the run lasts, or if it was killed.
 ENDED = "ended.json"
@@ -46,6 +49,29 @@ TIMELINE = "timeline.png"  #: the one that ``rlsync timeline`` draws
 def video_file(frames: int) -> str:
     """The video that ``rlsync eval`` makes of the checkpoint after so many collected frames."""
     return f"eval-{frames}.gif"
+
+
+def agents_in(run: Path) -> dict[int, Path]:
+    """The folders of a population's agents that have begun, by number; none of any other run."""
+    names = sorted(int(at.parent.name) for at in run.glob(f"{AGENTS}/[0-9]*/{RESOLVED}"))
+    return {number: run / AGENTS / str(number) for number in names}
+
+
+def best_agent(run: Path) -> Path:
+    """The folder of a population's agent with the best evaluation, ranked as those of one run are, else with
+    the best mean return of its newest episodes; of any other run, the folder itself.
+    """
+    if not agents_in(run):
+        return run
+    from rlsync.evaluation.process import read_evaluations  # loads torch
+
+    def rank(agent: Path) -> tuple[bool, float]:
+        numbers = statistics_in(agent)
+        mean = None if numbers is None else numbers.return_mean
+        ranks = [(True, evaluated.rank) for evaluated in read_evaluations(agent / EVALUATIONS)]
+        return max([(False, -math.inf if mean is None else mean), *ranks])
+
+    return max(agents_in(run).values(), key=rank)
 
 
 def _said(description: str, default: Any = dataclasses.MISSING) -> Any:

@@ -95,7 +95,8 @@ def register_sync(trainer: Trainer, run: Run[Any]) -> SyncWeights:
         versions_file=run.file(VERSIONS),
     )
     sync.register(trainer)
-    if run.folder is not None and settings.digest_every is not None:
+    alone = run.shared is None  # what others put into a shared replay is not recorded
+    if run.folder is not None and settings.digest_every is not None and alone:
         file, facts = run.folder / SCHEDULE, schedule_facts(run.config)
 
         def way() -> str | None:

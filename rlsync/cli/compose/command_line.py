@@ -117,7 +117,7 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
     unknown = [o for o in task if o.is_sweep_override() and not o.is_discrete_sweep()]
     goes_on = any(line.lstrip("+").startswith("hydra/sweeper") for line in hydras)
     if not unknown and not goes_on:
-        return [[*hydras, *job] for job in itertools.product(*map(_values, task))]
+        return [[*hydras, *job] for job in itertools.product(*map(values_of, task))]
     if not goes_on:
         what = f"Hydra's own sweeper cannot list the values of {unknown[0].input_line}"
         cure = "write key=a,b or key=range(0,3); other sweepers are plugins of Hydra: hydra/sweeper=..."
@@ -125,9 +125,9 @@ def _swept(overrides: list[Override], errors: list[ConfigError]) -> list[list[st
     return [[*hydras, *(str(o.input_line) for o in task if not o.is_sweep_override())]]
 
 
-def _values(override: Override) -> list[str]:
+def values_of(override: Override) -> list[str]:
     """An override once for each value that it takes in a sweep."""
-    if not override.is_sweep_override():
+    if not override.is_discrete_sweep():
         return [str(override.input_line)]
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 

@@ -23,7 +23,7 @@ from rlsync.core.errors import ConfigError, first_line
 from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.env_settings import settings_with
 from rlsync.recipes.registry import recipe_named
-from rlsync.recipes.run_files import RESOLVED
+from rlsync.recipes.run_files import AGENTS, RESOLVED
 from rlsync.recipes.settings import BFLOAT16, Config, EnvConfig, RenderedConfig
 
 #: Keys that belong to one run alone: a run that resumes it has its own.
@@ -215,9 +215,13 @@ def _on_top_of(before: Config, base: DictConfig, choices: Choices, overrides: li
 
 
 def file_before(folder: Path) -> Path | None:
-    """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere."""
+    """The config of the run whose checkpoint lies in a folder; None if the checkpoint was taken elsewhere.
+    A population's folder has checkpoints in those of its agents alone.
+    """
     checkpoint = checkpoint_at(folder)
     file = None if checkpoint is None else checkpoint.parent / RESOLVED
+    if (folder / AGENTS).is_dir():
+        file = folder / RESOLVED
     return file if file is not None and file.is_file() else None
 
 

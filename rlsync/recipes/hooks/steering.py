@@ -189,7 +189,9 @@ class MixReplayed(TrainerHookBase):
         trainer.register_module(name, self)
 
     def _report(self, batch: TensorDictBase | None = None) -> dict[str, Any]:
-        return {"replay/steps": self.mix.replay.steps, "replay/replayed_unrolls": self.mix.total.replayed}
+        counts = {"replay/steps": self.mix.replay.steps, "replay/replayed_unrolls": self.mix.total.replayed}
+        by_agent = sorted(self.mix.taught.items()) if self.mix.total.foreign else []
+        return counts | {f"replay/from_agent_{agent}": count for agent, count in by_agent}
 
     def state_dict(self) -> dict[str, Any]:
         """The counts behind the ratio, the random state of the draws, and the unrolls if they are kept."""

@@ -5,6 +5,7 @@ Source: IMPALA, arXiv 1802.01561; LASER, arXiv 1909.11583; torchrl.trainers.Trai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import optim
@@ -20,10 +21,13 @@ from rlsync.recipes.impala.loss import ImpalaLoss
 from rlsync.recipes.impala.network import ImpalaNet
 from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run import Run
-from rlsync.recipes.settings import BFLOAT16, EnvConfig
+from rlsync.recipes.settings import BFLOAT16, Config, EnvConfig
+from rlsync.transport.shared_file import SharedFile
 from rlsync.workers.envs.specs import EnvSpec, make_venv
+from rlsync.workers.frames import RolloutShape
 from rlsync.workers.player import in_dtype
 from rlsync.workers.replay.mixing import ReplayMix
+from rlsync.workers.replay.shared import SharedReplay, SharedReplayHandle, made_replay
 from rlsync.workers.replay.unrolls import UnrollReplay
 from rlsync.workers.rollout_collector import RolloutCollector
 from rlsync.workers.supervision import Restarts
@@ -42,6 +46,9 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     if recipe.evaluation.every_frames and run.folder is None:
         what = "an evaluation needs a run folder to write to"
         raise ConfigError(what, "recipe.evaluation.every_frames, run_dir", "give run_dir, or every_frames=0")
+    if recipe.agents > 1:
+        what = f"a trainer trains one agent, and recipe.agents is {recipe.agents}"
+        raise ConfigError(what, "recipe.agents", "give 1; rlsync train starts populations")
     network = make_network(recipe, run.config.env, run.spaces)
     loss = make_loss(recipe, network).to(run.device)
     optimizer: optim.Optimizer
@@ -122,14 +129,36 @@ def register_hooks(
     sync = parts.register_sync(trainer, run)
     LogPolicyLag(sync).register(trainer)
     if replay.ratio:
-        held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=run.config.seed)
-        mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps)
+        seed, shared = run.config.seed, run.shared
+        held: UnrollReplay | SharedReplay
+        if shared is None:
+            held = UnrollReplay(replay.capacity_steps, path=replay.path, seed=seed)
+        else:
+            held = SharedReplay(shared, collector.player.records, lambda: collector.last_workers, seed)
+        number = 0 if shared is None else shared.agent
+        mix = ReplayMix(held, replay.ratio, min_steps=replay.min_steps, agent=number)
         MixReplayed(mix, keep_contents=replay.checkpointed).register(trainer)
     UnrollReturns(recipe.target_return, recipe.target_episodes).register(trainer)
     if recipe.evaluation.every_frames:
         greedy = in_dtype(network.player(deterministic=True), parts.workers_dtype(run.config.sync))
         parts.make_evaluator(run, collector, greedy).register(trainer)
     run.place.watch(trainer)
+
+
+def shared_replay(configs: Sequence[Config], spaces: VectorSpaces) -> tuple[SharedFile, SharedReplayHandle]:
+    """The replay of agents with these configs; ConfigError if their rollouts differ, or it is too large."""
+    recipes, env = [ImpalaConfig.of(config) for config in configs], configs[0].env
+    shapes = [RolloutShape(recipe.unroll_length, env.num_envs) for recipe in recipes]
+    players = [
+        make_network(recipe, env, spaces).player(store_params=recipe.loss_settings().trust_region is not None)
+        for recipe in recipes
+    ]
+    if len({shape.layout(player) for shape, player in zip(shapes, players, strict=True)}) > 1:
+        what = "the rollouts of these agents differ, and one replay cannot hold them"
+        raise ConfigError(what, "recipe.vary", "vary no lengths of unrolls, and nothing that rollouts record")
+    replays = [recipe.replay for recipe in recipes]
+    capacity = sum(replay.capacity_steps for replay in replays)
+    return made_replay(players[0], shapes[0], capacity, replays[0].max_bytes, len(configs))
 
 
 RECIPE = parts.Recipe(

@@ -150,6 +150,9 @@ class UnrollReplayConfig:
     min_steps: int = bounds.above_zero(1_000)
     #: A folder to keep the replay in, on disk; null: in memory.
     path: str | None = None
+    #: The most memory, in bytes, that the replay of several agents (recipe.agents) may take. It has the
+    #: capacity of all of them together.
+    max_bytes: int = bounds.above_zero(1 << 30)
     #: Whether checkpoints contain the replay. A resumed run can then replay at once, but each checkpoint is
     #: as large as the replay.
     checkpointed: bool = False
@@ -238,6 +241,12 @@ class ImpalaConfig(RecipeConfig):
     #: mean or sum over the steps of a batch. With mean, the learning rate does not depend on the size of the
     #: batch.
     reduction: str = bounds.same_as(LossSettings, "reduction")
+    #: Learners in processes of their own, each with its own workers, which share one replay. Agent n has the
+    #: seed seed + n and the folder agents/n.
+    agents: int = bounds.above_zero(1)
+    #: What agents differ in: keys of the recipe, each with a value for each agent, as a list or as Hydra
+    #: writes a sweep: {lr: [0.001, 0.003], model.lstm: "range(1,3)"}. null: nothing but the seed.
+    vary: Any = None
     model: ModelConfig = field(default_factory=ModelConfig)
     #: Replay of unrolls, as in recipe=laser. IMPALA has none.
     replay: UnrollReplayConfig = field(default_factory=UnrollReplayConfig)
@@ -284,3 +293,24 @@ class ImpalaConfig(RecipeConfig):
             what = f"a replay of {self.replay.capacity_steps} steps never holds {self.replay.min_steps}"
             cure = f"give at most recipe.replay.capacity_steps = {self.replay.capacity_steps}"
             yield ConfigError(what, "recipe.replay.min_steps", cure)
+        if self.agents > 1:
+            yield from self._population_errors(config)
+        elif self.vary is not None:
+            cure = "give recipe.agents, or leave it out"
+            yield ConfigError("one agent does not differ from others", "recipe.vary", cure)
+
+    def _population_errors(self, config: Config) -> Iterator[RlsyncError]:
+        """What agents that share a replay cannot have."""
+        if not isinstance(self.vary, dict | None):
+            cure = "write recipe.vary={KEY: [A, B]}"
+            yield ConfigError(f"{self.vary!r} is no list of values by key", "recipe.vary", cure)
+        cures = {
+            "recipe.replay.ratio": "" if self.replay.ratio else "give recipe=laser, which has a replay",
+            "recipe.replay.path": "leave it out" if self.replay.path else "",
+            "recipe.replay.checkpointed": "give false" if self.replay.checkpointed else "",
+            "cluster.kind": "" if config.cluster.here else "give cluster=none",
+            "collector.lag": "" if config.collector.lag is None else "leave it out",
+        }
+        for key, cure in cures.items():
+            if cure:
+                yield ConfigError(f"{self.agents} agents share one replay in memory", key, cure)

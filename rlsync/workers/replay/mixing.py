@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from rlsync.core.errors import ConfigError
 from rlsync.workers import frames as keys
 from rlsync.workers.frames import concatenate
+from rlsync.workers.replay.shared import SharedReplay
 from rlsync.workers.replay.unrolls import Drawn, UnrollReplay
 
 
@@ -88,7 +90,7 @@ class ReplayMix:
 
     def __init__(
         self,
-        replay: UnrollReplay,
+        replay: UnrollReplay | SharedReplay,
         replay_ratio: float,
         *,
         min_steps: int = 1,
@@ -110,6 +112,7 @@ class ReplayMix:
         self.foreign_state = foreign_state
         self.last = MixCounts()
         self.total = MixCounts()
+        self.taught: Counter[int] = Counter()  #: unrolls that were learned from, by the agent that made them
         # Exactly as it is written: 0.1 is a tenth, not the nearest binary fraction.
         self._ratio = Fraction(str(replay_ratio))
         self._online = 0  # since the replay held min_steps
@@ -129,6 +132,8 @@ class ReplayMix:
         own = 0 if drawn is None else int((drawn.agent == self.agent).sum())
         self.last = MixCounts(unrolls, own, 0 if drawn is None else len(drawn.agent) - own)
         self.total = self.total + self.last
+        self.taught[self.agent] += unrolls
+        self.taught.update([] if drawn is None else drawn.agent.tolist())
         return marked if drawn is None else concatenate([marked, drawn.batch.to(device)], self.replay.records)
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,6 +143,7 @@ class ReplayMix:
             "online": self._online,
             "replayed": self._replayed,
             "total": (total.online, total.own, total.foreign),
+            "taught": list(self.taught.items()),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -148,6 +154,7 @@ class ReplayMix:
         """
         self._online, self._replayed = state_dict["online"], state_dict["replayed"]
         self.total = MixCounts(*state_dict["total"])
+        self.taught = Counter(dict(state_dict.get("taught", ())))  # of runs before it was counted: none
 
     def _draw(self, unrolls: int) -> Drawn | None:
         if self.replay.steps < self.min_steps and not self.replay.full:

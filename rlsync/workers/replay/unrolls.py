@@ -37,6 +37,7 @@ class Drawn(NamedTuple):
 
     batch: TensorDict  #: n unrolls, as :mod:`rlsync.workers.frames` says
     agent: Tensor  #: [n] int64, the number of the agent that made each one
+    worker: Tensor | None = None  #: [n] int64, the worker of that agent; None where it is not known
 
 
 class UnrollReplay:
@@ -177,7 +178,7 @@ class UnrollReplay:
         with self._lock:
             state: dict[str, Any] = {"generator": self.generator.get_state()}
             if contents and len(self):
-                state["contents"], state["agent"] = self._read(torch.arange(len(self)))
+                state["contents"], state["agent"] = self._read(torch.arange(len(self)))[:2]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
