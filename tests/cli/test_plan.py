@@ -121,7 +121,7 @@ def test_the_verb_prints_phases_publishes_evaluations_and_what_the_words_mean(
     assert "frames 0 to 895" in said
     assert "learning: 12 to 64 updates after each batch of 128 frames (384 rounds)" in said
     assert "every 4 optim_steps: 6,131 versions after the first" in said
-    assert "at least 2,000 frames apart, which are 250 versions" in said
+    assert "at least 1,000 frames apart, which are 125 versions" in said
     assert "50,048 frames, 24,524 updates, ratio 0.5" in said
     assert "one step of the optimizer" in said
 

@@ -18,7 +18,7 @@ from rlsync.evaluation.checkpoint import load, load_best
 from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in
 from rlsync.recipes.checks import check
-from rlsync.recipes.evaluating import acting_of
+from rlsync.recipes.evaluating import APART, acting_of
 from rlsync.recipes.replay.normalize import Moments, Normalize, NormalizeConfig, Standardize
 from rlsync.recipes.replay.settings import PaceConfig
 from rlsync.recipes.run_files import BEST, CHECKPOINT, EVALUATIONS, RECEIPTS
@@ -188,7 +188,7 @@ def test_the_evaluating_process_and_the_best_version_have_the_statistics(tmp_pat
     acting = acting_of(config, deterministic=True)
     load_best(tmp_path / BEST, tmp_path / RECEIPTS, acting)
     envs = make_venv(acting.env, 2)
-    played = [episode for ended in play(acting.player, envs, 2, seed=config.seed) for episode in ended]
+    played = [episode for ended in play(acting.player, envs, 2, config.seed + APART) for episode in ended]
     envs.close()
     assert Score.of(played).return_mean == kept.return_mean, "these statistics made the best evaluation"
 

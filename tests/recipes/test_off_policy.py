@@ -30,7 +30,7 @@ from rlsync.evaluation.play import Score, play
 from rlsync.evaluation.process import best_in, read_evaluations
 from rlsync.recipes import sac, td3
 from rlsync.recipes.dqn import DQNConfig
-from rlsync.recipes.evaluating import acting_of
+from rlsync.recipes.evaluating import APART, acting_of
 from rlsync.recipes.hooks.steering import EpisodeReturns, KeepPace
 from rlsync.recipes.registry import recipe_of
 from rlsync.recipes.replay.memory import with_n_step_returns
@@ -545,6 +545,6 @@ def test_a_process_evaluates_greedily_and_its_result_ends_the_run(name: str, tmp
     best = load_best(tmp_path / BEST, tmp_path / RECEIPTS, acting)
     assert best.version == kept.version
     envs = make_venv(acting.env, 2)
-    played = [episode for ended in play(acting.player, envs, 2, seed=config.seed) for episode in ended]
+    played = [episode for ended in play(acting.player, envs, 2, config.seed + APART) for episode in ended]
     envs.close()
     assert Score.of(played).return_mean == kept.return_mean, "these weights made the best evaluation"

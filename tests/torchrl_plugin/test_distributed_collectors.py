@@ -33,7 +33,7 @@ from rlsync import (
     WeightBoard,
     WorkerLost,
 )
-from rlsync.torchrl_plugin.compat.distributed import distributed_workers
+from rlsync.torchrl_plugin.compat.distributed import DistributedWorkers, workers_of
 from tests.laws.test_canary import Census
 from tests.tools.parts import (
     CanaryPolicy,
@@ -188,7 +188,8 @@ def test_two_destinations_of_a_distributed_collector_are_one_version_and_a_dead_
         collector.jobs[1].kill()
         with pytest.raises(WorkerLost, match=r"worker 1 .*killed by SIGKILL"):
             hook.wait(30)
-        distributed_workers(collector).shutdown(1.0)  # TorchRL's own waits for the dead one, and raises
+        # TorchRL's own shutdown waits for the dead one, and raises.
+        workers_of(collector, DistributedWorkers).shutdown(1.0)
 
 
 def make_no_env() -> EnvBase:
