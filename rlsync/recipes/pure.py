@@ -6,6 +6,7 @@ has its losses as functions of a :data:`Batch` and noise, and lists its phases i
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -152,6 +153,7 @@ class Phase(NamedTuple):
 
     optimizer: optim.Optimizer
     losses: Losses
+    clips: bool = True  #: whether the gradients are clipped by their norm, which is logged then
 
 
 class Update(NamedTuple):
@@ -163,6 +165,7 @@ class Update(NamedTuple):
     noise: Callable[[Batch], Sequence[Tensor]] = lambda b: ()  #: is drawn as TorchRL's loss draws it
     due: Callable[[], int] | None = None  #: counts an update, and returns how many phases are due. None: all
     idle: Mapping[str, Tensor] = {}  #: what is found of phases that are not due
+    after: Callable[[], None] = lambda: None  #: what TorchRL's stepper does after its optimizers' steps
 
 
 def gradients(
@@ -239,7 +242,8 @@ class PureStepper(OptimizationStepper):
         due = len(update.phases) if update.due is None else update.due()
         found = dict(update.idle) if due < len(update.phases) else {}
         for phase in update.phases[:due]:
-            found |= self._make(phase, batch, noise, trainer.clip_norm)
+            found |= self._make(phase, batch, noise, trainer.clip_norm if phase.clips else math.inf)
+        update.after()
         if "td_error" in found:
             sub_batch.set("td_error", found.pop("td_error"))
         return self._averaged(found)
@@ -270,7 +274,7 @@ class PureStepper(OptimizationStepper):
             tell(found | {"grad_norm": norm})
         phase.optimizer.step()
         phase.optimizer.zero_grad()
-        return found | ({"grad_norm_0": norm} if len(self._update.phases) == 1 else {})
+        return found | ({"grad_norm_0": norm} if phase.clips and len(self._update.phases) == 1 else {})
 
 
 class Graphs:

@@ -22,15 +22,15 @@ from torchrl.objectives import (
     DreamerV3Loss,
     DreamerV3ModelLoss,
     DreamerV3ValueLoss,
-    SoftUpdate,
 )
 from torchrl.trainers import Trainer
 from torchrl.trainers.algorithms import DreamerV3OptimizationStepper, DreamerV3Optimizer
 
-from rlsync.recipes import parts
+from rlsync.recipes import parts, pure
 from rlsync.recipes.dreamer.building import imagined_env, let_act, make_trainer, started_collector
 from rlsync.recipes.dreamer.config import DreamerV3Config
 from rlsync.recipes.dreamer.sequences import IMAGINED, REPLAYED
+from rlsync.recipes.dreamer.v3_update import pure_update
 from rlsync.recipes.spaces import Spaces
 from rlsync.workers.devices import CPU
 
@@ -43,14 +43,16 @@ def build(run: parts.Run[DreamerV3Config]) -> Trainer:
         optimizer = DreamerV3Optimizer(
             loss.parameters(), lr=recipe.lr, agc=recipe.clip_norm, warmup_steps=recipe.warmup_steps
         )
+        target = pure.SoftTargets(loss.value_loss, tau=recipe.tau)
         stepper = DreamerV3OptimizationStepper(
             loss,
             optimizer,
-            SoftUpdate(loss.value_loss, tau=recipe.tau),
+            target,
             compile_train_step=False,  # on two cores it takes minutes and gains nothing
             cudagraph=False,
         )
         trainer = make_trainer(run, collector, loss, optimizer, acting, stepper)
+        pure.PureStepper(lambda: pure_update(loss, optimizer, target)).register(trainer)
         parts.register_with_evaluations(trainer, run, acting)
     return trainer
 
