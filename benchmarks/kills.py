@@ -10,6 +10,9 @@ shared memory may be left, its checkpoint must be whole, and the run that resume
 go on from there: with higher versions, at its pace, no frame counted twice. Of runs on Ray,
 ``benchmarks/ray_cluster.py storm`` shows the same.
 
+A ``population`` is three learners that share a replay. They are killed one after the other: those that live
+must go on, and when none does, the run must name them and be resumed.
+
 The seed decides what happens, and after how long. The exit status is 1 if a count under ``bad`` is not zero,
 if fewer signals were sent in time than ``--kills`` says, or if no run was resumed.
 The script gives itself a /dev/shm of its own. Where it may not (it needs the right to mount), files of shared
@@ -111,7 +114,10 @@ RECIPES = {
     "td3": Kind(("recipe=td3", "env=pendulum", *REPLAY), replay=True),
     "dreamer_v3": Kind(("recipe=dreamer_v3", *DREAMER)),
     "dreamer_v1": Kind(("recipe=dreamer_v1", *DREAMER)),
+    "population": Kind(("recipe=laser", *UNROLLS)),
 }
+AGENTS = 3
+POPULATION = (f"recipe.agents={AGENTS}", "collector.num_workers=1", "recipe.evaluation.every_frames=0")
 ROLES = ("sampler", "evaluator", "learner")
 LIVES = 5  # of one run, at most; then another one begins
 LONGEST_DELAY_S, LONGEST_STOP_S = 2.0, 1.5
@@ -194,6 +200,12 @@ class Life:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.join()
+
+
+def _lines(agent: Path) -> int:
+    """How many publishes an agent has recorded."""
+    file = agent / "receipts.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def _state(pid: int) -> str:
@@ -339,6 +351,9 @@ class Trial:
         folder.mkdir()
         self._runs += 1
         self.counts[f"runs of {recipe}"] += 1
+        if recipe == "population":
+            self._population(folder, deadline, kills)
+            return
         before: Checkpoint | None = None
         for number in range(LIVES):
             if time.monotonic() > deadline or self.kills() >= kills:
@@ -354,6 +369,66 @@ class Trial:
                 before = self._look(life, before, told)
             finally:
                 life.destroy()
+
+    def _population(self, folder: Path, deadline: float, kills: int) -> None:
+        """A population and those that resume it; its agents are killed until none is left."""
+        frames = dict.fromkeys(range(AGENTS), 0)
+        for number in range(LIVES):
+            if time.monotonic() > deadline or self.kills() >= kills:
+                return
+            words = ("resume=it", "run_dir=it") if number else (*self.kind.words, *COMMON, *POPULATION)
+            life, told = Life(folder, words), f"{folder.name}, life {number}"
+            self.counts["lives"] += 1
+            try:
+                self._kill_agents(life, told)
+                if not until(lambda: not life.left()):  # noqa: B023
+                    self._note("processes left", f"{told}: {[what_is(pid) for pid in life.left()]}")
+                for agent, before in frames.items():
+                    frames[agent] = self._frames_of(life.run / "agents" / str(agent), before, told)
+                self.counts["resumed"] += number > 0
+            finally:
+                life.destroy()
+
+    def _kill_agents(self, life: Life, told: str) -> None:
+        agents = [life.run / "agents" / str(agent) for agent in range(AGENTS)]
+        known = [_lines(agent) for agent in agents]
+
+        def go_on(which: list[int]) -> bool:
+            return life.over or all(_lines(agents[agent]) > known[agent] + 1 for agent in which)
+
+        living = list(range(AGENTS))
+        if not until(lambda: go_on(living)) or life.over:
+            self._note("runs that hung", f"{told} has not begun: {life.output()[-600:]}")
+            return
+        while living:
+            time.sleep(self.chance.uniform(0, LONGEST_DELAY_S))
+            victim = living.pop(self.chance.randrange(len(living)))
+            os.kill(json.loads((agents[victim] / "board.json").read_text())["address"]["pid"], signal.SIGKILL)
+            self.counts["SIGKILL: agent"] += 1
+            known = [_lines(agent) for agent in agents]
+            if living and (not until(lambda: go_on(living)) or life.over):
+                self._note("runs that hung", f"{told}, after the end of agent {victim}")
+                return
+        if not until(lambda: life.over):
+            self._note("runs that hung", f"{told}: {life.output()[-600:]}")
+        error = life.output().rpartition("\n  where  ")[0].rpartition("\n")[2]
+        named = re.findall(r"agent (\d) killed by SIGKILL", error)
+        if life.process.exitcode != 1 or len(set(named)) < AGENTS:
+            self._note("runs that ended without a clear error", f"{told}: {life.output()[-900:]}")
+
+    def _frames_of(self, agent: Path, before: int, told: str) -> int:
+        """The frames of an agent's checkpoint, which is whole and not older than the one before."""
+        replaced = sorted(agent.glob(".checkpoint.backup-*"))
+        folders = [at for at in (agent / "checkpoint", *replaced) if (at / "manifest.json").exists()]
+        try:
+            frames = Checkpoint(folders[0], self.kind).frames
+        except Exception as error:  # noqa: BLE001
+            self._note("checkpoints that are lost or damaged", f"{told}: {type(error).__name__}: {error}")
+            return before
+        self.counts["checkpoints read"] += 1
+        if frames < before:
+            self._note("runs that could not be resumed", f"{told}: {frames} frames after {before}")
+        return frames
 
     def _torment(self, life: Life, before: Checkpoint | None) -> str:
         """Signals at random moments, until the run ends; what was sent."""
