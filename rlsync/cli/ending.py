@@ -184,13 +184,11 @@ class Interrupts:
                     self._on_signal(signal.Signals(number))
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._came and number == signal.SIGHUP:
+        first, self._came = not self._came, True
+        if self.signal is not None and (first or number == signal.SIGHUP):  # the parent came before the first
             return
-        if self._came:
+        if self.signal is not None:
             kill_everything(status_after(number))
-        self._came = True
-        if self.signal is not None:  # the parent was first
-            return
         self.signal = number
         # A second SIGHUP is ignored.
         again = "Ctrl-C" if number in (signal.SIGINT, signal.SIGHUP) else number.name

@@ -177,6 +177,27 @@ def test_each_signal_that_terminals_and_schedulers_send_asks_for_a_stop(
     assert killed == ([] if number == signal.SIGHUP else [128 + number]), "SIGHUP may come twice"
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["says", "dies"])
+def test_what_a_parent_says_counts_apart_from_signals_of_this_process(
+    dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("rlsync.cli.ending.kill_everything", killed.append)
+    stop = Stopped()
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs, Interrupts.caught(theirs) as interrupts:
+        interrupts.attach(stop)
+        if dies:
+            ours.close()
+        else:
+            ours.send_bytes(b"end")
+        assert wait_until(lambda: stop.calls == 1, 60)
+        assert (interrupts.signal, interrupts.how()) == (signal.SIGTERM, "terminated")
+        signal.raise_signal(signal.SIGINT)  # a terminal and job schedulers send it to parent and child
+    assert (stop.calls, killed) == (1, [])
+    assert interrupts.exit_status() == 128 + signal.SIGTERM
+
+
 def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
