@@ -24,7 +24,7 @@ from rlsync.recipes.checkpoints import checkpoint_at
 from rlsync.recipes.evaluating import require_screen
 from rlsync.recipes.registry import Recipe, recipe_of
 from rlsync.recipes.run import Run
-from rlsync.recipes.run_files import AGENTS, RECEIPTS, agents_in
+from rlsync.recipes.run_files import RECEIPTS, agent_folder, agents_in
 from rlsync.recipes.settings import Config
 from rlsync.workers.replay.shared import SharedReplayHandle
 
@@ -70,7 +70,7 @@ class Job:
         own = self.config.config_dir if config_dir is None else str(config_dir)
         config = replace(self.config, run_dir=self.config.run_dir or run_dir, config_dir=own)
         agents = {
-            number: replace(agent, run_dir=f"{config.run_dir}/{AGENTS}/{number}", config_dir=own)
+            number: replace(agent, run_dir=str(agent_folder(str(config.run_dir), number)), config_dir=own)
             for number, agent in self.agents.items()
         }
         return replace(self, config=config, agents=agents)
@@ -187,7 +187,7 @@ def _agents(
         varied[key] = each
     own = [word for word in words if not word.startswith(("resume=", "run_dir="))]
     for number in range(0 if errors else recipe.agents):
-        before = None if whole.resume is None else Path(whole.resume, AGENTS, str(number))
+        before = None if whole.resume is None else agent_folder(whole.resume, number)
         end = None if before is None else ended(before)
         if end is not None and end.status == 0 and (end.frames or 0) >= recipe.total_frames:
             continue
@@ -197,7 +197,7 @@ def _agents(
         errors += faults
         if made is None:
             continue
-        folder = None if whole.run_dir is None else f"{whole.run_dir}/{AGENTS}/{number}"
+        folder = None if whole.run_dir is None else str(agent_folder(whole.run_dir, number))
         alone: Any = replace(made.config.recipe, agents=1, vary=None)  # type: ignore[call-arg]
         agent = replace(made.config, recipe=alone, run_dir=folder, seed=whole.seed + number)
         job, wrong = examined(agent, trusted=line.trusted, config_dir=line.config_dir)

@@ -27,7 +27,7 @@ from rlsync.cli.train import prepare_process, train_job
 from rlsync.cli.watch import PLAIN_EVERY_S
 from rlsync.core.errors import RlsyncError, WorkerLost
 from rlsync.recipes.bounds import refuse
-from rlsync.recipes.run_files import AGENTS, OUTPUT, RESOLVED, best_agent, statistics_in
+from rlsync.recipes.run_files import AGENTS, OUTPUT, RESOLVED, agent_folder, best_agent, statistics_in
 from rlsync.recipes.settings import Config
 from rlsync.sync.processes import ending as ending_of
 from rlsync.workers.replay.shared import SharedReplayHandle
@@ -112,5 +112,5 @@ def _await_end(agents: Mapping[int, BaseProcess], run_dir: Path) -> None:
             if agent.exitcode is not None:
                 del living[number]
                 print(f"agent {number} {ending_of(agent.exitcode)}", flush=True)
-            elif (numbers := statistics_in(run_dir / AGENTS / str(number))) is not None:
+            elif (numbers := statistics_in(agent_folder(run_dir, number))) is not None:
                 print(f"agent {number}  {numbers.progress()}", flush=True)

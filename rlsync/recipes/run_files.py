@@ -51,17 +51,23 @@ def video_file(frames: int) -> str:
     return f"eval-{frames}.gif"
 
 
+def agent_folder(run: str | Path, number: int) -> Path:
+    """Where an agent of a population runs."""
+    return Path(run, AGENTS, str(number))
+
+
 def agents_in(run: Path) -> dict[int, Path]:
     """The folders of a population's agents that have begun, by number; none of any other run."""
     names = sorted(int(at.parent.name) for at in run.glob(f"{AGENTS}/[0-9]*/{RESOLVED}"))
-    return {number: run / AGENTS / str(number) for number in names}
+    return {number: agent_folder(run, number) for number in names}
 
 
 def best_agent(run: Path) -> Path:
     """The folder of a population's agent with the best evaluation, ranked as those of one run are, else with
     the best mean return of its newest episodes; of any other run, the folder itself.
     """
-    if not agents_in(run):
+    agents = agents_in(run)
+    if not agents:
         return run
     from rlsync.evaluation.process import read_evaluations  # loads torch
 
@@ -71,7 +77,7 @@ def best_agent(run: Path) -> Path:
         ranks = [(True, evaluated.rank) for evaluated in read_evaluations(agent / EVALUATIONS)]
         return max([(False, -math.inf if mean is None else mean), *ranks])
 
-    return max(agents_in(run).values(), key=rank)
+    return max(agents.values(), key=rank)
 
 
 def _said(description: str, default: Any = dataclasses.MISSING) -> Any:

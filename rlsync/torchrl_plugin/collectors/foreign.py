@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -47,6 +47,14 @@ def what_keeps_them(collector: object) -> str:
                 "collector_kwargs={'track_policy_version': True} keeps them"
             )
     return f"MultiSyncCollector and MultiAsyncCollector keep them, with {WITH_A_BOARD}"
+
+
+@runtime_checkable
+class ShowsModels(Protocol):
+    """A collector that says which module it has for a destination."""
+
+    def get_model(self, model_id: str) -> object:
+        """The module."""
 
 
 class ForeignEndpoint(Endpoint):
@@ -95,9 +103,9 @@ class ForeignEndpoint(Endpoint):
     def specs(self, destination: str) -> list[LeafSpec] | None:
         # Distributed collectors have no get_model; they hold what their workers copied.
         find = partial(walk, self.collector, error=DestinationNotFound, root_name="collector")
-        show = getattr(self.collector, "get_model", None)
+        shows = self.collector.get_model if isinstance(self.collector, ShowsModels) else None
         try:
-            model: object = find(parse(destination)) if show is None else show(destination)
+            model: object = find(parse(destination)) if shows is None else shows(destination)
         except (ValueError, AttributeError, KeyError, DestinationNotFound):
             return None
         return Leaves(model, f"collector.{destination}").specs() if isinstance(model, nn.Module) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchrl.collectors import BaseCollector
@@ -66,11 +66,19 @@ def refuse_shards_in_background(plan: SyncPlan) -> None:
         raise ConfigError(what, "SyncWeights(background=True)", "leave background out")
 
 
+@runtime_checkable
+class _Feeds(Protocol):
+    """A hook that publishes to a collector, or calls a sender that does."""
+
+    @property
+    def feeds(self) -> object: ...
+
+
 def is_fed(trainer: Trainer, collector: object) -> bool:
     """Whether a hook of the trainer publishes to a collector, as far as anybody can tell."""
     hooks = [*trainers.registered_modules(trainer), *trainers.operations(trainer)]
     hooks += trainers.stock_update_weights(trainer)
-    feeds = [hook.feeds for hook in hooks if hasattr(hook, "feeds")]  # a collector, or a sender to one
+    feeds = [hook.feeds for hook in hooks if isinstance(hook, _Feeds)]
     return any(fed is collector or not isinstance(fed, BaseCollector) for fed in feeds)
 
 
