@@ -13,8 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from typing import Any, TextIO
 
 # Before torch: spawned workers inherit it, and one thread each is all a test machine has to give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from tests.tools.parts.processes import child_pids, kill, open_fds, shared_mappings, wait_until, what_is
 from tests.tools.parts.programs import PRELOAD
@@ -181,6 +184,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Runs of tests are not recorded beside those of the user."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _files_are_parsed_once() -> None:
+    """A quarter of each composition is PyYAML, which reads the same forty files again."""
+    parse, parsed = yaml.load, dict[tuple[str, str], Any]()
+
+    def load(stream: str | TextIO, Loader: type[yaml.SafeLoader]) -> Any:  # noqa: N803
+        text = stream if isinstance(stream, str) else stream.read()
+        if (text, Loader.__name__) not in parsed:
+            if not isinstance(stream, str):
+                stream.seek(0)  # an error names the file
+            parsed[text, Loader.__name__] = parse(stream, Loader)
+        return deepcopy(parsed[text, Loader.__name__])
+
+    yaml.load = load
 
 
 @pytest.fixture(autouse=True)

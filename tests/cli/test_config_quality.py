@@ -279,6 +279,7 @@ def swept(*line: str) -> list[Config]:
     return configs_of("-m", *line)
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_sweeps_spell_out_keys_groups_ranges_and_entries_of_the_map() -> None:
     assert [c.seed for c in swept("seed=range(0,3)")] == [0, 1, 2]

@@ -341,6 +341,7 @@ Ended = Callable[[Trainer], Trainer]
 kinds = pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @kinds
 def test_on_a_board_the_weights_arrive_in_every_worker(kind: type, ended: Ended) -> None:
@@ -374,6 +375,7 @@ class Doubled(nn.Module):
         return 2 * x
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @kinds
 @pytest.mark.parametrize("scheme", [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme])
@@ -432,6 +434,7 @@ def test_a_push_that_hangs_on_a_stopped_worker_is_given_up(ended: Ended) -> None
     assert worst(findings_of(found)) == "fail"
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("watched", [False, True])
 def test_a_killed_worker_is_named_with_how_it_ended(watched: bool, ended: Ended) -> None:
@@ -483,6 +486,7 @@ def test_the_workers_of_a_trainer_are_examined_and_gone_afterwards(
     assert not child_pids()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("forked_builds")
 def test_a_build_that_hangs_is_reported_and_its_workers_are_gone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -522,6 +526,7 @@ def test_what_rlsync_refuses_while_building_is_told_in_three_lines(
     assert [line.split()[0] for line in lines[-2:]] == ["where", "cure"]
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("forked_builds")
 @pytest.mark.parametrize(
     ("env", "status", "found"),

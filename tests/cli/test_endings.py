@@ -206,6 +206,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_has_saved_and_goes_on(tmp_path: Path) -> None:
     def own_terminal() -> None:
@@ -238,10 +239,10 @@ def test_a_run_whose_terminal_is_closed_has_saved_and_goes_on(tmp_path: Path) ->
     goes_on(tmp_path, "it")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ctrl-c", "learner killed", "worker killed", "twice"])
 @pytest.mark.parametrize("words", [TRAIN, IMPALA], ids=["ppo", "impala"])
-@pytest.mark.one_case
 def test_what_environments_of_workers_have_started_ends_with_the_run(
     words: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
@@ -301,6 +302,7 @@ def test_the_death_of_rays_gcs_ends_a_run_with_a_checkpoint(tmp_path: Path) -> N
     assert "Ray's GCS is gone" in end["error"]
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_closed_standard_streams_are_no_error(closed: tuple[int, ...]) -> None:
@@ -315,9 +317,9 @@ def test_closed_standard_streams_are_no_error(closed: tuple[int, ...]) -> None:
     assert ended.returncode == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.one_case
 def test_a_run_whose_output_nobody_reads_any_more_has_saved_and_goes_on(
     unbuffered: str, tmp_path: Path
 ) -> None:
@@ -400,6 +402,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_error_in_a_hook_leaves_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "program.py").write_text(BAD_HOOK)
@@ -548,6 +551,7 @@ for error in ("no space", "No space left on device\\n  where  here\\n  cure   fr
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not may_unshare("-m"), reason="needs the right to mount")
 @pytest.mark.seconds
 @pytest.mark.processes

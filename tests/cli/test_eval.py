@@ -148,6 +148,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 # ------------------------------------------------------------------------------------ what is played
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_returns_are_those_of_the_same_weights_and_seeds_stepped_by_hand(

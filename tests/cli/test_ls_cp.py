@@ -86,6 +86,7 @@ def test_an_edit_of_the_copy_is_what_trains(here: Path, capsys: pytest.CaptureFi
     assert OmegaConf.create(said(capsys)).recipe.lr == 0.0125
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_a_copied_environment_keeps_what_is_tuned_for_the_original_until_its_id_is_edited(
     here: Path, capsys: pytest.CaptureFixture[str]

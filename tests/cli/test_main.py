@@ -346,6 +346,7 @@ def test_explain_builds_the_trainer_of_a_file_and_leaves_no_worker(
 # --------------------------------------------------------------------------------------- training
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_on_a_terminal_one_line_is_redrawn_and_elsewhere_lines_are_printed(
     capsys: pytest.CaptureFixture[str],
@@ -450,6 +451,7 @@ def test_ctrl_c_saves_and_leaves_no_process_behind(stopped: Stopped) -> None:
     assert "Traceback" not in stopped.run.output
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_resume_goes_on_from_the_frames_version_and_returns_of_the_checkpoint(
     stopped: Stopped, folder: Path
@@ -502,6 +504,7 @@ def test_a_second_ctrl_c_kills_at_once(folder: Path) -> None:
         run.kill()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_sweep_runs_every_job_in_a_folder_of_its_own(folder: Path) -> None:
     run = finished(folder, "train", "-m", "seed=0,1", "logger=none", *SMALL)

@@ -116,6 +116,7 @@ def test_a_key_may_be_a_group_of_the_users(tmp_path: Path) -> None:
     assert (made.config.evaluation.device, made.config.seed, errors) == ("meta", 1, [])
 
 
+@pytest.mark.thorough
 def test_hydras_own_settings_are_overridden_as_ever(here: Path) -> None:
     train(here, *PPO, "hydra.run.dir=there", "hydra.job.name=mine", "hydra.output_subdir=about")
     assert (here / "there" / "config.yaml").is_file()

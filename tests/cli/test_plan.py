@@ -39,9 +39,9 @@ def test_a_run_does_what_its_plan_says(name: str, when: WhenConfig) -> None:
     assert [phase.updates for phase in plan.phases] == [0, 48]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["dreamer_v1", "dreamer_v3"])
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_a_world_model_is_trained_when_the_plan_says(name: str) -> None:
     plan = held_plan(small_dreamer(name, "sync.when.every=5", "sync.when.unit=optim_steps"))
     assert [phase.updates for phase in plan.phases] == [0, 16]

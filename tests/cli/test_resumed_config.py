@@ -91,6 +91,7 @@ def test_a_resumed_run_keeps_what_the_first_one_was_told_and_so_does_the_next(ru
     assert config_of(runs / "third").resume == "second"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "more"),
@@ -101,7 +102,6 @@ def test_a_resumed_run_keeps_what_the_first_one_was_told_and_so_does_the_next(ru
     ],
     ids=["dqn", "laser", "impala"],
 )
-@pytest.mark.one_case
 def test_every_recipe_is_resumed_without_being_named(
     words: tuple[str, ...], more: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -130,6 +130,7 @@ def built(runs: Path, *words: str) -> tuple[Job, Trainer]:
     return job, trainer
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 @pytest.mark.usefixtures("fork_workers")
 def test_a_learning_rate_that_is_changed_is_the_one_that_is_used(runs: Path) -> None:
@@ -144,6 +145,7 @@ def test_a_learning_rate_that_is_changed_is_the_one_that_is_used(runs: Path) -> 
     assert after.state, "the moments are those of the checkpoint"
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 @pytest.mark.usefixtures("fork_workers")
 def test_coefficients_that_torchrl_keeps_in_buffers_are_those_of_this_config(runs: Path) -> None:
@@ -156,6 +158,7 @@ def test_coefficients_that_torchrl_keeps_in_buffers_are_those_of_this_config(run
     assert gamma == pytest.approx(0.9)
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 @pytest.mark.usefixtures("fork_workers")
 def test_another_number_of_workers_and_another_logger_are_honoured(runs: Path) -> None:
@@ -165,6 +168,7 @@ def test_another_number_of_workers_and_another_logger_are_honoured(runs: Path) -
     assert trainer.collected_frames == 512
 
 
+@pytest.mark.one_case
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("words", "what", "cure"),
@@ -204,6 +208,7 @@ def test_what_a_checkpoint_does_not_fit_is_refused_in_three_lines_before_a_worke
     assert list(tmp_path.iterdir()) == [], "nothing is written either"
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_naming_the_recipe_and_the_environment_again_changes_nothing(runs: Path) -> None:
     plain = job_of(f"resume={runs / 'ppo'}", "recipe.total_frames=1024")
@@ -224,6 +229,7 @@ def test_impala_is_not_resumed_as_laser(tmp_path: Path, capsys: pytest.CaptureFi
         assert "cannot resume a run of 'impala' with the recipe 'laser'" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_each_job_of_a_sweep_resumes_with_its_own_changes(
     runs: Path, capsys: pytest.CaptureFixture[str]

@@ -127,6 +127,7 @@ def test_a_limit_of_open_files_that_is_too_low_is_told_before_anything_runs() ->
 # ------------------------------------------------------------------------------------- the user
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("word", [f"run_dir={LONG}", f"resume={LONG}", f"{LONG}=1", f"recipe={LONG}"])
 def test_a_word_of_3000_characters_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     told(capsys, "check", word)
@@ -188,6 +189,7 @@ def listed(verb: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> N
             assert json.loads(output.out)["ok"] == (status == 0)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("verb", ["check", "plan"])
 @pytest.mark.seconds
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))

@@ -67,6 +67,7 @@ def test_nothing_is_registered_before_the_call_and_torchrls_own_stay_beside_ours
     assert {"board.yaml", "shared_mem.yaml"} <= set(schemes)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_a_stock_ppo_config_trains_with_the_board_and_each_batch_says_which_version_acted() -> None:
     with built() as trainer:

@@ -144,6 +144,7 @@ PICKLES: dict[str, Callable[[Path, Evil], object]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_checkpoint_with_more_than_data_is_refused_before_anything_is_loaded(
     name: str, foreign: Path, mark: Path, capsys: pytest.CaptureFixture[str]

@@ -155,6 +155,7 @@ def _hang(file: Path, say: Say) -> None:
     started.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.seconds
 def test_work_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:

@@ -159,6 +159,7 @@ def test_forked_asynchronous_workers_never_act_with_a_torn_or_a_misnamed_version
     assert slots <= 6  # two leases for each of two workers while it changes over, newest, and next
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_policies_made_by_a_factory_never_act_with_a_torn_or_a_misnamed_version() -> None:
     with on_a_board(kind=MultiAsyncCollector, policy_factory=make_canary, frames_per_batch=10) as collector:
@@ -166,9 +167,9 @@ def test_policies_made_by_a_factory_never_act_with_a_torn_or_a_misnamed_version(
     census.assert_clean()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @modes
-@pytest.mark.one_case
 def test_frames_that_started_workers_write_to_a_replay_buffer_are_never_torn_or_misnamed(
     adopt: str,
 ) -> None:

@@ -189,6 +189,7 @@ def test_a_worker_that_dies_in_a_rerun_ends_it_and_is_named(tmp_path: Path) -> N
         again(IMPALA, given, begun=kill)
 
 
+@pytest.mark.thorough
 def test_two_free_runs_of_one_seed_differ_so_that_equal_digests_say_something(tmp_path: Path) -> None:
     one = trained(IMPALA, config(tmp_path / "a"), faults({3: (0, signal.SIGSTOP), 30: (0, signal.SIGCONT)}))
     other = trained(IMPALA, config(tmp_path / "b"), faults({3: (1, signal.SIGSTOP), 30: (1, signal.SIGCONT)}))
@@ -204,6 +205,7 @@ def test_a_rerun_stops_at_the_version_that_is_asked_for_with_a_checkpoint(tmp_pa
     assert (tmp_path / "run" / "again" / "checkpoint" / "manifest.json").is_file()
 
 
+@pytest.mark.thorough
 def test_what_the_ring_dropped_is_made_again_and_not_learned_from(tmp_path: Path) -> None:
     given = config(tmp_path / "run", when_full="drop_oldest", slots=3)
     life = trained(IMPALA, given)
@@ -273,6 +275,7 @@ def laser(folder: Path) -> Config:
     return config(folder, total_frames=12 * FRAMES_PER_BATCH, replay=LASER)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("recipe", "given", "place"),
     [
@@ -320,6 +323,7 @@ def test_a_frame_is_made_again_as_the_learner_took_it(
     assert any(name.endswith("log_prob") for name in seen) == (recipe is not dqn.RECIPE)
 
 
+@pytest.mark.thorough
 def test_the_way_of_updates_is_recorded_and_told_where_runs_differ(tmp_path: Path) -> None:
     def hang_on(trainer: Trainer, batch: int) -> None:
         if batch == 8:
@@ -342,6 +346,7 @@ def test_the_way_of_updates_is_recorded_and_told_where_runs_differ(tmp_path: Pat
     assert told in compared(life, other).window
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_resumed_is_made_again_from_its_checkpoint_or_refused_without_it(
     tmp_path: Path,
 ) -> None:
@@ -504,6 +509,7 @@ def test_what_is_wrong_in_a_run_is_found_by_its_rerun(tmp_path: Path, monkeypatc
     assert "rollouts; worker" in str(found)
 
 
+@pytest.mark.thorough
 def test_an_environment_that_its_seed_does_not_decide_is_found(tmp_path: Path) -> None:
     given = config(tmp_path / "run", env=f"{undecided.MODULE}:Noisy-v0")
     trained(IMPALA, given)
@@ -563,6 +569,7 @@ def test_with_a_fixed_lag_a_run_is_the_same_whichever_worker_is_slow_and_has_tha
     assert one.digests[max(one.digests)] != older.digests[max(one.digests)]
 
 
+@pytest.mark.thorough
 def test_a_lag_of_0_is_lockstep(tmp_path: Path) -> None:
     """A worker with one slot takes turns with the learner."""
     lives, newest = [], []
@@ -583,6 +590,7 @@ def test_a_lag_of_0_is_lockstep(tmp_path: Path) -> None:
     assert ages(lives[1]) == [0] * 2 * BATCHES
 
 
+@pytest.mark.thorough
 def test_a_fixed_lag_outlives_a_worker_and_says_that_the_run_is_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,11 +27,13 @@ def test_the_trainer_of_ones_own_says_which_version_acted_in_every_batch(tmp_pat
     assert done.stdout.splitlines()[-1] == f"versions that acted, batch by batch: {expected}"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_a_stock_trainer_publishes_each_batch_and_no_batch_mixes_versions() -> None:
     assert run("stock_trainer.py", 3) == [[2], [3], [4]]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_policy_and_statistics_are_of_one_version_in_every_batch() -> None:
     assert run("multi_destination.py", 4) == [(2, 0.0), (3, 0.0), (4, 0.0), (5, 0.0)]

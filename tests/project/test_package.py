@@ -100,6 +100,7 @@ def test_the_wheel_carries_every_module_and_no_test(installed: Installed) -> Non
     assert of_wheel == of_repo
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_the_installed_launcher_finds_its_configs_from_any_folder(installed: Installed) -> None:
     where = installed.run_with_borrowed_packages("-c", "import rlsync; print(rlsync.__file__)")

@@ -42,6 +42,7 @@ def test_listing_configs_loads_at_most_what_draws_the_table(words: list[str]) ->
     assert loaded_by_verb(*words) <= {"rich"}
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_status_loads_torch_for_the_board_and_nothing_of_torchrl(tmp_path: Path) -> None:
     board = CountedBoard()
@@ -89,6 +90,7 @@ for name in {list(FLOORS)}:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_the_floors_below_the_plug_load_no_torchrl() -> None:
     """A relay process is light: it takes the transports and ``sync`` without TorchRL."""

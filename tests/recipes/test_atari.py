@@ -74,6 +74,7 @@ def test_the_defaults_of_an_atari_game_are_what_gymnasium_registers_as_v5() -> N
     assert {name: options[name] for name in registered} == registered
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_sticky_actions_are_played_with_the_probability_of_the_config() -> None:
     def played(probability: float) -> np.ndarray[Any, Any]:
@@ -140,6 +141,7 @@ def test_a_lost_life_ends_the_learners_episode_and_the_game_goes_on() -> None:
     envs.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_an_evaluated_return_sums_over_the_lives_of_a_game() -> None:
     def episodes(spec: AtariEnvs) -> list[Episode]:
@@ -211,6 +213,7 @@ def test_a_game_gets_the_settings_for_pixels_and_no_other_games_target(recipe: s
     assert config.recipe == of_pong.recipe
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_pong_is_played_as_the_results_were_measured_and_any_game_as_v5() -> None:
     pong, atari = (
@@ -225,6 +228,7 @@ def test_pong_is_played_as_the_results_were_measured_and_any_game_as_v5() -> Non
     assert atari.recipe == pong.recipe, "the id tells that it is Pong"
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("recipe", "env"),
@@ -235,13 +239,13 @@ def test_pong_is_played_as_the_results_were_measured_and_any_game_as_v5() -> Non
         ("laser", "env=cartpole"),
     ],
 )
-@pytest.mark.one_case
 def test_the_target_of_cartpole_is_that_of_no_other_environment(recipe: str, env: str) -> None:
     of_cartpole = 475.0 if recipe in ("ppo", "dqn") else 450.0
     assert composed(f"recipe={recipe}", env, "env.id=CartPole-v1").recipe.target_return == of_cartpole
     assert composed(f"recipe={recipe}", env, "env.id=Acrobot-v1").recipe.target_return is None
 
 
+@pytest.mark.one_case
 @pytest.mark.seconds
 @pytest.mark.parametrize(("recipe", "general"), [("sac", SACConfig()), ("td3", TD3Config())])
 def test_what_suits_pendulum_is_not_what_continuous_actions_get_in_general(
@@ -273,6 +277,7 @@ def test_the_command_line_has_the_last_word_about_tuned_settings() -> None:
     assert composed("recipe=impala", "tuned=impala_pixels").recipe.total_frames == 10_000_000
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_the_tuned_settings_of_a_folder_of_ones_own_are_found_by_name_and_by_id(tmp_path: Path) -> None:
     for folder in ("env", "tuned"):
@@ -286,6 +291,7 @@ def test_the_tuned_settings_of_a_folder_of_ones_own_are_found_by_name_and_by_id(
     assert composed(*own, "env=mine", "env.id=ALE/Pong-v5").recipe.target_return == 19.0
 
 
+@pytest.mark.one_case
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("words", "what", "cure"),
@@ -341,6 +347,7 @@ def test_the_first_lines_and_the_config_of_a_run_tell_settings_protocol_and_end(
     assert config_of(tmp_path / "run").env == AtariConfig("ALE/Breakout-v5", 2, life_loss_ends_episode=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_a_check_tells_general_settings_from_tuned_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "env.id=Acrobot-v1"]) == 0

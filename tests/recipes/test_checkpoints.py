@@ -247,6 +247,7 @@ def test_a_machine_that_stops_at_any_moment_leaves_the_checkpoint_before_or_the_
     assert newer == {(0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)}
 
 
+@pytest.mark.one_case
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("rest_s", "every", "saved_at"),

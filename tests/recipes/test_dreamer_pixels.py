@@ -203,6 +203,7 @@ def test_a_run_is_trained_resumed_and_evaluated_by_the_command_line(
     assert (tmp_path / "a.gif").stat().st_size > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("fork_workers")
 def test_impala_takes_pictures_without_more_ado() -> None:
@@ -221,6 +222,7 @@ def test_impala_takes_pictures_without_more_ado() -> None:
 # ------------------------------------------------------------------ refusals
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -284,6 +286,7 @@ def test_recipes_of_flat_observations_refuse_pictures(recipe: str) -> None:
         built(config_of(f"recipe={recipe}", "env=rendered", f"env.id={env}"))
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_settings_that_are_tuned_for_pictures_are_found_by_the_kind() -> None:
     for words in (["env=rendered_cartpole"], ["env=rendered", "env.id=Acrobot-v1"]):
@@ -291,6 +294,7 @@ def test_settings_that_are_tuned_for_pictures_are_found_by_the_kind() -> None:
     assert config_of("recipe=dreamer_v3", "env=gymnasium", "env.id=CartPole-v1").recipe.pace.ratio == 0.25
 
 
+@pytest.mark.thorough
 def test_settings_that_are_tuned_for_an_id_are_not_those_of_its_picture() -> None:
     words = ["recipe=impala", "env=rendered", "env.id=CartPole-v1"]
     assert config_of(*words).recipe.target_return is None

@@ -234,10 +234,10 @@ def compare_states(loss: Any, env_id: str, widths: dict[str, int], first: int) -
 # ------------------------------------------------------------------ runs
 
 
+@pytest.mark.thorough
 @every_recipe
 @pytest.mark.parametrize("kind", ["in_process", "sync", "async"])
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) -> None:
     config = small(name, kind=kind)
     trainer = built(config)
@@ -257,9 +257,9 @@ def test_a_run_learns_at_the_pace_that_was_planned_for_it(name: str, kind: str) 
     assert stamps[-1] > 4
 
 
+@pytest.mark.thorough
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_a_coupled_player_is_tied_and_a_decoupled_one_gets_copies(name: str) -> None:
     coupled = built(small(name, kind="in_process"))
     sync = hook_of(coupled)
@@ -298,9 +298,9 @@ def test_a_resumed_run_goes_on_with_its_rows_its_pace_and_its_optimizer(name: st
         assert {int(line["frames"]) for line in csv.DictReader(file)} == {224}
 
 
+@pytest.mark.thorough
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_the_player_of_a_checkpoint_plays(name: str, tmp_path: Path) -> None:
     config = small(name, kind="in_process", run_dir=tmp_path)
     trained(built(config))

@@ -59,6 +59,7 @@ def test_free_nats_are_free_in_the_mean_of_all_rows_and_not_in_each_row() -> Non
     assert float(model_loss.kl_loss(0 * apart, ones, apart / 2, ones)) == pytest.approx(3.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_a_scale_of_rewards_changes_neither_stored_rewards_nor_logged_returns() -> None:
     config = small(

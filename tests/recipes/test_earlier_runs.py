@@ -48,6 +48,7 @@ def test_an_earlier_run_evaluates_resumes_and_plots(run: Path) -> None:
     assert f"stopped: total_frames collected  frames {goal}" in resumed
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("run", RECIPES, indirect=True)
 def test_the_config_of_an_earlier_run_is_read_with_the_defaults_of_newer_keys(run: Path) -> None:
     file = run / run_files.RESOLVED

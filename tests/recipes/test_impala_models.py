@@ -175,9 +175,9 @@ def test_uint8_pixels_mean_their_255th(torso: str) -> None:
     torch.testing.assert_close(as_bytes.params, as_floats.params, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("torso", ["shallow", "deep"])
 @pytest.mark.parametrize("stored_last", [False, True], ids=["stored-first", "stored-last"])
-@pytest.mark.each_pair
 @pytest.mark.seconds
 def test_channels_last_gives_the_same_values_gradients_and_parameters(torso: str, stored_last: bool) -> None:
     plain = ImpalaNet(PIXELS, Categorical(5), torso=torso)
@@ -389,9 +389,9 @@ def test_an_input_that_the_net_takes_must_be_given(missing: str) -> None:
 # ---------------------------------------------------------------------------------- the torso in threads
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("torso", "lstm"), [("mlp", 16), ("shallow", 0), ("deep", 16)])
-@pytest.mark.each_pair
 @pytest.mark.seconds
 def test_a_torso_in_threads_gives_the_same_outputs_and_gradients(
     torso: str, lstm: int, bfloat16: bool

@@ -64,6 +64,7 @@ def test_each_worker_explores_at_its_own_rate_in_all_of_its_environments(kind: s
     assert (frames["next", EXPONENT].squeeze(-1) == exponents).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_a_resumed_run_goes_on_down_the_ladder(tmp_path: Path) -> None:
     rates = {"epsilon_frames": 1_000, "ladder_alpha": 7.0, "ladder_base": 0.04}

@@ -289,6 +289,7 @@ def test_the_moments_of_an_earlier_checkpoint_with_one_rate_go_to_the_parts() ->
         assert_close(now.state[parameter]["exp_avg"], earlier.state[parameter]["exp_avg"])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_a_resumed_run_takes_new_learning_rates_into_its_schedule(tmp_path: Path) -> None:
     before = small("sac", run_dir=tmp_path, lr=1e-3, anneal_lr=True)
@@ -418,9 +419,9 @@ def test_a_resumed_run_goes_on_at_the_same_pace_with_what_it_had(name: str, tmp_
     assert (again.collected_frames, pace_of(again).updates) == (384, 80)
 
 
+@pytest.mark.thorough
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_a_resumed_run_does_not_play_the_episodes_of_the_run_before_again(name: str, tmp_path: Path) -> None:
     trained(built(small(name, run_dir=tmp_path)))
     again = built(small(name, total_frames=384))
@@ -431,6 +432,7 @@ def test_a_resumed_run_does_not_play_the_episodes_of_the_run_before_again(name: 
     assert len(seen.unique(dim=0)) == 384, "an observation of a CartPole or a Pendulum never comes twice"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_a_worker_that_is_killed_before_a_checkpoint_is_loaded_is_told_as_that(tmp_path: Path) -> None:
     trained(built(small("sac", run_dir=tmp_path)))
@@ -443,6 +445,7 @@ def test_a_worker_that_is_killed_before_a_checkpoint_is_loaded_is_told_as_that(t
         again.collector.shutdown()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_checkpoints_of_an_asynchronous_run_cost_it_no_worker(tmp_path: Path) -> None:
     config = small("dqn", kind="async", run_dir=tmp_path, total_frames=640)
@@ -469,6 +472,7 @@ def saved_components(folder: Path) -> dict[str, Any]:
     return dict(Checkpoint.manifest(folder / CHECKPOINT)["components"])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_without_the_buffer_in_the_checkpoint_a_resumed_run_fills_it_again_before_it_learns(
     tmp_path: Path,

@@ -59,11 +59,11 @@ def is_held(trace: Trace, ratio: float, prefill: int) -> bool:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("slow", "kind", "frames", "updates"), [("samplers", "sync", 4096, 1536), ("learner", "async", 2048, 512)]
 )
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_the_ratio_of_a_run_is_held_over_any_window_whichever_side_is_slow(
     slow: str, kind: str, frames: int, updates: int
 ) -> None:
@@ -78,6 +78,7 @@ def test_the_ratio_of_a_run_is_held_over_any_window_whichever_side_is_slow(
     assert pace.pace.measured(*trace[-1]) == 0.5, "sheeprl logs 0.375"
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_steps_of_a_pretraining_are_not_made_twice_by_a_run() -> None:
     trainer = built(sheeprls("sync", frames=1408))

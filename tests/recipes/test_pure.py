@@ -219,6 +219,7 @@ def test_losses_gradients_and_what_an_update_writes_are_torchrls(name: str, seed
         stepped(drawn, steps, pure_way=True).assert_close(stepped(drawn, steps, pure_way=False), 1e-12)
 
 
+@pytest.mark.one_case
 @pytest.mark.slow
 @every_recipe
 def test_a_hundred_updates_are_torchrls(name: str) -> None:

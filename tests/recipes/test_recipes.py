@@ -291,6 +291,7 @@ def test_dqn_explores_less_and_less() -> None:
     assert float(trainer.greedy_module.eps) == pytest.approx(0.04, abs=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_the_same_seed_gives_the_same_run() -> None:
     def rewards(seed: int) -> list[torch.Tensor]:

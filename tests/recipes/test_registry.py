@@ -109,6 +109,7 @@ def test_a_recipe_of_the_page_trains_resumes_evaluates_plots_and_is_listed(
     assert (here / "again" / run_files.PLOT).stat().st_size > 10_000
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_the_keys_of_an_outside_recipe_are_typed_and_bounded(tmp_path: Path) -> None:
     home = written(tmp_path, installed=False)

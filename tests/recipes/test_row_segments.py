@@ -134,8 +134,8 @@ def _span(name: str) -> list[str]:
 # ------------------------------------------------------------------------------------------- equal
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.one_case
 @pytest.mark.seconds
 def test_a_loaded_buffer_is_what_it_was_and_goes_on_alike(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
@@ -214,6 +214,7 @@ def test_a_segment_goes_when_its_last_row_has_left_the_buffer(tmp_path: Path) ->
     assert {stat.st_nlink for stat in held.values()} == {1}, "nobody else keeps them"
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_many_small_segments_are_written_once_more_as_one(tmp_path: Path) -> None:
     buffer, sizes = make(1000, most_segments=10), {}

@@ -92,6 +92,7 @@ def test_fault_26_answers_of_a_server_are_torn_and_misnamed_while_the_learner_pu
     still_happens(23, torn and lies, SERVER)
 
 
+@pytest.mark.thorough
 def test_fault_26_answers_of_a_server_are_misnamed_with_the_other_scheme_too() -> None:
     learner, scheme = make_large_canary(), MultiProcessWeightSyncScheme()
     with _served(scheme, learner) as client:

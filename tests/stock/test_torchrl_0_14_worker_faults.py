@@ -89,6 +89,7 @@ def _acks(scheme: SHARED) -> int:
 # ----------------------------------------------------------------------------------------- hangs
 
 
+@pytest.mark.thorough
 def test_fault_2_a_destination_other_than_the_policy_is_never_acknowledged() -> None:
     multiprocessing.set_start_method("spawn", force=True)  # forked, it is refused at construction
     destination, module, scheme = "env.transform[0].module", Canary(4, 100), SHARED()
@@ -151,6 +152,7 @@ def test_fault_20_acknowledgements_of_a_push_without_waiting_pile_up(workers: Wo
     still_happens(20, wait_until(lambda: _acks(scheme) == 50, timeout_s=60), SCHEME)
 
 
+@pytest.mark.thorough
 def test_fault_31_a_worker_that_is_asked_during_a_rollout_drops_it_and_never_collects_again() -> None:
     collector = make_workers(MultiAsyncCollector, make_small_canary(), workers=1, env=SlowEnv)
     next(iter(collector))

@@ -99,6 +99,7 @@ def test_a_worker_that_outlives_its_fork_server_is_alive_until_it_is_ended(tmp_p
     assert told.splitlines() == ["None True None", "None None True", "255 False", f"{-signal.SIGKILL} False"]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -108,7 +109,6 @@ def test_a_worker_that_outlives_its_fork_server_is_alive_until_it_is_ended(tmp_p
         (("waits", "ended"), -signal.SIGKILL),
     ],
 )
-@pytest.mark.each_value
 def test_what_a_worker_has_started_ends_with_it_and_the_learner_lives(
     words: tuple[str, ...], code: int, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def ended(sessions: list[int], *arguments: str) -> tuple[int, str]:
     return status, said
 
 
+@pytest.mark.one_case
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("scheme", "kind", "end", "last"),
@@ -76,6 +77,7 @@ def test_an_exception_ends_the_program_with_its_traceback_and_its_workers(
     assert said.splitlines()[-1].startswith(last)
 
 
+@pytest.mark.one_case
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("end", "status"),
@@ -103,6 +105,7 @@ main("shared", "sync", "drops_a_hooked_trainer")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_program_ends_whose_trainer_was_held_by_nobody(sessions: list[int]) -> None:
     status, said = run_by_python(sessions, "-c", DROPS)

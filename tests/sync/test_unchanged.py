@@ -121,6 +121,7 @@ def test_torchrls_arguments_get_the_warning_too() -> None:
     assert len(told(trainer.train)) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("limit", "warned"), [(2, 1), (5, 1), (None, 0)])
 def test_the_limit_is_an_argument(limit: int | None, warned: int) -> None:
     trainer = make_trainer(batches=6)
@@ -228,6 +229,7 @@ MEANT = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("moves", MEANT, ids=lambda moves: moves.__name__)
 @pytest.mark.seconds
 def test_nothing_is_told_of_weights_that_move(moves: Callable[[Trainer], str]) -> None:
@@ -267,10 +269,10 @@ STOCK = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", STOCK)
 @pytest.mark.parametrize("when", [Every(1, "batches"), Every(1, "optim_steps")], ids=str)
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.each_value
 def test_nothing_is_told_of_a_stock_trainer(name: str, when: Every, shared: bool) -> None:
     make, make_actor, source, env = STOCK[name]
     actor = make_actor()
@@ -303,9 +305,9 @@ def make_small_laser() -> Trainer:
     return impala_recipe.RECIPE.build(small_impala(replay=LASER))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("make", [make_small_ppo, make_small_dqn, make_small_impala, make_small_laser])
-@pytest.mark.one_case
 def test_nothing_is_told_of_a_recipe(make: Callable[[], Trainer]) -> None:
     trainer = make()
     try:

@@ -285,6 +285,7 @@ def test_an_agent_that_is_killed_is_started_again_and_its_workers_end(learner: L
     assert wait_until(lambda: not any(map(is_alive, workers)), WAIT_S), "workers outlived their agent"
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_stopped_is_given_up_and_replaced(learner: Learner) -> None:
     collector, node = learner.collector, node_of(learner.collector, 1)
     nodes, lost, pid = node_ids(collector), collector.tally.lost, pid_of(node)
@@ -297,6 +298,7 @@ def test_an_agent_that_is_stopped_is_given_up_and_replaced(learner: Learner) -> 
     assert wait_until(lambda: not any(map(is_alive, {pid, *workers})), WAIT_S), "the stopped agent was killed"
 
 
+@pytest.mark.thorough
 def test_a_node_that_joins_begins_with_the_newest_weights(learner: Learner, third_node: object) -> None:
     collector, before = learner.collector, node_ids(learner.collector)
     version = learner.publish()
@@ -307,6 +309,7 @@ def test_a_node_that_joins_begins_with_the_newest_weights(learner: Learner, thir
     assert min(firsts) >= version
 
 
+@pytest.mark.thorough
 def test_the_others_go_on_when_a_node_is_lost(learner: Learner, cluster: Cluster, third_node: object) -> None:
     collector, lost = learner.collector, learner.collector.tally.lost
     pid = pid_of(node_of(collector, 2))

@@ -112,6 +112,7 @@ def follower(killed: int) -> ClusterCollector:
     return collector_of(Crew("crew a", keep_s=600.0))
 
 
+@pytest.mark.thorough
 def test_the_next_learner_takes_the_living_agents_over_with_exact_stamps(
     killed: int, follower: ClusterCollector
 ) -> None:

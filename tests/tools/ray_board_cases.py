@@ -106,6 +106,7 @@ def test_actors_that_wait_for_the_learner_act_with_what_it_published_last() -> N
     assert verify.deviations == []
 
 
+@pytest.mark.thorough
 def test_an_actor_that_was_killed_is_named_where_its_version_is_awaited() -> None:
     schemes = {"policy": RayBoardScheme()}
     with ended(make_actors(make_small_canary(), STAMPED, weight_sync_schemes=schemes)) as collector:

@@ -137,6 +137,7 @@ def test_a_stock_trainer_runs_actors_and_each_frame_names_what_made_it() -> None
     assert witness.agrees()
 
 
+@pytest.mark.thorough
 def test_actors_that_do_not_stamp_are_told_at_register_and_hooks_that_need_stamps_refuse() -> None:
     with ended(make_actors(make_small_canary(), {})) as collector:
         trainer, _ = with_canary(collector)

@@ -210,6 +210,7 @@ def test_the_learner_hears_what_workers_adopt_and_leave_and_they_hear_its_questi
 # ------------------------------------------------------------------ three nodes
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("mode", ["alias", "copy"])
 def test_no_node_ever_acts_with_a_torn_or_a_misnamed_version(nodes: Nodes, mode: str) -> None:
     with learner() as transport:
@@ -251,6 +252,7 @@ def test_nobody_waits_for_the_learner_to_repeat_itself(nodes: Nodes) -> None:
     transport.close()
 
 
+@pytest.mark.thorough
 def test_a_node_that_joins_late_gets_the_newest_version_without_the_learner(nodes: Nodes) -> None:
     with learner() as transport:
         for version in (1, 2, 3):
@@ -344,6 +346,7 @@ def lose(address: ray.ObjectRef) -> None:
         file.unlink(missing_ok=True)
 
 
+@pytest.mark.thorough
 def test_a_learner_that_has_closed_keeps_no_image_in_the_store(nodes: Nodes) -> None:
     counts = [objects_in_stores()]
 

@@ -187,6 +187,7 @@ def test_a_plain_module_adopts_at_every_call() -> None:
     census.assert_clean()
 
 
+@pytest.mark.thorough
 def test_a_vector_of_environments_adopts_at_every_call() -> None:
     policy = make_canary()
     with adopting(policy, MultiSyncCollector, env=two_slow_envs) as collector:
@@ -250,6 +251,7 @@ def test_the_plan_says_that_a_rollout_may_have_several_versions() -> None:
         assert note in sync.plan.notes
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("policy", [make_canary(), ChangesItself(4, 100)], ids=["whole", "changed"])
 def test_a_verification_of_versions_within_a_rollout_accuses_those_who_changed_their_weights(
     policy: CanaryPolicy,

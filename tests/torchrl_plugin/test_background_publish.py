@@ -72,6 +72,7 @@ def test_the_next_publish_waits_for_the_one_before(board: CountedBoard) -> None:
     assert [view.unique().tolist() for view in board.newest_views()] == [[3.0], [3.0]]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("wait_first", [False, True])
 def test_writing_to_weights_that_are_being_copied_is_an_error_and_never_goes_unnoticed(
     board: CountedBoard, wait_first: bool
@@ -198,6 +199,7 @@ def test_every_frame_was_made_by_exactly_the_weights_and_buffers_of_its_stamp(ad
     assert len(set().union(*seen.versions())) > 5
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_workers_that_wait_for_the_learner_act_with_what_was_published_for_their_rollout() -> None:
     runs = [

@@ -115,12 +115,14 @@ def test_either_side_may_be_on_the_device_and_the_plan_says_what_crosses(device:
     ends_well("one_side", device)
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 @on_a_device
 def test_the_workers_of_one_collector_may_be_on_different_devices(device: str) -> None:
     ends_well("workers_differ", device)
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 @on_a_device
 def test_a_learner_on_the_device_publishes_in_the_background_while_it_trains(device: str) -> None:

@@ -125,6 +125,7 @@ def test_workers_do_to_the_state_what_was_declared(on_adoption: str) -> None:
         assert len(values(frames, "policy_version")) > 1
 
 
+@pytest.mark.thorough
 def test_a_worker_that_adopts_at_every_policy_call_recomputes_in_the_middle_of_a_rollout() -> None:
     dreamer = make_canary(3)
     player = ShowingPlayer(dreamer.copied(), on_adoption="recompute")
@@ -142,6 +143,7 @@ def test_a_worker_that_adopts_at_every_policy_call_recomputes_in_the_middle_of_a
                 break
 
 
+@pytest.mark.thorough
 def test_a_decoupled_training_acts_with_what_it_publishes() -> None:
     dreamer = make_v3()
     player = DreamerPlayer(dreamer.copied(), on_adoption="reset")
@@ -181,6 +183,7 @@ def make_held_env(player: DreamerPlayer) -> EnvBase:
     return TransformedEnv(HeldEnv(), Compose(InitTracker(), player.primer()))
 
 
+@pytest.mark.thorough
 def test_a_stopped_player_delays_no_publish_and_the_others_go_on() -> None:
     dreamer = make_canary(3)
     player = ShowingPlayer(dreamer.copied())
@@ -207,8 +210,8 @@ def test_a_stopped_player_delays_no_publish_and_the_others_go_on() -> None:
             pass
 
 
+@pytest.mark.thorough
 @kinds
-@pytest.mark.one_case
 def test_a_killed_player_ends_the_training_with_worker_lost(kind: type[BaseCollector]) -> None:
     dreamer = make_v3()
     player = DreamerPlayer(dreamer.copied())

@@ -122,6 +122,7 @@ def test_a_killed_learner_leaves_neither_workers_nor_server_which_has_one_thread
     assert wait_until(lambda: not any(map(is_alive, pids)), 30)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_ctrl_c_ends_learner_workers_and_server(sleeping: tuple[Program, list[int]]) -> None:
     started, pids = sleeping

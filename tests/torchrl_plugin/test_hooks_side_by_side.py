@@ -212,6 +212,7 @@ class Fed:
         return batch
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["in process", "on a board"])
 def test_each_collector_has_its_own_map_trigger_and_versions(kind: str) -> None:
     with on_a_board(make_small_canary()) as board:
@@ -308,6 +309,7 @@ def with_form(trainer: Trainer, form: str) -> Trainer:
     return trainer
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("form", FORMATS)
 def test_each_hook_goes_on_from_its_own_state(tmp_path: Path, form: str) -> None:
     fed = Fed(make_collector(make_small_canary()))
@@ -325,6 +327,7 @@ def test_each_hook_goes_on_from_its_own_state(tmp_path: Path, form: str) -> None
         fed_.evaluates.shutdown()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_hook_that_a_checkpoint_lacks_begins_to_count(tmp_path: Path, form: str) -> None:
     first = make_trainer()
@@ -342,6 +345,7 @@ def test_a_hook_that_a_checkpoint_lacks_begins_to_count(tmp_path: Path, form: st
     other.shutdown()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kept", [True, False], ids=["its state in the checkpoint", "by register_op"])
 def test_a_drop_in_goes_on_from_a_checkpoint_of_torchrls_own_hook(
@@ -369,6 +373,7 @@ def test_a_drop_in_goes_on_from_a_checkpoint_of_torchrls_own_hook(
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("form", FORMATS)
 def test_torchrls_own_hook_goes_on_from_a_checkpoint_of_the_drop_in(tmp_path: Path, form: str) -> None:
     first = make_trainer()

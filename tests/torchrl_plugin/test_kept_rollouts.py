@@ -28,6 +28,7 @@ def ask_for_an_attribute(collector: BaseCollector) -> None:
     collector.getattr_policy("training")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("ask", [ask_for_state, ask_for_an_attribute])
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
 def test_workers_that_are_asked_between_batches_go_on_collecting(
@@ -54,6 +55,7 @@ def test_no_step_is_lost_and_none_comes_twice() -> None:
     assert seen == [float(step % 10) for step in range(len(seen))], "an episode has ten steps"
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_a_question_to_a_worker_that_is_stopped_in_its_rollout_ends_when_the_watch_says_so() -> None:
     with on_a_board(make_small_canary(), MultiAsyncCollector, workers=1, env=SlowEnv) as collector:

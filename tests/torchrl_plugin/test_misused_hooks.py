@@ -199,6 +199,7 @@ def test_batches_without_optimizer_steps_are_no_mistake() -> None:
     assert about_us(trainer.train) == []
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("when", [Every(1, "batches"), StepsAhead(1), Every(0.001, "seconds")], ids=str)
 @pytest.mark.seconds
 def test_a_hook_that_another_trainer_calls_is_told_of_once(when: Trigger) -> None:
@@ -359,6 +360,7 @@ def test_steps_that_a_way_of_the_users_own_makes_are_not_foreseen() -> None:
     trainer.collector.shutdown()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("uses_both", [True, False])
 def test_a_sent_layer_without_gradients_is_told_of_after_ten_steps(uses_both: bool) -> None:
     class Detached(nn.Module):

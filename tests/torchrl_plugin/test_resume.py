@@ -145,13 +145,13 @@ def _with_workers(kind: Kind, policy: nn.Module) -> object:
     return on_a_board(policy, env=kind.env)
 
 
+@pytest.mark.each_value
 @pytest.mark.filterwarnings("ignore:The default Trainer checkpoint format:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The default Trainer checkpoint format:DeprecationWarning")
 @both_registers
 @pytest.mark.parametrize("save", [_legacy, _unified])
 @pytest.mark.parametrize("collect", [_in_process, _with_workers])
 @pytest.mark.parametrize("kind", [PPO, DQN], ids=["ppo", "dqn"])
-@pytest.mark.each_pair
 def test_a_resumed_training_goes_on_in_phase_and_its_first_frame_acts_with_the_saved_weights(
     kind: Kind,
     collect: Callable,

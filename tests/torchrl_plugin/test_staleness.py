@@ -76,6 +76,7 @@ def test_dropping_keeps_replayed_frames_within_the_bound_and_counts(fork_workers
     assert hook.dropped_frames == logged(trainer, "dropped_frames") > 0
 
 
+@pytest.mark.thorough
 def test_a_bound_that_is_never_reached_drops_nothing(fork_workers):
     trainer = replay_trainer(batches=8)
     _, hook = bound(trainer, Every(1, "batches"), 100, "drop")

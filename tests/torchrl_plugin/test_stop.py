@@ -126,9 +126,9 @@ def test_healthy_workers_end_with_the_batch_and_the_first_of_many_calls_counts(
     assert stop.why == "first"
 
 
+@pytest.mark.one_case
 @both_kinds
 @pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
-@pytest.mark.each_value
 def test_workers_that_do_not_answer_are_killed_and_all_batches_are_saved(
     kind: str, fault: signal.Signals, tmp_path: Path
 ) -> None:
@@ -174,9 +174,9 @@ class HangingEnv(CountingEnv):
         return super()._step(tensordict)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
 @pytest.mark.parametrize("watched", [True, False], ids=["watched", "unwatched"])
-@pytest.mark.each_value
 def test_an_environment_that_hangs_does_not_hold_a_trainer_of_ones_own(kind: type, watched: bool) -> None:
     HangingEnv.told.clear()
     HangingEnv.hanging.value = 0
@@ -223,6 +223,7 @@ def test_workers_that_are_started_again_when_they_die_do_not_hold_the_learner_ei
     assert isinstance(stop.lost, WorkerLost)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("fault", ["stopped", "hanging"])
 def test_the_actor_learner_ends_although_no_worker_answers(fault: str, tmp_path: Path) -> None:
     flag = tmp_path / "hang"

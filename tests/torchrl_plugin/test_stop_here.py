@@ -141,6 +141,7 @@ def test_nothing_is_trained_while_the_checkpoint_of_a_hanging_learner_is_written
     assert seen == [(2 * FRAMES_PER_BATCH, 2 * FRAMES_PER_BATCH)]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("fault", FAULTS)
 def test_processes_of_a_parallel_env_do_not_hold_the_learner(tmp_path: Path, flag: Path, fault: str) -> None:
     policy = make_q_policy()
@@ -166,6 +167,7 @@ def test_processes_of_a_parallel_env_do_not_hold_the_learner(tmp_path: Path, fla
     assert child_pids() == set()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("frames", [0, FRAMES_PER_BATCH])
 def test_a_collecting_thread_that_hangs_does_not_hold_the_learner(
     tmp_path: Path, flag: Path, frames: int, caplog: pytest.LogCaptureFixture
@@ -246,10 +248,10 @@ def test_a_healthy_server_and_its_environments_end_with_the_batch(how: str, tmp_
     ended(trainer, tmp_path)
 
 
+@pytest.mark.thorough
 @watched_or_not
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("how", ["process", "slots", "shared environments"])
-@pytest.mark.one_case
 def test_processes_of_server_and_environments_do_not_hold_the_learner(
     how: str, fault: str, watched: bool, tmp_path: Path
 ) -> None:
@@ -270,9 +272,9 @@ def test_processes_of_server_and_environments_do_not_hold_the_learner(
     assert not any(map(is_alive, pids | descendant_pids()))
 
 
+@pytest.mark.one_case
 @watched_or_not
 @pytest.mark.parametrize("how", COLLECTORS)
-@pytest.mark.each_value
 def test_environments_that_hang_do_not_hold_the_learner(
     how: str, watched: bool, tmp_path: Path, flag: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_forgotten_board_is_told_once_at_register_and_in_the_plan(
 # ------------------------------------------------------------------------ a learner that is busy
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize(("kind", "lost"), [(WaitingAsyncCollector, False), (MultiAsyncCollector, True)])
 def test_workers_keep_their_rollouts_while_the_learner_is_busy_for_seconds(

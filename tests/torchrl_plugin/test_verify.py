@@ -122,6 +122,7 @@ def named(found: Found) -> list[str]:
 # ------------------------------------------------------------------------------- healthy workers
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 def test_training_goes_on_and_every_worker_proves_its_parameters_buffers_and_extra_state(adopt: str) -> None:
@@ -239,6 +240,7 @@ def test_weights_overwritten_once_between_rollouts_are_found_without_another_pub
         assert "worker 1" in said
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("lost", ["parameters", "buffers or extra state"])
 def test_a_worker_that_claims_a_version_it_did_not_take_ends_the_training(

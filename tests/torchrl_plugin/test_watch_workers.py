@@ -107,6 +107,7 @@ def _stop(pid: int) -> None:
 # ------------------------------------------------------------------- iterated: sync and async
 
 
+@pytest.mark.one_case
 @both_kinds
 def test_a_worker_killed_while_the_learner_learns_is_named_at_the_next_batch(kind: type) -> None:
     policy = make_small_canary()
@@ -121,6 +122,7 @@ def test_a_worker_killed_while_the_learner_learns_is_named_at_the_next_batch(kin
     assert in_three_lines(lost.value)
 
 
+@pytest.mark.one_case
 @both_kinds
 def test_a_worker_killed_before_it_answers_a_question_is_named(kind: type) -> None:
     policy = make_small_canary()
@@ -250,6 +252,7 @@ class _BreakingEnv(CountingEnv):
         return super()._step(tensordict)
 
 
+@pytest.mark.one_case
 @both_kinds
 def test_an_error_in_an_environment_ends_the_training_and_stands_on_stderr(
     kind: type, capfd: pytest.CaptureFixture[str]
@@ -276,6 +279,7 @@ class _GrowingPolicy(CanaryPolicy):
         return super().forward(tensordict)
 
 
+@pytest.mark.one_case
 @both_kinds
 def test_weights_that_do_not_fit_a_workers_module_end_the_training_and_are_named_on_stderr(
     kind: type, capfd: pytest.CaptureFixture[str]
@@ -337,6 +341,7 @@ def _env_that_kills() -> CountingEnv:
     return CountingEnv()
 
 
+@pytest.mark.one_case
 @both_kinds
 @pytest.mark.parametrize(
     ("env", "error", "says"),
@@ -439,6 +444,7 @@ def test_a_killed_worker_that_fills_a_buffer_ends_the_training_at_once() -> None
     assert in_three_lines(lost.value)
 
 
+@pytest.mark.thorough
 def test_a_stopped_worker_that_fills_a_buffer_is_named_although_the_other_goes_on() -> None:
     with _free_running(timeout_s=SILENT_S) as trainer:
         pids = _pids(trainer.collector)
@@ -450,6 +456,7 @@ def test_a_stopped_worker_that_fills_a_buffer_is_named_although_the_other_goes_o
     assert in_three_lines(late.value)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("fault", "error"), [(kill, WorkerLost), (_stop, AdoptionTimeout)])
 def test_a_trainer_that_waits_for_the_first_frame_of_a_buffer_does_not_wait_for_ever(
     fault: Callable[[int], None], error: type[Exception]
@@ -508,8 +515,8 @@ def _paused(trainer: Trainer) -> None:
             _stop(pid)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rest", [_suspended, _paused])
-@pytest.mark.one_case
 def test_workers_that_rested_for_long_are_not_taken_for_silent(rest: Callable[[Trainer], None]) -> None:
     with _free_running(timeout_s=SILENT_S) as trainer:
 
@@ -524,8 +531,8 @@ def test_workers_that_rested_for_long_are_not_taken_for_silent(rest: Callable[[T
         trainer.train()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.one_case
 def test_a_recipe_ends_with_the_names_of_workers_that_were_stopped(kind: str) -> None:
     config = Config(collector=CollectorConfig(kind, frames_per_batch=128, silent_timeout_s=SILENT_S))
     config.recipe.total_frames = FOR_EVER

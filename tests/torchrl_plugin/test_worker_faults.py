@@ -71,6 +71,7 @@ def _mid_rollout(adopt: str) -> Iterator[tuple[BaseCollector, Iterator, SyncWeig
         yield collector, batches, hook, policy
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 def test_killing_a_worker_delays_no_publish_and_a_wait_names_it(adopt: str) -> None:
@@ -90,6 +91,7 @@ def test_killing_a_worker_delays_no_publish_and_a_wait_names_it(adopt: str) -> N
         assert board.writer.slot_count <= 6  # what the dead had leased is free again
 
 
+@pytest.mark.one_case
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 def test_stopping_a_worker_delays_no_publish_and_a_wait_names_it_within_its_deadline(
@@ -211,9 +213,9 @@ def test_two_hundred_boards_whose_readers_are_killed_leave_nothing_behind(
     assert not no_leaks.leaks()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 @pytest.mark.parametrize("kind", [MultiSyncCollector, MultiAsyncCollector])
-@pytest.mark.one_case
 def test_five_collectors_whose_workers_are_killed_leave_nothing_behind(
     kind: type, no_leaks: LeakCheck
 ) -> None:

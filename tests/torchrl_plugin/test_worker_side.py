@@ -147,6 +147,7 @@ def test_a_plain_module_that_asks_for_the_stamp_gets_it() -> None:
     assert stamps_of(workers(ReadsTheStamp())) == [{1}, {2}, {3}]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("env", [two_serial, two_parallel])
 def test_vectors_of_environments_are_stamped_as_they_are(env: Callable[[], EnvBase]) -> None:
     collector = workers(make_plain_policy(), env=env)

@@ -37,6 +37,7 @@ def shown(state_dict: Mapping[str, Any]) -> list[tuple[float, int]]:
     return [(float(weight[0]), version) for weight, version in zip(weights, versions, strict=True)]
 
 
+@pytest.mark.one_case
 @kinds
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 def test_a_state_dict_right_after_an_update_shows_what_was_published(
@@ -102,6 +103,7 @@ def test_a_state_dict_in_the_middle_of_a_rollout_leaves_it_its_version() -> None
     board.close()
 
 
+@pytest.mark.one_case
 @kinds
 def test_weights_that_a_collector_loads_act_as_a_new_version(kind: type[BaseCollector]) -> None:
     policy = make_small_canary()

@@ -66,6 +66,7 @@ def test_a_push_after_a_worker_was_killed_returns_and_waiting_names_the_dead(kin
 # ------------------------------------------------------------- fault 5: memory of the learner's
 
 
+@pytest.mark.one_case
 @both_kinds
 @both_ways
 def test_workers_do_not_act_with_what_was_not_published(kind: type, adopt: str) -> None:
@@ -202,6 +203,7 @@ def test_waiting_again_after_a_timeout_is_not_fooled_by_what_came_before() -> No
                 hook.wait(0.2)
 
 
+@pytest.mark.thorough
 def test_a_shutdown_after_thousands_of_pushes_is_as_quick_as_any() -> None:
     policy = make_small_canary()
     with on_a_board(policy, MultiAsyncCollector) as collector:

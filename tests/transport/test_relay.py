@@ -43,6 +43,7 @@ def test_every_law_holds_in_every_seed(first: int) -> None:
     run(range(first, first + BLOCK))
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_a_slow_node_keeps_the_image_that_it_pulls_and_holds_nobody_up() -> None:
     for seed in range(150):
@@ -53,6 +54,7 @@ def test_a_slow_node_keeps_the_image_that_it_pulls_and_holds_nobody_up() -> None
         assert all(node.agent.counts.lost == 0 for node in network.nodes.values())
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_the_network_does_what_it_is_there_for() -> None:
     names = ("published", "skipped", "old", "older_generation", "damaged", "lost")

@@ -206,6 +206,7 @@ def test_the_defaults_of_a_config_are_those_of_the_collector() -> None:
     assert (config.placement == "all") is placement.beside_learner
 
 
+@pytest.mark.thorough
 @needs_ray
 @pytest.mark.seconds
 def test_the_command_line_checks_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,6 +190,7 @@ def test_pixels_come_with_their_channels_first() -> None:
     envs.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_atari_shows_what_it_shows_when_it_resets_a_step_later() -> None:
     """Against ale-py's other mode: the last observation comes first, and the reset with the next step."""
@@ -238,6 +239,7 @@ def test_rewards_of_atari_are_not_clipped() -> None:
     assert max(float(step["reward"].max()) for step in shown[1:]) > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_large_seeds_of_atari_are_seeds_too() -> None:
     def last(seed: int) -> Tensor:

@@ -57,6 +57,7 @@ def test_an_environment_that_raises_is_told_with_the_workers_number(
     assert "its second line" in output, "the worker's own error is there, too"
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_an_environment_that_hangs_is_told_with_the_place(tmp_path: Path) -> None:
     status, output = run_of(tmp_path, "hangs", *PPO, "collector.start_timeout_s=4")
@@ -79,6 +80,7 @@ def test_an_environment_that_ends_its_process_is_told_with_its_last_words(tmp_pa
     assert re.search(r"^worker [01]: assertion failed in sim.cc$", output, re.MULTILINE), output
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_what_environments_print_carries_the_workers_number(tmp_path: Path) -> None:
     status, output = run_of(tmp_path, "prints", *DQN)
@@ -92,6 +94,7 @@ def test_what_environments_print_carries_the_workers_number(tmp_path: Path) -> N
 # ---------------------------------------------------------------------------- rlsync's own
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("how", "error", "says", "printed"),

@@ -297,6 +297,7 @@ def test_a_replay_that_is_not_told_of_a_record_refuses_it() -> None:
 # ---------------------------------------------------------------------- evaluation
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize("name", PLAYERS)
 def test_an_evaluating_process_plays_with_the_weights_of_the_version_it_names(
@@ -495,9 +496,9 @@ def test_workers_cannot_adopt_in_a_third_way() -> None:
 # ---------------------------------------------------------------------- what a worker loads
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["rlsync.workers.worker", "rlsync.evaluation.process"])
-@pytest.mark.one_case
 def test_a_worker_process_loads_neither_torchrl_nor_tensordict(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torchrl', 'tensordict') if name in sys.modules])"
     told = fresh_python("-c", code, cwd=REPO)

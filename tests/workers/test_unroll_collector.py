@@ -210,6 +210,7 @@ def test_every_batch_is_as_the_contract_says(env: EnvSpec, head: Any, options: d
         assert finals or env is not PENDULUM
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_atari_unrolls_are_as_the_contract_says_and_their_log_probabilities_true() -> None:
     network = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(32,), channels_last=True)
@@ -369,6 +370,7 @@ class Recorder:
         return set(stamps.flatten().tolist())
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_step_was_made_with_the_weights_that_were_published_under_its_stamp(overlap: bool) -> None:
@@ -474,6 +476,7 @@ def test_the_workers_answer_what_they_act_with() -> None:
         assert hook.in_flight
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rounded_weights() -> None:
     network = ImpalaNet((4, 84, 84), Categorical(6), torso="shallow", hidden=(16,), lstm=4)
@@ -663,6 +666,7 @@ def test_a_worker_that_is_stopped_is_started_again_while_the_other_goes_on(
         assert collector.restarted == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_worker_that_is_stopped_and_may_not_be_started_again_ends_the_run() -> None:
     settings = {"silent_timeout_s": SILENT_S, "restarts": Restarts(at_most=0)}
@@ -678,6 +682,7 @@ def test_a_worker_that_is_stopped_and_may_not_be_started_again_ends_the_run() ->
         assert collector.closed
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize("paused", [False, True])
 def test_workers_that_wait_for_the_learner_are_not_silent(paused: bool) -> None:
@@ -704,6 +709,7 @@ def test_silence_counts_only_while_the_learner_looks() -> None:
         assert collector.restarted == 0
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("network", "env", "what"),
@@ -743,11 +749,11 @@ def _with_helpers(pid: int) -> set[int]:
     return found.union(*(_with_helpers(child) for child in found))
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("method", "how"), [("fork", "runs"), ("fork", "waits"), ("fork", "hangs"), ("forkserver", "runs")]
 )
-@pytest.mark.each_value
 def test_no_worker_survives_a_learner_that_is_killed(method: str, how: str, tmp_path: Path) -> None:
     script = tmp_path / "learner.py"
     script.write_text(LEARNER)
