@@ -18,8 +18,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, repeat
 from pathlib import Path
 
@@ -154,13 +154,15 @@ def main() -> int:
             [[f"{verb}={runs}/{number}", *RERUNS[name]] for number, name in enumerate(again)]
             for verb in ("record", "rerun")
         )
-        with probe(before, record + common) as old:
+        with probe(before) as (ask_before, old), probe(ROOT) as (ask, new):
+            ask_before(record + common)
+            ask(common)
             for _ in again:
                 next(old)
-            with probe(ROOT, common + rerun) as new:
-                expected = chain(islice(old, len(both)), repeat(EQUAL))
-                results = zip(chosen, expected, new, strict=False)
-                differing = [name for name, *pair in results if not report(name, pair, altered)]
+            ask(rerun)
+            expected = chain(islice(old, len(both)), repeat(EQUAL))
+            results = zip(chosen, expected, new, strict=False)
+            differing = [name for name, *pair in results if not report(name, pair, altered)]
     print(f"same: {len(chosen) - len(differing)} of {len(chosen)} are the same or altered on purpose")
     return 1 if differing else 0
 
@@ -183,19 +185,27 @@ def report(name: str, results: Sequence[dict[str, str]], altered: set[str]) -> b
 
 
 @contextmanager
-def probe(tree: Path, cases: list[list[str]]) -> Iterator[Iterator[dict[str, str]]]:
-    """What each case gives with the code of ``tree``, one after the other, in a network of its own."""
+def probe(tree: Path) -> Iterator[tuple[Callable[[list[list[str]]], None], Iterator[dict[str, str]]]]:
+    """What asks for cases, and what each gives with the code of ``tree``, in a network of its own."""
     alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     settings = {"OMP_NUM_THREADS": "1", "RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     with subprocess.Popen(
-        [*alone, sys.executable, str(PROBE), json.dumps(cases)],
+        [*alone, sys.executable, str(PROBE)],
         env={**os.environ, **settings, "PYTHONPATH": str(tree)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as started:
+        asked, told = started.stdin, started.stdout
+        assert asked is not None
+        assert told is not None
+
+        def ask(cases: list[list[str]]) -> None:
+            with suppress(BrokenPipeError):  # what it does not answer is told as failed
+                print(*map(json.dumps, cases), sep="\n", file=asked, flush=True)
+
         try:
-            assert started.stdout is not None
-            yield chain(map(digests, started.stdout), repeat({FAILED: "the probe ended before it"}))
+            yield ask, chain(map(digests, told), repeat({FAILED: "the probe ended before it"}))
         finally:
             started.kill()
 

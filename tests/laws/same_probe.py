@@ -1,8 +1,9 @@
-"""Run cases of ``make same`` with the rlsync on PYTHONPATH, and print the digests of each as one JSON line.
+"""Run cases of ``make same`` with the rlsync on PYTHONPATH: one for each line of JSON on standard input, with
+its digests as such a line on standard output.
 
 That rlsync may be an older one, so this file leans on nothing but the command line, public names of rlsync
-and TorchRL. ``python tests/laws/same_probe.py CASES``; tests/laws/same.py says which cases there are. TorchRL
-is imported once: each case runs in a child of this process, and forks its workers.
+and TorchRL. tests/laws/same.py says which cases there are. TorchRL is imported once: each case runs in a
+child of this process, and forks its workers.
 """
 
 from __future__ import annotations
@@ -353,7 +354,8 @@ def alone(words: list[str]) -> str:
         if pid == 0:
             os.setsid()  # so that what it leaves can be ended with it
             os.chdir(folder)
-            with Path("output").open("w") as output:
+            with Path("output").open("w") as output, Path(os.devnull).open() as nothing:
+                os.dup2(nothing.fileno(), 0)
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
             result.write_text(json.dumps(result_of(words, Path(folder))))
@@ -370,8 +372,9 @@ def alone(words: list[str]) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
-    for words in json.loads(sys.argv[1]):
-        print("digests", alone(words), flush=True)
+    for line in sys.stdin:
+        if line.strip():
+            print("digests", alone(json.loads(line)), flush=True)
 
 
 if __name__ == "__main__":
