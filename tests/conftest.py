@@ -18,16 +18,15 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
-# Before torch: spawned workers inherit it, and one thread each is all a test machine has to give.
+# Before numpy and torch: spawned workers inherit it, and one thread each is all a test machine has to give.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
-from tests.tools.parts.processes import child_pids, kill, open_fds, shared_mappings, wait_until, what_is
-from tests.tools.parts.programs import PRELOAD
+from tests.tools.processes import child_pids, kill, open_fds, shared_mappings, wait_until, what_is
+from tests.tools.programs import PRELOAD
 from tests.tools.tiers import mark_thorough
 
 LEAVE_TIMEOUT_S = 5.0
@@ -204,6 +203,8 @@ def _files_are_parsed_once() -> None:
 
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test() -> None:
+    import torch  # not above: the process that hands tests out to others runs none, and all wait for it
+
     torch.set_num_threads(1)  # a TorchRL collector changes it when it shuts down
     random.seed(0)
     np.random.seed(0)

@@ -14,7 +14,7 @@ from rlsync.cli.main import main
 from rlsync.core.errors import ConfigError
 from rlsync.recipes.run_files import RECEIPTS
 from rlsync.workers.cluster.session import check_address
-from tests.tools.parts.processes import child_pids
+from tests.tools.processes import child_pids
 
 #: What is wrong with words and options of groups, and what each says. Which keys there are is not known then.
 WRONG_WORDS = {
@@ -265,6 +265,7 @@ def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
     assert not checked(capsys, f"recipe={recipe}", "collector=async")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("words", "key"),
     [
@@ -274,7 +275,6 @@ def test_a_collector_that_a_recipe_cannot_have_is_refused_also_by_its_name(
         (("recipe=laser", "recipe.when_full=drop_oldest"), "recipe.when_full"),
     ],
 )
-@pytest.mark.each_value
 def test_what_a_fixed_lag_cannot_go_with_is_refused_by_its_key(
     words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,6 +304,7 @@ def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
     assert error["what"].startswith("recipe.pace.ratio cannot be ")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("recipe", ["dqn", "sac", "td3"])
 @pytest.mark.parametrize(
     ("words", "key"),
@@ -315,7 +316,6 @@ def test_a_ratio_that_cannot_be_is_told_once_by_its_key(
         (("recipe.lr=inf",), "recipe.lr"),
     ],
 )
-@pytest.mark.each_value
 @pytest.mark.seconds
 def test_a_replay_that_cannot_be_is_told_by_its_key(
     recipe: str, words: tuple[str, ...], key: str, capsys: pytest.CaptureFixture[str]

@@ -103,6 +103,7 @@ def test_the_keys_of_a_recipe_of_ones_own_have_the_comments_of_its_file(tmp_path
     assert listed["collector.frames_per_batch"].value == 200
 
 
+@pytest.mark.thorough
 def test_the_page_of_keys_asks_for_every_shipped_option() -> None:
     asked = set(PAGE["BLOCK"].findall((DOCS / "config_keys.md").read_text()))
     assert "" in asked

@@ -24,7 +24,7 @@ from rlsync.core.errors import ConfigError, RlsyncError
 from rlsync.recipes.impala import UnrollCollector
 from rlsync.recipes.settings import CollectorConfig, Config, SyncConfig
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.programs import run_program
+from tests.tools.programs import run_program
 from tests.tools.tiers import first_of_each
 
 REPO = Path(__file__).resolve().parents[2]
@@ -180,6 +180,7 @@ def refusals_of(*line: str) -> list[RlsyncError]:
     return examined_jobs(command_line.read(list(line)))[1]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "typos",
     [

@@ -53,7 +53,7 @@ from tests.tools.parts import (
     undecided,
     wait_until,
 )
-from tests.tools.parts.programs import run_program
+from tests.tools.programs import run_program
 
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve()

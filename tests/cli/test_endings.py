@@ -30,7 +30,7 @@ from rlsync.torchrl_plugin.ending.last_checkpoint import CollectorState, save_be
 from tests.cli.test_main import ENDLESS, REPO, Run, finished, receipts_in
 from tests.recipes.test_recipes import WhenConfig, small_dqn, small_ppo
 from tests.tools.parts.namespaces import ALONE, may_unshare
-from tests.tools.parts.processes import (
+from tests.tools.processes import (
     child_pids,
     descendant_pids,
     is_alive,
@@ -40,7 +40,7 @@ from tests.tools.parts.processes import (
     wait_until,
     what_is,
 )
-from tests.tools.parts.programs import Program, run_program
+from tests.tools.programs import Program, run_program
 
 TRAIN = ("train", "logger=none", "collector.frames_per_batch=256", "recipe.num_epochs=1", *ENDLESS)
 IMPALA = ("train", "recipe=impala", "logger=none", "recipe.max_restarts=0", *ENDLESS)
@@ -54,6 +54,7 @@ def status(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str
     return code, told, capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.usefixtures("fork_workers")
 def test_a_run_that_is_stopped_before_its_first_frame_ends_its_evaluator(

@@ -166,6 +166,7 @@ def test_the_returns_are_those_of_the_same_weights_and_seeds_stepped_by_hand(
     assert found["video"] == {"file": None, "why": "not asked for"}
 
 
+@pytest.mark.thorough
 def test_actions_are_drawn_as_workers_draw_them(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -466,6 +467,7 @@ def test_a_version_that_the_run_does_not_keep_is_refused_with_those_that_it_keep
         load_policy(run, "worst")  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_export_writes_a_file_and_tells_which_weights_are_in_it(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -37,8 +37,8 @@ from rlsync.recipes.run_files import (
     statistics_schema,
 )
 from rlsync.recipes.settings import CollectorConfig, Config, LoggerConfig, PPOConfig
-from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
-from tests.tools.parts.programs import ENDS_WITHIN_S, Program
+from tests.tools.processes import descendant_pids, is_alive, wait_until
+from tests.tools.programs import ENDS_WITHIN_S, Program
 from tests.tools.tiers import first_of_each
 
 REPO = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from rlsync.cli.main import main
 from rlsync.cli.run_folder import NotRecorded, RunFolder
 from rlsync.evaluation.process import Evaluated
 from tests.cli.test_main import SMALL, finished
-from tests.tools.parts.programs import ENDS_WITHIN_S, fresh_python
+from tests.tools.programs import ENDS_WITHIN_S, fresh_python
 
 #: The runs are made before the first test, within its time.
 RETURN, LAG, STALENESS, MILLISECONDS, BYTES = (panel.title for panel in panels.PANELS)

@@ -26,8 +26,8 @@ from rlsync.recipes.run_files import (
     statistics_in,
 )
 from rlsync.recipes.settings import Config
-from tests.tools.parts.processes import is_alive, wait_until
-from tests.tools.parts.programs import Program
+from tests.tools.processes import is_alive, wait_until
+from tests.tools.programs import Program
 
 TWO = ("recipe=laser", "recipe.agents=2")
 SHORT = (

@@ -23,7 +23,7 @@ from rlsync.transport.contract import ReaderStatus
 from tests.cli.test_main import ENDLESS, Run, folder
 from tests.tools.board_workers import Acts, plain_layout
 from tests.tools.counted_board import CountedBoard
-from tests.tools.parts.processes import descendant_pids, stopped, wait_until
+from tests.tools.processes import descendant_pids, stopped, wait_until
 
 __all__ = ["folder"]  # a fixture
 

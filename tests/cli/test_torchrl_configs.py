@@ -24,7 +24,7 @@ from rlsync.cli.compose.command_line import choices
 from rlsync.torchrl_plugin.compat import trainers
 from rlsync.torchrl_plugin.compat.schemes import schemes_of
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.programs import fresh_python
+from tests.tools.programs import fresh_python
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torchrl_config"
 

@@ -197,6 +197,7 @@ def test_two_free_runs_of_one_seed_differ_so_that_equal_digests_say_something(tm
     assert one.digests[max(one.digests)] != other.digests[max(other.digests)]
 
 
+@pytest.mark.thorough
 def test_a_rerun_stops_at_the_version_that_is_asked_for_with_a_checkpoint(tmp_path: Path) -> None:
     given = config(tmp_path / "run")
     trained(IMPALA, given)
@@ -244,10 +245,10 @@ def small_dqn(folder: Path) -> Config:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("recipe", "given"), [(ppo.RECIPE, small_ppo), (dqn.RECIPE, small_dqn)], ids=["ppo", "dqn"]
 )
-@pytest.mark.one_case
 def test_a_free_run_of_a_stock_collector_is_made_again(tmp_path: Path, recipe, given) -> None:
     stops = faults({2: (0, signal.SIGSTOP), 6: (0, signal.SIGCONT)})
     life = trained(recipe, given(tmp_path / "run"), stops)

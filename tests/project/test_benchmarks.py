@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.parts.namespaces import in_a_session
-from tests.tools.parts.programs import ENDS_WITHIN_S, fresh_python
+from tests.tools.programs import ENDS_WITHIN_S, fresh_python
 
 pytestmark = pytest.mark.processes
 

@@ -30,7 +30,7 @@ import rlsync
 from rlsync.cli.main import VERBS
 from rlsync.recipes import impala
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.programs import ENDS_WITHIN_S, run_program
+from tests.tools.programs import ENDS_WITHIN_S, run_program
 from tests.tools.running import in_three_lines
 from tests.tools.tiers import first_of_each
 

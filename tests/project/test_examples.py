@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.parts.programs import run_program
+from tests.tools.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

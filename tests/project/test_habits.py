@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from rlsync.cli.main import VERBS
-from tests.tools.parts.programs import ENDS_WITHIN_S
+from tests.tools.programs import ENDS_WITHIN_S
 
 ROOT = Path(__file__).parents[2]
 HOOKS = ROOT / ".pre-commit-config.yaml"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.parts.programs import ENDS_WITHIN_S
+from tests.tools.programs import ENDS_WITHIN_S
 
 REPO = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 
 import rlsync
 from rlsync.core import errors
-from tests.tools.parts.programs import fresh_python, run_program
+from tests.tools.programs import fresh_python, run_program
 
 PUBLIC = [
     "AdoptionTimeout",

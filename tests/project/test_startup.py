@@ -13,7 +13,7 @@ import pytest
 
 from rlsync.recipes.run_files import BOARD
 from tests.tools.counted_board import CountedBoard
-from tests.tools.parts.programs import fresh_python
+from tests.tools.programs import fresh_python
 
 HEAVY = ("torch", "torchrl", "tensordict", "gymnasium", "hydra", "omegaconf", "rich", "matplotlib", "numpy")
 TELL = f"import json, sys; print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"

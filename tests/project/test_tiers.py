@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.parts.programs import run_program
+from tests.tools.programs import run_program
 from tests.tools.tiers import covering
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,7 @@ from rlsync.recipes.settings import AtariConfig, Config, EvaluationConfig
 from rlsync.recipes.td3 import TD3Config
 from rlsync.workers.players.uniform import UniformPlayer
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.programs import run_program
+from tests.tools.programs import run_program
 
 LIVES = AtariEnvs("breakout", repeat_action_probability=0.25, life_loss_ends_episode=True)
 GAMES = AtariEnvs("breakout", repeat_action_probability=0.25)
@@ -156,6 +156,7 @@ def test_an_evaluated_return_sums_over_the_lives_of_a_game() -> None:
     assert sum(game.total for game in games) > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 @pytest.mark.seconds
 def test_a_return_that_training_reports_sums_over_the_lives_of_a_game() -> None:
@@ -266,6 +267,7 @@ def test_what_suits_pendulum_is_not_what_continuous_actions_get_in_general(
         assert (config.recipe, config.collector.frames_per_batch) == (settings, frames)
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_the_command_line_has_the_last_word_about_tuned_settings() -> None:
     game = ("recipe=impala", "env=atari", "env.id=ALE/Breakout-v5")

@@ -21,7 +21,7 @@ from rlsync.recipes.trainer import RandomState
 from rlsync.torchrl_plugin.compat.collectors import takes_policies_on
 from rlsync.workers.devices import CPU, device_named, device_of_each
 from tests.recipes.test_recipes import small_ppo
-from tests.tools.parts.processes import child_pids
+from tests.tools.processes import child_pids
 from tests.tools.running import in_three_lines
 
 NONE_HERE = torch.cuda.device_count() == 0

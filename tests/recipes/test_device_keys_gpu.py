@@ -14,7 +14,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring.reader import RolloutRing
 from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.intake import PinnedSlots
-from tests.tools.parts.programs import fresh_python
+from tests.tools.programs import fresh_python
 
 pytestmark = [
     pytest.mark.gpu,

@@ -33,8 +33,8 @@ from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.transport.board.format import EVALUATOR
 from rlsync.workers.envs.specs import make_venv
 from tests.cli.test_main import checked_statistics
-from tests.tools.parts.processes import is_alive, wait_until
-from tests.tools.parts.programs import run_program
+from tests.tools.processes import is_alive, wait_until
+from tests.tools.programs import run_program
 
 FRAMES_PER_BATCH = 5 * 4
 LASER = UnrollReplayConfig(ratio=1.5, capacity_steps=400, min_steps=40, threshold=0.5, entropy_on="online")

@@ -15,7 +15,7 @@ import pytest
 from rlsync.evaluation.process import best_in, read_evaluations
 from rlsync.recipes.run_files import BEST, EVALUATIONS
 from tests.cli.test_main import Run, folder
-from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
+from tests.tools.processes import descendant_pids, is_alive, wait_until
 
 __all__ = ["folder"]  # a fixture
 

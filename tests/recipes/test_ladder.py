@@ -43,9 +43,9 @@ def test_the_module_explores_at_the_power_that_each_environment_says() -> None:
         assert torch.equal(greedy(actor(seen))["action"], actor(seen)["action"]), "evaluations have no rung"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "num_envs"), [("sync", 1), ("sync", 2), ("async", 2)])
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_each_worker_explores_at_its_own_rate_in_all_of_its_environments(kind: str, num_envs: int) -> None:
     config = small("dqn", kind=kind, num_envs=num_envs, pace=PaceConfig(ratio=0.25, prefill=0), **STEEP)
     batches: list[TensorDict] = []

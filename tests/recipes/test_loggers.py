@@ -22,7 +22,7 @@ from rlsync.recipes.trainer import make_logger
 from tests.cli.test_main import SMALL, finished
 from tests.recipes.test_recipes import small_ppo, trained
 from tests.tools.parts import FRAMES_PER_BATCH, make_collector, make_policy, make_ppo_trainer, wait_until
-from tests.tools.parts.programs import as_installed
+from tests.tools.programs import as_installed
 
 #: metric -> its values, oldest first.
 Written = dict[str, list[float]]

@@ -54,9 +54,9 @@ def documented(recipe: str) -> set[str]:
     return logged
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("recipe", CONFIGS)
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_what_a_recipe_logs_is_what_the_page_says(recipe: str, tmp_path: Path) -> None:
     config = replace(CONFIGS[recipe](), run_dir=str(tmp_path))
     assert config.logger.kind == "csv"

@@ -63,9 +63,9 @@ def test_moments_are_those_of_all_rows_however_they_were_split() -> None:
     torch.testing.assert_close(again.variance, rows.var(0, correction=0))
 
 
+@pytest.mark.thorough
 @every_recipe
 @pytest.mark.usefixtures("fork_workers")
-@pytest.mark.one_case
 def test_every_network_of_the_learner_has_the_statistics_of_all_collected_frames(name: str) -> None:
     trainer = built(small(name, normalize=BOTH))
     seen: list[torch.Tensor] = []

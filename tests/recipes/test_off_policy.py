@@ -241,6 +241,7 @@ def test_every_leaf_that_is_trained_reaches_the_workers(name: str) -> None:
     assert [receipt.reason for receipt in hook.receipts] == ["start", *["trigger"] * 4]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_the_prefill_acts_at_random_and_what_follows_does_not() -> None:
     trainer = built(small("sac"))

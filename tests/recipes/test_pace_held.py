@@ -91,6 +91,7 @@ def test_steps_of_a_pretraining_are_not_made_twice_by_a_run() -> None:
     assert trace[-1] == (1408, 192)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_the_ratio_is_held_over_windows_that_a_resume_lies_in(tmp_path: Path) -> None:
     odd = PaceConfig(ratio=0.29, prefill=100)  # no batch allows a whole number of updates

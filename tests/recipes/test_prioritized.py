@@ -86,6 +86,7 @@ def test_weights_are_divided_by_the_largest_one_of_what_is_drawn() -> None:
     assert_close(drawn[WEIGHT], torch.tensor([0.0, 1.0, 0.5])[drawn["row"]])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fork_workers")
 def test_beta_goes_to_its_end_with_the_frames_of_the_run() -> None:
     trainer = built(small("dqn", prioritized=True, priority_beta=0.2, priority_beta_end=1.0))

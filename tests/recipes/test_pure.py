@@ -210,6 +210,7 @@ def in_double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MixedMLP, "forward", MLP.forward)
 
 
+@pytest.mark.each_value
 @every_recipe
 @pytest.mark.parametrize("seed", range(8))
 def test_losses_gradients_and_what_an_update_writes_are_torchrls(name: str, seed: int) -> None:
@@ -227,6 +228,7 @@ def test_a_hundred_updates_are_torchrls(name: str) -> None:
     stepped(drawn, 100, pure_way=True).assert_close(stepped(drawn, 100, pure_way=False), 1e-5)
 
 
+@pytest.mark.one_case
 @every_recipe
 def test_a_checkpoint_of_either_way_resumes_in_the_other(name: str) -> None:
     drawn = Drawn(name, 5)

@@ -21,7 +21,7 @@ from rlsync.core.extensions import RECIPES
 from rlsync.recipes import registry, run_files
 from rlsync.recipes.registry import loaded, recipe_named
 from rlsync.recipes.settings import Config, EnvConfig
-from tests.tools.parts.programs import as_installed, fresh_python, installed_from, run_program
+from tests.tools.programs import as_installed, fresh_python, installed_from, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how_to" / "write_a_recipe.md"

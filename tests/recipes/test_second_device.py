@@ -10,7 +10,7 @@ import pytest
 from rlsync.evaluation.checkpoint import load
 from rlsync.recipes.evaluating import acting_of
 from rlsync.recipes.run_files import CHECKPOINT
-from tests.tools.parts.programs import run_program
+from tests.tools.programs import run_program
 from tests.tools.second_device_checks import config_of
 
 pytestmark = pytest.mark.processes

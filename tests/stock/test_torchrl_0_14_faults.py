@@ -150,6 +150,7 @@ def test_fault_9_extra_state_of_a_nested_module_does_not_travel() -> None:
     still_happens(9, destination[0].count.item() == 0, LEAVES)
 
 
+@pytest.mark.thorough
 def test_fault_9_a_compiled_learner_is_refused_for_its_key_names() -> None:
     compiled = torch.compile(make_mlp(2))
     refused = _raises(KeyError, lambda: _copy_to(make_mlp(2), _weights(compiled)))

@@ -16,8 +16,8 @@ from typing import cast
 import pytest
 
 from rlsync.sync.families import end_group
-from tests.tools.parts.processes import is_alive, wait_until
-from tests.tools.parts.programs import ENDS_WITHIN_S
+from tests.tools.processes import is_alive, wait_until
+from tests.tools.programs import ENDS_WITHIN_S
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,8 +15,8 @@ from torchrl.collectors import MultiSyncCollector
 
 from rlsync import SourceNotFound, SyncWeights
 from tests.tools.parts import make_a2c_trainer, make_policy, wait_until
-from tests.tools.parts.processes import session_pids
-from tests.tools.parts.programs import ENDS_WITHIN_S, Program
+from tests.tools.processes import session_pids
+from tests.tools.programs import ENDS_WITHIN_S, Program
 from tests.tools.running import ACTOR, on_a_board
 
 pytestmark = pytest.mark.processes

@@ -136,6 +136,7 @@ def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
         SyncWeights({"policy": ACTOR}, max_unchanged_publishes=limit)
 
 
+@pytest.mark.thorough
 def test_it_warns_again_only_if_the_weights_moved_in_between() -> None:
     trainer = make_trainer(batches=14)
     trainer.my_policy = copy.deepcopy(trainer.loss_module.actor_network)

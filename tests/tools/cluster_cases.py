@@ -26,8 +26,8 @@ from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.supervision import Restarts
 from tests.tools.broken_player import BrokenPlayer
 from tests.tools.cluster_player import CanaryPlayer
-from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
 from tests.tools.parts.ray_cluster import own_folder
+from tests.tools.processes import descendant_pids, is_alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 

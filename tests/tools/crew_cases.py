@@ -25,8 +25,8 @@ from rlsync.core.errors import ConfigError
 from rlsync.workers.cluster.collector import ClusterCollector
 from rlsync.workers.cluster.crew import Crew
 from tests.tools.crew_learner import ENVS, NODES, STEPS, collector_of, publish
-from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
 from tests.tools.parts.ray_cluster import add_node, cluster_of
+from tests.tools.processes import descendant_pids, is_alive, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(400)]
 

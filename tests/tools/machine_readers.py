@@ -18,7 +18,7 @@ from rlsync.transport.board import BoardHandle, BoardReader
 from rlsync.transport.contract import Note
 from tests.tensors.test_layout import random_bits
 from tests.tools.board_workers import Acts, Remote, bits
-from tests.tools.parts.processes import wait_until
+from tests.tools.processes import wait_until
 
 ANSWER_TIMEOUT_S = 60.0
 

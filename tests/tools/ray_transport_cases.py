@@ -32,8 +32,8 @@ from rlsync.transport.relay.ends import KEPT_IMAGES
 from rlsync.transport.relay.mailbox import Message
 from tests.laws import test_transport_contract as laws
 from tests.tools.board_workers import Acts, filled, plain_layout
-from tests.tools.parts.processes import wait_until
 from tests.tools.parts.ray_cluster import add_node, cluster_of
+from tests.tools.processes import wait_until
 from tests.tools.ray_nodes import start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes]

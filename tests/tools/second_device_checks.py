@@ -35,7 +35,7 @@ from tests.recipes.test_impala_recipe import small
 from tests.recipes.test_recipes import small_dqn, small_ppo
 from tests.recipes.test_row_segments import give, loaded, save, stored
 from tests.recipes.test_row_segments import make as make_buffer
-from tests.tools.parts.processes import wait_until
+from tests.tools.processes import wait_until
 from tests.tools.second_device_program import lend
 from tests.workers.test_players import CARTPOLE, PairPlayer, collecting, make_impala
 

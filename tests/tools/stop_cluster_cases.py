@@ -23,8 +23,8 @@ from rlsync.recipes.sync_settings import SyncConfig
 from rlsync.workers.cluster.collector import ClusterCollector
 from tests.tools.cluster_recipe_cases import VALUE_GREEDY
 from tests.tools.parts import hanging
-from tests.tools.parts.processes import descendant_pids, is_alive, wait_until
 from tests.tools.parts.stopping import stopped_run
+from tests.tools.processes import descendant_pids, is_alive, wait_until
 from tests.torchrl_plugin.test_stop import saved_frames
 
 pytestmark = [

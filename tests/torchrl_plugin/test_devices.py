@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tools.parts.programs import run_program
+from tests.tools.programs import run_program
 
 pytestmark = pytest.mark.processes
 

@@ -47,7 +47,7 @@ from tests.tools.parts import (
     make_workers,
     wait_until,
 )
-from tests.tools.parts.programs import run_program
+from tests.tools.programs import run_program
 from tests.tools.running import Witness, acted, in_three_lines, running, values
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("same_rendezvous")]

@@ -115,6 +115,7 @@ def test_the_paths_of_the_derived_map_are_short() -> None:
     }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("make", [make_v1, make_v3])
 def test_after_a_publish_the_player_acts_as_one_of_the_learners_own_modules(make) -> None:
     dreamer = make()

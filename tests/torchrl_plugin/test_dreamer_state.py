@@ -78,9 +78,9 @@ def expected(frames: TensorDictBase, on_adoption: str, window: int = 1000) -> li
     return said
 
 
+@pytest.mark.one_case
 @choices
 @versions
-@pytest.mark.each_value
 @pytest.mark.seconds
 def test_a_canary_shows_which_weights_made_which_state(version: int, on_adoption: str) -> None:
     dreamer = make_canary(version)
@@ -93,6 +93,7 @@ def test_a_canary_shows_which_weights_made_which_state(version: int, on_adoption
     assert seen == (on_adoption != "recompute"), "an adoption in the middle of an episode was seen"
 
 
+@pytest.mark.thorough
 def test_a_prior_at_the_end_makes_the_belief_of_the_next_step() -> None:
     dreamer = make_canary(3)
     player = DreamerPlayer(copy.deepcopy(dreamer.with_the_prior_last()), on_adoption="recompute")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rlsync import ConfigError, Forkserver
-from tests.tools.parts.processes import is_alive, wait_until
-from tests.tools.parts.programs import ENDS_WITHIN_S, Program, fresh_python, run_program
+from tests.tools.processes import is_alive, wait_until
+from tests.tools.programs import ENDS_WITHIN_S, Program, fresh_python, run_program
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("spawn", "forkserver")

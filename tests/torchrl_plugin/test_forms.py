@@ -27,6 +27,7 @@ FORMS: dict[str, Callable[[BaseCollector, CanaryPolicy], None]] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("form", FORMS)
 def test_a_push_arrives_when_it_is_given_as(form: str) -> None:
     with on_a_board(make_small_canary()) as collector:

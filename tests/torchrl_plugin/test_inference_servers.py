@@ -47,10 +47,10 @@ def next_to(client, version: int) -> tuple[float, float, int]:
 # --------------------------------------------------------------------------------------- canary
 
 
+@pytest.mark.one_case
 @processes
 @transports
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
-@pytest.mark.each_value
 def test_no_answer_is_torn_or_misnamed_while_the_learner_publishes_without_a_pause(
     transport: str, adopt: str
 ) -> None:

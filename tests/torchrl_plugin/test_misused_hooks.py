@@ -130,6 +130,7 @@ def bound(kind: str, trainer: Trainer) -> TrainerHookBase:
     return hook
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["SyncWeights", "UpdateWeights", "VerifySync", "EpsilonDecay"])
 @pytest.mark.parametrize("stage", ["post_steps_log", "batch_process", "post_optim_complete_log"])
 def test_a_stage_that_passes_arguments_is_refused_with_those_that_do_not(
@@ -334,6 +335,7 @@ DUE = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("when", [*NEVER, *DUE, Every(4) | Every(1, "optim_steps")], ids=str)
 def test_a_trigger_that_is_never_due_is_told_of_at_registration(when: Trigger) -> None:
     trainer = silent_trainer(make_collector(make_policy()))

@@ -123,6 +123,7 @@ def train_and_list_losses(when, max_versions: int | None) -> tuple[list[float], 
     return losses, [r.batches for r in sync.receipts if r.reason == "trigger"]
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_bound_0_makes_the_updates_of_the_synchronous_run():
     synchronous = train_and_list_losses(Every(1, "batches"), None)

@@ -93,6 +93,7 @@ GETTERS: dict[str, Callable[[CanaryPolicy], object]] = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("returns", GETTERS)
 def test_what_the_getter_returns_reaches_the_workers(returns: str) -> None:
     policy = make_small_canary()
@@ -187,9 +188,9 @@ def test_a_sender_does_the_sending_in_the_middle_of_an_optimization_loop() -> No
 UNITS = {"batches": [(2, 4), (4, 8)], "optim_steps": [(0, 2), (1, 4), (2, 6), (3, 8)]}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("way", ["register", "register_op"])
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.each_value
 def test_an_interval_of_two_counts(unit: str, way: str) -> None:
     policy = make_policy()
     with on_a_board(policy) as collector:
@@ -277,6 +278,7 @@ def test_the_counter_stays_at_zero_where_optimizer_steps_are_counted_as_in_torch
     assert resumed.state_dict()["last_update_count"] == 6
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("way", ["register", "register_op"])
 def test_the_counters_are_part_of_the_trainers_checkpoint(way: str) -> None:
     def build(frames: int) -> tuple[Trainer, UpdateWeights]:

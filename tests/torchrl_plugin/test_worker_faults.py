@@ -31,7 +31,7 @@ from tests.tools.parts import (
     stopped,
     wait_until,
 )
-from tests.tools.parts.programs import Program, fresh_python
+from tests.tools.programs import Program, fresh_python
 from tests.tools.running import in_three_lines, on_a_board, values
 
 SOON_S = 60.0

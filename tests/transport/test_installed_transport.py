@@ -11,7 +11,7 @@ import pytest
 from rlsync import BoardScheme, ConfigError
 from rlsync.recipes.checks import transport_errors
 from tests.tools.parts.configs import configs_of
-from tests.tools.parts.programs import installed_from, run_program
+from tests.tools.programs import installed_from, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how_to" / "write_a_transport.md"

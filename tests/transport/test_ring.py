@@ -24,7 +24,7 @@ from rlsync.transport.ring.format import RingWatch
 from rlsync.transport.ring.reader import RingHandle, RingWriter, RolloutRing, TakenRollout
 from rlsync.transport.shared_file import SharedFile, kind
 from tests.conftest import LeakCheck
-from tests.tools.parts.processes import kill, stopped, wait_until
+from tests.tools.processes import kill, stopped, wait_until
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 15.0

@@ -25,7 +25,7 @@ from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.shared_file import KIND_VARIABLE, FolderFile, SharedFile, kind
 from tests.tools.parts.namespaces import may_unshare
-from tests.tools.parts.processes import open_fds
+from tests.tools.processes import open_fds
 
 
 @pytest.fixture(params=["memfd", "folder"])
@@ -153,6 +153,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_the_folder_of_a_killed_owner_is_removed_when_the_next_one_is_made(folders: Path) -> None:
     living = SharedFile.create("rlsync-test")

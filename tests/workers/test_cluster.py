@@ -40,7 +40,7 @@ from rlsync.workers.envs.specs import GymnasiumEnvs
 from rlsync.workers.frames import RolloutShape
 from tests.tools.cluster_player import CanaryPlayer
 from tests.tools.parts.namespaces import ALONE, ROOT, in_a_session, may_unshare
-from tests.tools.parts.processes import is_alive, wait_until
+from tests.tools.processes import is_alive, wait_until
 from tests.tools.running import in_three_lines
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra rlsync[ray]")

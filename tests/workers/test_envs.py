@@ -233,6 +233,7 @@ def test_atari_shows_what_it_shows_when_it_resets_a_step_later() -> None:
         alone.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.seconds
 def test_rewards_of_atari_are_not_clipped() -> None:
     shown = play(AtariEnvs("space_invaders"), 4, seed=1, steps=150)

@@ -20,8 +20,8 @@ from rlsync.workers.collector import UnrollCollector
 from rlsync.workers.envs.specs import GymnasiumEnvs
 from tests.cli.test_main import REPO, Run
 from tests.tools.parts.foreign_envs import ID
-from tests.tools.parts.processes import child_pids, session_pids, wait_until
-from tests.tools.parts.programs import run_program
+from tests.tools.processes import child_pids, session_pids, wait_until
+from tests.tools.programs import run_program
 
 PPO = ("recipe=ppo", "collector=sync", "collector.frames_per_batch=64", "recipe.num_epochs=1")
 DQN = ("recipe=dqn", "collector=async", "recipe.pace.prefill=64", "collector.frames_per_batch=64")

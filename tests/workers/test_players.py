@@ -41,8 +41,8 @@ from rlsync.workers.players.uniform import UniformPlayer
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.unrolls import UnrollReplay
 from rlsync.workers.supervision import Restarts
-from tests.tools.parts.processes import wait_until
-from tests.tools.parts.programs import fresh_python
+from tests.tools.processes import wait_until
+from tests.tools.programs import fresh_python
 from tests.workers.test_envs import LADDER
 from tests.workers.test_unroll_collector import (
     CARTPOLE,
@@ -119,10 +119,10 @@ class Versions:
 # ---------------------------------------------------------------------- what acted
 
 
+@pytest.mark.one_case
 @pytest.mark.processes
 @pytest.mark.parametrize("adopt", ["alias", "copy"])
 @pytest.mark.parametrize("name", PLAYERS)
-@pytest.mark.each_value
 def test_every_step_records_what_the_weights_of_its_stamp_give(name: str, adopt: str) -> None:
     player = PLAYERS[name]()
     with collecting(player, CARTPOLE, adopt=adopt) as collector:

@@ -24,7 +24,7 @@ from rlsync.transport.shared_file import SharedFile
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.replay.mixing import ReplayMix
 from rlsync.workers.replay.shared import _BLOCK_LOCK, SharedReplay, SharedReplayHandle, made_replay
-from tests.tools.parts.processes import wait_until
+from tests.tools.processes import wait_until
 from tests.workers.test_unroll_replay import ENVS, STEPS, make_batch, make_net, unroll
 
 FORK = multiprocessing.get_context("fork")

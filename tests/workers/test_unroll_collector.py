@@ -49,8 +49,8 @@ from rlsync.sync.sample import Judgement
 from rlsync.transport.shared_file import KIND_VARIABLE
 from rlsync.workers.player import Playable, Player
 from tests.conftest import LeakCheck
-from tests.tools.parts.processes import child_pids, is_alive, kill, open_fds, stopped, wait_until
-from tests.tools.parts.programs import Program
+from tests.tools.processes import child_pids, is_alive, kill, open_fds, stopped, wait_until
+from tests.tools.programs import Program
 from tests.tools.running import in_three_lines
 from tests.workers.test_envs import LADDER, Ladder
 

@@ -29,16 +29,6 @@ from tests.tools.parts.policies import (
     make_policy,
     make_q_policy,
 )
-from tests.tools.parts.processes import (
-    child_pids,
-    descendant_pids,
-    is_alive,
-    kill,
-    open_fds,
-    shared_mappings,
-    stopped,
-    wait_until,
-)
 from tests.tools.parts.sizes import ACTIONS, FRAMES_PER_BATCH, OBSERVATIONS
 from tests.tools.parts.trainers import (
     make_a2c_loss,
@@ -49,6 +39,16 @@ from tests.tools.parts.trainers import (
     make_ppo_trainer,
     make_sac_loss,
     make_sac_trainer,
+)
+from tests.tools.processes import (
+    child_pids,
+    descendant_pids,
+    is_alive,
+    kill,
+    open_fds,
+    shared_mappings,
+    stopped,
+    wait_until,
 )
 
 # A run that would go on for ever, until a fault ends it, is not worth half a minute of compiling in a test.

@@ -8,7 +8,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from tests.tools.parts.processes import kill, session_pids, wait_until
+from tests.tools.processes import kill, session_pids, wait_until
 
 ROOT = Path(__file__).parents[3]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from tests.tools.parts.programs import ENDS_WITHIN_S
+from tests.tools.programs import ENDS_WITHIN_S
 
 
 class Rank:

@@ -23,7 +23,7 @@ from torchrl.collectors.distributed import (
 from rlsync import BoardScheme, RayBoardScheme
 from tests.tools.parts import CanaryPolicy
 from tests.tools.parts.namespaces import in_a_session
-from tests.tools.parts.programs import ENDS_WITHIN_S
+from tests.tools.programs import ENDS_WITHIN_S
 from tests.tools.table.observing import Made, Make, observed, row
 from tests.tools.table.row import Cells, Row
 from tests.torchrl_plugin.test_distributed_collectors import ended, killed, make_nodes
