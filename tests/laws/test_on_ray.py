@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from importlib.util import find_spec
-from itertools import chain
 
 import pytest
 
 from tests.tools.parts.namespaces import in_a_session
 
-SESSIONS = {
-    "collectors": ("ray_transport", "ray", "ray_board", "ray_crowd"),
-    "cluster": ("cluster", "crew", "cluster_recipe", "stop_cluster"),
-}
+#: Files of tests/tools, less their "_cases".
+CASES = (
+    "ray_transport",
+    "ray",
+    "ray_board",
+    "ray_crowd",
+    "cluster",
+    "crew",
+    "cluster_recipe",
+    "stop_cluster",
+)
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra rlsync[ray]"),
@@ -29,7 +34,7 @@ pytestmark = [
 ]
 
 
-def cases_pass(names: Iterable[str], marked: str) -> None:
+def cases_pass(marked: str, *names: str) -> None:
     """Run the cases that are so marked in a session of their own: all pass, and no process is left."""
     files = [f"tests/tools/{name}_cases.py" for name in names]
     command = [
@@ -55,10 +60,10 @@ def cases_pass(names: Iterable[str], marked: str) -> None:
 
 
 def test_versions_are_whole_exact_and_reach_every_node_and_no_process_is_left() -> None:
-    cases_pass(chain.from_iterable(SESSIONS.values()), "not thorough")
+    cases_pass("not thorough", *CASES)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("session", SESSIONS)
-def test_so_they_are_in_all_other_cases(session: str) -> None:
-    cases_pass(SESSIONS[session], "thorough")
+@pytest.mark.parametrize("name", CASES)
+def test_so_they_are_in_all_other_cases(name: str) -> None:
+    cases_pass("thorough", name)

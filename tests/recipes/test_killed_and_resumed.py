@@ -16,6 +16,7 @@ from rlsync.evaluation.process import best_in, read_evaluations
 from rlsync.recipes.run_files import BEST, EVALUATIONS
 from tests.cli.test_main import Run, folder
 from tests.tools.processes import descendant_pids, is_alive, wait_until
+from tests.tools.programs import ENDS_WITHIN_S
 
 __all__ = ["folder"]  # a fixture
 
@@ -58,7 +59,7 @@ def test_publishes_come_at_the_batches_of_the_uninterrupted_run(
     goal = done[-1]["frames"] + 4 * every * frames_per_batch
     resumed = Run(folder, "train", *COMMON, *arguments, f"recipe.total_frames={goal}", f"resume={saved}")
     try:
-        assert resumed.exit_status(90) == 0, resumed.output
+        assert resumed.exit_status(ENDS_WITHIN_S) == 0, resumed.output
         after = receipts(folder / resumed.run_folder())
     finally:
         resumed.kill()

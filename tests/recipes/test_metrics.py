@@ -38,6 +38,8 @@ FROM_THE_FIRST_EPISODE_ON = {"return", "episodes"}
 OF_EVALUATIONS = {"eval/return", "eval/version"}
 #: And for a comparison of what acts with what was published.
 OF_CHECKS = {f"verify_sync/{n}" for n in ("answered", "whole", "outputs_held", "outputs_without_power")}
+#: Only where agents share a replay.
+OF_POPULATIONS = {"replay/from_agent_N"}
 
 
 def documented(recipe: str) -> set[str]:
@@ -63,5 +65,5 @@ def test_what_a_recipe_logs_is_what_the_page_says(recipe: str, tmp_path: Path) -
     trained(recipe_of(config).build(config, None))
     curves = tmp_path / METRICS / SCALARS
     logged = {str(file.relative_to(curves).with_suffix("")) for file in curves.rglob("*.csv")}
-    later = OF_EVALUATIONS | OF_CHECKS
+    later = OF_EVALUATIONS | OF_CHECKS | OF_POPULATIONS
     assert (logged | FROM_THE_FIRST_EPISODE_ON) - later == documented(recipe) - later
