@@ -40,7 +40,7 @@ def test_a_ring_that_drops_the_newest_lets_the_writer_play_on_and_keeps_what_it_
     ring.give_back(taken)
     write(writer, 6)
     assert [value(ring.take(WAIT_S)), value(ring.take(WAIT_S))] == [1, 6]
-    assert (ring.counters().dropped, ring.writer(0).wait_s) == (4, 0.0)
+    assert (ring.counters().dropped, ring.counters().worker_wait_s) == (4, 0.0)
     writer.close()
     ring.close()
 
