@@ -20,7 +20,7 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publisher
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps
+from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps, wrap_batches
 from rlsync.torchrl_plugin.compat.distributed import Remote
 from rlsync.torchrl_plugin.compat.stamps import is_stamped
 from rlsync.torchrl_plugin.served import specs_of
@@ -241,7 +241,7 @@ class RemoteEndpoint(ForeignEndpoint):
         if self.unknown:
             return
         schemes.around_updates(self.collector, self._numbered)
-        distributed.around_batches(self.collector, self._stamp)
+        wrap_batches(self.collector, partial(map, self._stamp))
 
     @contextmanager
     def _numbered(self, _: object, worker_ids: object) -> Iterator[None]:
@@ -258,7 +258,9 @@ class RemoteEndpoint(ForeignEndpoint):
         if ours is None:
             ledger.record(stamp)
 
-    def _stamp(self, batch: TensorDictBase) -> TensorDictBase:
+    def _stamp(self, batch: TensorDictBase | None) -> TensorDictBase | None:
+        if batch is None:
+            return None
         if isinstance(self.collector, RayCollector):
             # TorchRL wrote the root of a batch's first frame in the rollout before.
             return batch.set(stamps.STAMP, batch.get(("next", stamps.STAMP)).clone())

@@ -20,7 +20,7 @@ from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_t
 
 from rlsync.core.errors import BoardClosed
 from rlsync.sync.families import end_group, lead_group
-from rlsync.torchrl_plugin.compat import distributed, in_place_of
+from rlsync.torchrl_plugin.compat import distributed, in_place_of, present_method, wrap_batches
 
 
 class SeededCollector(Collector):
@@ -93,35 +93,35 @@ def around_policy_calls(
 
 def around_iterations(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
     """Run each iteration over the batches of ``collector`` inside ``enter()``."""
-    inner = vars(collector).get("iterator")
 
-    @in_place_of(collector, "iterator")
-    def iterator(self: BaseCollector) -> Any:
+    def inside(batches: Iterator[Any]) -> Iterator[Any]:
         with enter():
-            yield from type(self).iterator(self) if inner is None else inner()
+            yield from batches
+
+    wrap_batches(collector, inside)
 
 
 def around_batches(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
     """Run what is done with each batch of ``collector`` inside ``enter()``."""
-    inner = vars(collector).get("iterator")
 
-    @in_place_of(collector, "iterator")
-    def iterator(self: BaseCollector) -> Any:
-        batches = type(self).iterator(self) if inner is None else inner()
+    def inside(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             with enter():
                 yield batch
 
+    wrap_batches(collector, inside)
+
 
 def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorDictBase], object]) -> None:
     """Call ``call(worker, frames)`` for each rollout that arrives. Until batches name their worker."""
-    inner = vars(collector).get("_get_from_queue")
+    inner = present_method(collector, "_get_from_queue")
 
-    @in_place_of(collector, "_get_from_queue")
-    def get(self: MultiAsyncCollector, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
-        arrived = (inner or partial(type(self)._get_from_queue, self))(timeout=timeout)
+    def get(timeout: float | None = None) -> Any:
+        arrived = inner(timeout=timeout)
         call(arrived[0], arrived[2])
         return arrived
+
+    collector._get_from_queue = get
 
 
 class WaitingAsyncCollector(MultiAsyncCollector):

@@ -22,7 +22,7 @@ from rlsync.core.errors import WorkerLost, first_line
 from rlsync.sync.processes import LOOK_EVERY_S, WorkerProcesses, await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin.compat import collectors, in_place_of, servers
+from rlsync.torchrl_plugin.compat import collectors, in_place_of, present_method, servers
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.rules import worker_lost
 
@@ -140,7 +140,7 @@ def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
 
 
 def _talk_in(enter: Enter, pipe: Any) -> None:
-    inner_send, inner_recv = _present_method(pipe, "send"), _present_method(pipe, "recv")
+    inner_send, inner_recv = present_method(pipe, "send"), present_method(pipe, "recv")
 
     def send(message: object) -> None:
         with enter():
@@ -158,7 +158,7 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
     the lock of a shared buffer and its frames. Updates of workers that fill one look, too: a loop may do
     nothing else with its collector. ``came(worker)`` is called when its batch arrives.
     """
-    inner = _present_method(collector.queue_out, "get")
+    inner = present_method(collector.queue_out, "get")
 
     def get(block: bool = True, timeout: float | None = None) -> Any:
         item = _received(inner, wait, timeout if block else 0.0)
@@ -180,7 +180,7 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
 
 def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) -> None:
     """Let ``collector.method(...)`` look first at workers that fill a replay buffer by themselves."""
-    inner = _present_method(collector, method)
+    inner = present_method(collector, method)
 
     @in_place_of(collector, method)
     def call(self: collectors.MultiCollector, *args: Any, **kwargs: Any) -> Any:
@@ -237,20 +237,6 @@ class _WatchedLock:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._lock.__reduce_ex__(protocol)  # the receiving process gets the plain lock
-
-
-def _present_method(owner: Any, name: str) -> Callable[..., Any]:
-    """What ``owner.name`` is now, without a reference to the owner: perhaps a wrapper on the instance."""
-    if name in vars(owner):
-        wrapper: Callable[..., Any] = vars(owner)[name]
-        return wrapper
-    ref = weakref.ref(owner)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        there: Any = ref()
-        return getattr(type(there), name)(there, *args, **kwargs)
-
-    return call
 
 
 #: Words after which a worker collects one rollout and sends it.
