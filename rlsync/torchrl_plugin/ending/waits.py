@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from queue import Empty
 from typing import Any
@@ -56,13 +57,13 @@ def lost_workers(
     known = {status.reader: status for status in workers}
     unlocked = {worker for worker, status in known.items() if not status.alive}
     ends = worker_ends(publisher.collector, unlocked)
-    dead = {
-        known[worker]: end or "dead"
+    dead = [
+        replace(known[worker], alive=False, state=end or "dead")
         for worker, end in ends.items()
         if worker in known and (end or worker in unlocked)
-    }
+    ]
     # TorchRL ends the others when it has found a dead worker, and forgets them only if they are quick to end.
-    first = {worker: end for worker, end in dead.items() if end != ending(-signal.SIGTERM)}
+    first = [status for status in dead if status.state != ending(-signal.SIGTERM)]
     return worker_lost(first or dead, where) if dead else None
 
 
