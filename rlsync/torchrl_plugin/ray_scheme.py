@@ -159,7 +159,6 @@ def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -
     assert isinstance(handle, RayHandle)
     where = f"actor {actor}, process {os.getpid()}"
     receiver = NodeReceiver(handle.mailbox, f"{where}, {uuid.uuid4().hex[:6]}", board, numbers=numbers)
-    receiver.start()
     receiver.report_now()  # the leaves of workers that stand: the learner checks its map by them
     receiver.await_stamp(handle.newest, ARRIVES_WITHIN_S, where)
     return receiver
