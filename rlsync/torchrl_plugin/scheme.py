@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
 from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import ConfigError
 from rlsync.core.extensions import BOARD, transport_named
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
@@ -97,18 +96,6 @@ class WeightBoard:
     def version(self) -> int:
         """The newest published version; 0 before the first."""
         return max(self.ledger.version, self.writer.newest_stamp.version)
-
-    def newest_views(self) -> Sequence[Tensor]:
-        """The newest version's leaves, one for each entry of its layout that owns its bytes; read-only.
-
-        Raises:
-            BoardClosed: nothing was published with the present layout yet, or the board was closed.
-        """
-        newest = self.writer.newest_leaves()
-        if newest is None or newest[0] is not self.writer.layout:
-            what = "nothing was published with this layout yet"
-            raise BoardClosed(what, "WeightBoard.newest_views", "publish first")
-        return newest[1]
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each worker that attached and did not leave by itself."""

@@ -311,7 +311,7 @@ def test_the_first_publish_is_owed_until_it_finds_room(monkeypatch):
     trainer = make_local()
     hook = SyncWeights(MAP, trainer=trainer)
     with monkeypatch.context() as full:
-        full.setattr(hook._bound.endpoint.publisher.transport, "publish", lambda *_, **__: None)
+        full.setattr(hook.bound.endpoint.publisher.transport, "publish", lambda *_, **__: None)
         hook._settle()
     hook()
     assert [(r.reason, r.coalesced, r.version) for r in hook.receipts] == [

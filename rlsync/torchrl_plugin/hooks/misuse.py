@@ -34,6 +34,13 @@ def require(kind: type, given: object, hook: object, cure: str = "give your trai
         raise ConfigError(f"{name} needs a {kind.__name__}, got a {type(given).__name__}", name, cure)
 
 
+def require_trainer(hook: Any, trainer: Trainer, who: str) -> None:
+    """Refuse a trainer to which a hook that publishes is not bound."""
+    if hook.trainer is not trainer:
+        what = f"this {type(hook).__name__} is not bound to that trainer"
+        raise ConfigError(what, who, "register it on the same trainer first; make one for each trainer")
+
+
 def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
     """Refuse the arguments of a stage at which the hook has no place."""
     if given:
