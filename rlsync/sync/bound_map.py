@@ -236,7 +236,6 @@ class VersionCopy:
     leaves: Mapping[Key, Tensor]
 
     def of(self, destination: str) -> dict[str, Tensor]:
-        """The leaves of one destination, by name."""
         return {name: tensor for (found, name), tensor in self.leaves.items() if found == destination}
 
 

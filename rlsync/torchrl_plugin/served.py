@@ -158,7 +158,6 @@ class ServedServer:
         self._specs: list[LeafSpec] | None = None
 
     def serves(self, holder: object) -> bool:
-        """Whether this is the server that ``holder`` is or has."""
         return servers.server_of(holder) is self._server()
 
     def connect(self, scheme: WeightSyncScheme, publisher: WorkersPublisher) -> str:

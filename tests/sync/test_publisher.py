@@ -366,7 +366,7 @@ def test_a_layout_that_does_not_fit_is_refused_again_and_never_half_adopted() ->
         with pytest.raises(LayoutMismatch):
             adopter.adopt()
         assert torch.equal(fits.weight, before), "one of the two destinations was written"
-        assert adopter.version == 0
+        assert adopter.reader.version == 0
     (status,) = board.status()
     assert status.adopted_version == 0
     adopter.close()

@@ -103,7 +103,7 @@ class ServerEndpoint(BoardEndpoint):
     def __init__(self, scheme: BoardScheme, holder: object) -> None:
         self._scheme = scheme
         self._holder = holder
-        self._served = scheme.serving(holder)
+        self._served = scheme.link.serve(holder, scheme)
         super().__init__(scheme.publisher, {self._served.destination: scheme.adopt})
 
     def connect(self, publish_default: Callable[[], object]) -> None:

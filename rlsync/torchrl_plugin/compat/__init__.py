@@ -20,7 +20,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def present(ref: weakref.ref[T], what: str = "collector") -> T:
-    """What ``ref`` refers to."""
     held = ref()
     if held is None:
         raise ReferenceError(f"the {what} is gone")

@@ -101,17 +101,6 @@ def around_iterations(collector: BaseCollector, enter: Callable[[], AbstractCont
     wrap_batches(collector, inside)
 
 
-def around_batches(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
-    """Run what is done with each batch of ``collector`` inside ``enter()``."""
-
-    def inside(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            with enter():
-                yield batch
-
-    wrap_batches(collector, inside)
-
-
 def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorDictBase], object]) -> None:
     """Call ``call(worker, frames)`` for each rollout that arrives. Until batches name their worker."""
     inner = present_method(collector, "_get_from_queue")

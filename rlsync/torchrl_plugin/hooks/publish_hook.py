@@ -107,7 +107,6 @@ class PublishHook(TrainerHookBase):
         """Nothing is due at this call of the hook."""
 
     def _destinations(self) -> Iterable[str]:
-        """Where on the collector it publishes to."""
         raise NotImplementedError
 
     def _require_bound(self) -> None:

@@ -131,7 +131,6 @@ class RolloutImages:
         return self._images[slot]
 
     def views(self, slot: int) -> dict[str, Tensor]:
-        """The arrays of a slot, by name."""
         if slot not in self._views:
             names = [entry.leaf.name for entry in self._layout.entries]
             self._views[slot] = dict(zip(names, self._layout.views(self.image(slot)), strict=True))

@@ -64,7 +64,6 @@ class RingWriter:
         return self._file.fd < 0
 
     def announce_ready(self) -> None:
-        """Tell the learner that this worker is ready to fill slots."""
         self._words[self._line + fmt.WRITER_READY] = 1
 
     def new_seed(self) -> int | None:

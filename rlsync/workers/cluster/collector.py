@@ -120,7 +120,7 @@ class ClusterCollector(RolloutCollector):
             ledger=ledger,
             versions_file=versions_file,
         )
-        self.publisher.expected = lambda name: Leaves(self.worker_player.modules[name], name).specs()
+        self.publisher.leaves_at = lambda name: Leaves(self.worker_player.modules[name], name).specs()
         self.workers_per_node = workers_per_node
         self._placement = placement or Placement()
         self._starts: Counter[int] = Counter()  # by seat
