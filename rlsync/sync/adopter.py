@@ -19,7 +19,7 @@ from rlsync.sync.verification import Answers, digests_of
 from rlsync.tensors.device import return_freed_memory
 from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.target import Target
+from rlsync.tensors.target import Target, is_compiled
 from rlsync.transport.contract import Handle, Note, Subscriber
 
 Adopt = Literal["alias", "copy"]
@@ -171,7 +171,7 @@ class Adopter:
         leaves = [layout.entries[i].leaf for i in views]
         module = self._destinations[destination].find()
         target = Target(module, f"{destination} of worker {self._worker}", leaves)
-        alias = self._destinations[destination].adopt == "alias" and not excluded and target.may_alias()
+        alias = self._destinations[destination].adopt == "alias" and not excluded and not is_compiled(module)
         if isinstance(target.module, nn.Module) and target.module not in self._guarded:
             # load_state_dict() writes into the parameters in place; aliased ones are read-only.
             ref = weakref.WeakMethod(self._let_go)

@@ -12,7 +12,8 @@ from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.format import WhenFull
-from rlsync.transport.ring.reader import RingCounters, RingHandle, RingWriter, RolloutRing
+from rlsync.transport.ring.reader import RingCounters, RingHandle, RolloutRing
+from rlsync.transport.ring.writer import RingWriter
 from tests.tools.parts import wait_until
 from tests.transport.test_ring import process, value, write
 from tests.workers.test_unroll_collector import CARTPOLE, cartpole_net, collecting

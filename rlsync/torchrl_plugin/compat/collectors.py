@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
+from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_type
 
 from rlsync.core.errors import BoardClosed
 from rlsync.sync.families import end_group, lead_group
-from rlsync.torchrl_plugin.compat import distributed, in_place_of, present_method, wrap_batches
+from rlsync.torchrl_plugin.compat import distributed, in_place_of, present_method
 
 
 class SeededCollector(Collector):
@@ -89,16 +89,6 @@ def around_policy_calls(
     def call(self: Collector, tensordict: TensorDictBase) -> TensorDictBase:
         before(self)
         return after(policy(tensordict))
-
-
-def around_iterations(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
-    """Run each iteration over the batches of ``collector`` inside ``enter()``."""
-
-    def inside(batches: Iterator[Any]) -> Iterator[Any]:
-        with enter():
-            yield from batches
-
-    wrap_batches(collector, inside)
 
 
 def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorDictBase], object]) -> None:

@@ -134,24 +134,18 @@ def _hand_back(pipe: Any, message: object, read: Callable[[], None]) -> None:
 
 
 def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
-    """Run each iteration over the batches of ``collector``, and all talk to a worker, inside ``enter()``."""
-    collectors.around_iterations(collector, enter)
+    """Run all talk to a worker inside ``enter()``: one that dies before it answers closes its pipe."""
     for pipe in collector.pipes:
-        _talk_in(enter, pipe)
+        for name in ("send", "recv"):
+            setattr(pipe, name, _inside(enter, present_method(pipe, name)))
 
 
-def _talk_in(enter: Enter, pipe: Any) -> None:
-    inner_send, inner_recv = present_method(pipe, "send"), present_method(pipe, "recv")
-
-    def send(message: object) -> None:
+def _inside(enter: Enter, call: Callable[..., Any]) -> Callable[..., Any]:
+    def inside(*args: Any) -> Any:
         with enter():
-            inner_send(message)
+            return call(*args)
 
-    def recv() -> object:
-        with enter():  # a worker that dies before it answers closes the pipe
-            return inner_recv()
-
-    pipe.send, pipe.recv = send, recv
+    return inside
 
 
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
@@ -190,10 +184,8 @@ def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) 
         return inner(*args, **kwargs)
 
 
-def around_server(
-    collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
-) -> None:
-    """Wait for a server's frames by ``wait``, and iterate inside ``enter()``; ``came(0)`` tells of frames."""
+def around_server(collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None]) -> None:
+    """Wait for a server's frames by ``wait``; ``came(0)`` tells of frames."""
 
     def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:
         inner = partial(type(queue).get, queue)
@@ -204,7 +196,6 @@ def around_server(
         return item
 
     servers.around_results(collector, lambda queue: in_place_of(queue, "get")(get))
-    collectors.around_iterations(collector, enter)
 
 
 def _received(get: Callable[[bool, float], Any], wait: Wait, timeout: float | None) -> Any:

@@ -40,11 +40,10 @@ from rlsync.transport.ring.format import (
     WhenFull,
     WriterStatus,
 )
-from rlsync.transport.ring.writer import RingWriter
 from rlsync.transport.rules import pauses
 from rlsync.transport.shared_file import Mark, SharedFile
 
-__all__ = ["RingCounters", "RingHandle", "RingWriter", "RolloutRing", "TakenRollout", "WriterStatus"]
+__all__ = ["RingCounters", "RingHandle", "RolloutRing", "TakenRollout", "WriterStatus"]
 
 
 @dataclass(frozen=True, slots=True)
