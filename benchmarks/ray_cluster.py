@@ -156,7 +156,7 @@ def publishing(collector: Collector) -> Iterator[Counter[str]]:
         while not stop.wait(PUBLISH_EVERY_S):
             collector.publish()
             counts["publishes"] += 1
-            counts["kept_peak"] = max(counts["kept_peak"], len(collector.transport.kept))
+            counts["kept_peak"] = max(counts["kept_peak"], len(collector.transport.thread.sender.kept))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -378,7 +378,9 @@ class Training:
                     self._collector = Collector(2, "alias", **options)
                 self._collector.publish()
                 self.census.take(self._collector)
-                self.counts["kept_peak"] = max(self.counts["kept_peak"], len(self._collector.transport.kept))
+                self.counts["kept_peak"] = max(
+                    self.counts["kept_peak"], len(self._collector.transport.thread.sender.kept)
+                )
                 if over(self._collector):
                     return True
             except RlsyncError as ended:

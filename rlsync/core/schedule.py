@@ -99,7 +99,6 @@ class Life:
         return plan
 
     def between(self, begin_ms: float, end_ms: float) -> Life:
-        """What happened in this time."""
         events = [event for event in self.events if begin_ms <= event.ms <= end_ms]
         return Life(self.facts, events, {}, [note for note in self.notes if begin_ms <= note["ms"] <= end_ms])
 

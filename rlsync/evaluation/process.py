@@ -140,9 +140,9 @@ def run_evaluator(job: EvaluationJob, last: Connection) -> None:
     films = None
     if job.filming is not None:
         films = EvaluationFilms(job.filming, job.player, job.env, job.seed, job.device)
-    while not adopter.learner_gone:
+    while not adopter.reader.closed_by_learner:
         ends = last.poll()
-        if adopter.newest - evaluated < (1 if ends else job.every_versions):
+        if adopter.reader.newest - evaluated < (1 if ends else job.every_versions):
             if ends:
                 return
             time.sleep(_LOOK_EVERY_S)
@@ -151,7 +151,7 @@ def run_evaluator(job: EvaluationJob, last: Connection) -> None:
         played: list[Episode] = []
         for ended in play(job.player, envs, job.episodes, job.seed, job.device):
             played += ended
-            if adopter.learner_gone:
+            if adopter.reader.closed_by_learner:
                 return
         seconds = round(time.monotonic() - started, 3)
         score = asdict(Score.of(played))

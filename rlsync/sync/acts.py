@@ -23,7 +23,7 @@ from rlsync.sync.held import tensors_of
 from rlsync.tensors.digest import digest
 from rlsync.tensors.layout import LeafSpec
 from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.target import Target
+from rlsync.tensors.target import Target, is_compiled
 
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
@@ -170,7 +170,7 @@ def idle_leaves(module: nn.Module, where: str, call: Call, *, alias: bool) -> tu
     with torch.no_grad():
         call(True)
         target = Target(module, where, specs)
-        alias = alias and target.may_alias()
+        alias = alias and not is_compiled(module)
         with _own_values(target, alias=alias):
             probe = _Probe(target, specs, call, alias=alias)
             left = [i for i, spec in enumerate(specs) if not spec.tie]

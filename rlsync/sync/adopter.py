@@ -19,7 +19,7 @@ from rlsync.sync.verification import Answers, digests_of
 from rlsync.tensors.device import return_freed_memory
 from rlsync.tensors.layout import Layout, specs_to_json
 from rlsync.tensors.leaves import Leaves
-from rlsync.tensors.target import Target
+from rlsync.tensors.target import Target, is_compiled
 from rlsync.transport.contract import Handle, Note, Subscriber
 
 Adopt = Literal["alias", "copy"]
@@ -68,21 +68,8 @@ class Adopter:
         self._bindings: list[Binding] = []
         self._had: set[tuple[str, str]] = set()
         self._guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._reader = handle.subscribe(self._apply, worker)
-        self.answers = Answers(self._reader, self._digests, self._arriving)
-
-    @property
-    def version(self) -> int:
-        return self._reader.version
-
-    @property
-    def newest(self) -> int:
-        return self._reader.newest
-
-    @property
-    def learner_gone(self) -> bool:
-        """Whether the learner has closed the board or died."""
-        return self._reader.closed_by_learner
+        self.reader: Subscriber = handle.subscribe(self._apply, worker)
+        self.answers = Answers(self.reader, self._digests, self._arriving)
 
     def place(self, destinations: Mapping[str, Destination]) -> None:
         """Say where the weights of each destination go; those of other destinations are not taken."""
@@ -92,17 +79,17 @@ class Adopter:
     def note_acting(self, acting: Acting) -> None:
         """Tell the learner which leaves act here; before :meth:`tell`, after which it is asked for."""
         settings = {name: settings_of(each.find(), name) for name, each in self._destinations.items()}
-        self._reader.leave_note(replace(acting, settings=settings).to_json(), Note.ACTING)
+        self.reader.leave_note(replace(acting, settings=settings).to_json(), Note.ACTING)
 
     def tell(self) -> None:
         """Tell the learner which leaves each destination has here, so that it can check its map."""
         leaves = {name: Leaves(each.find(), name).specs() for name, each in self._destinations.items()}
-        self._reader.leave_note(specs_to_json(leaves), Note.LEAVES)
+        self.reader.leave_note(specs_to_json(leaves), Note.LEAVES)
 
     def adopt(self) -> int:
         """Adopt the newest version; between rollouts, in the thread that acts."""
         self._look()
-        return self._reader.adopt()
+        return self.reader.adopt()
 
     def _look(self) -> None:
         if not all(map(self._current, self._bindings)):
@@ -112,7 +99,7 @@ class Adopter:
         """Whether :meth:`acting` would do nothing. Asking is a sign of life, and costs about 2 us: for
         workers that act in short pieces, such as the batches of an inference server.
         """
-        reader = self._reader
+        reader = self.reader
         if reader.newest != reader.version or reader.asked not in (0, self.answers.answered):
             return False
         return reader.version == reader.adopt()
@@ -121,7 +108,7 @@ class Adopter:
     def acting(self) -> Iterator[int]:
         """Adopt the newest version for the rollout in the block; answer the learner's question after it."""
         self._look()
-        version = self._reader.begin()
+        version = self.reader.begin()
         with self.answers.around(version):
             yield version
 
@@ -135,10 +122,10 @@ class Adopter:
 
     def end_with_the_learner(self) -> None:
         """End this process soon after the learner was killed, whatever it is doing then."""
-        threading.Thread(target=_end_with_the_learner, args=(self._reader,), daemon=True).start()
+        threading.Thread(target=_end_with_the_learner, args=(self.reader,), daemon=True).start()
 
     def close(self) -> None:
-        self._reader.close()
+        self.reader.close()
 
     def _digests(self, parameters: bool) -> dict[str, int]:
         """Digests of what acts now, as the live modules hold it, by destination."""
@@ -184,7 +171,7 @@ class Adopter:
         leaves = [layout.entries[i].leaf for i in views]
         module = self._destinations[destination].find()
         target = Target(module, f"{destination} of worker {self._worker}", leaves)
-        alias = self._destinations[destination].adopt == "alias" and not excluded and target.may_alias()
+        alias = self._destinations[destination].adopt == "alias" and not excluded and not is_compiled(module)
         if isinstance(target.module, nn.Module) and target.module not in self._guarded:
             # load_state_dict() writes into the parameters in place; aliased ones are read-only.
             ref = weakref.WeakMethod(self._let_go)
@@ -206,7 +193,7 @@ class Adopter:
         """Take what acts off the board, until the next adoption puts it there again."""
         self._own()
         self._layout, self._bindings = None, []
-        self._reader.forget()
+        self.reader.forget()
 
     def _own(self) -> None:
         for binding in self._bindings:

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from weakref import WeakSet
 
 import torch
+from tensordict.nn import InteractionType, set_interaction_type
 from torch import Tensor, nn
 
 from rlsync.core.errors import PublishError, warn
@@ -87,7 +88,8 @@ class BoundMap:
 
     def judge(self, sample: Sample, images: Sequence[Image]) -> Judgement:
         """Whether a worker's policy computed what the sources compute with the image of its version."""
-        return judge(sample, self._routes, images)
+        with set_interaction_type(InteractionType.DETERMINISTIC):  # as the worker's sample was taken
+            return judge(sample, self._routes, images)
 
     def brought(self) -> set[Key]:
         """The leaves that a publish brings, aliased ones included."""
@@ -234,7 +236,6 @@ class VersionCopy:
     leaves: Mapping[Key, Tensor]
 
     def of(self, destination: str) -> dict[str, Tensor]:
-        """The leaves of one destination, by name."""
         return {name: tensor for (found, name), tensor in self.leaves.items() if found == destination}
 
 

@@ -21,6 +21,7 @@ class Endpoint(Protocol):
     publisher: Publisher  #: to the workers of this collector
     #: Whether a publish that leaves out leaves of a destination would wait for ever.
     needs_every_leaf: bool = False
+    adopts_within_rollouts: bool = False  #: whether the frames of one rollout may have several versions
 
     @property
     def description(self) -> str:

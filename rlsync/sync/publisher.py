@@ -60,7 +60,7 @@ class Publish:
         elif later:
             publisher.underway = self
         else:
-            self._record()
+            publisher.ledger.record(self.stamp)
             self._show()
         return version
 
@@ -73,11 +73,8 @@ class Publish:
             transport.join()
         finally:  # a write that came too late to be seen by the copy is reported, and the version counts
             if transport.newest_stamp == self.stamp:
-                self._record()
+                self._publisher.ledger.record(self.stamp)
         self._show()
-
-    def _record(self) -> None:
-        self._publisher.ledger.record(self.stamp)
 
     def _show(self) -> None:
         publisher, layout = self._publisher, self._layout
@@ -106,8 +103,8 @@ class Publisher:
         self.verified = False  #: whether a Verification asks the workers
         self.ranks: Ranks | None = None  #: the learner's other ranks, once a sharded leaf was met
         self.underway: Publish | None = None  #: filled, and visible when it is joined
+        self.leaves_at = leaves_at
         self._besides: Mapping[Key, Tensor] = {}  # go into the same version, whatever it is filled with
-        self._leaves_at = leaves_at
         self._laid_out: dict[str, list[LeafSpec]] = {}
         self._brought: dict[str, set[str]] = {}  # by destination: the leaves that publishes bring
         self._last_keys: frozenset[Key] = frozenset()
@@ -122,7 +119,7 @@ class Publisher:
 
     def specs(self, destination: str) -> list[LeafSpec] | None:
         """The leaves of a destination in the workers; ``None`` while nobody can tell."""
-        found = None if self._leaves_at is None else self._leaves_at(destination)
+        found = None if self.leaves_at is None else self.leaves_at(destination)
         return None if found is None else list(found)
 
     def publish_modules(self, modules: Mapping[str, object], where: str) -> None:
@@ -171,8 +168,8 @@ class Publisher:
         """
         named = fit.named(weights, self.specs(destination))
         leaves = {(destination, name): tensor for name, tensor in named.items()}
-        if fit.sharded:
-            self._meet_once(leaves)
+        if fit.sharded and self.ranks is None:
+            self.meet_ranks(leaves)
         return leaves
 
     def meet_ranks(self, leaves: Mapping[Key, Tensor]) -> Ranks:
@@ -185,10 +182,6 @@ class Publisher:
             self.ranks = Ranks(self.transport)
         self.ranks.meet(leaves)
         return self.ranks
-
-    def _meet_once(self, leaves: Mapping[Key, Tensor]) -> None:
-        if self.ranks is None or not self.ranks.met:
-            self.meet_ranks(leaves)
 
     def lay_out(self, leaves: Mapping[Key, Tensor]) -> tuple[Layout, Sequence[Key]]:
         """The transport's layout, made anew where these leaves need another one, and who owns its entries."""
@@ -207,8 +200,8 @@ class Publisher:
 
     def _lay_out(self, leaves: Mapping[Key, Tensor]) -> Layout:
         """Lay the transport out for these leaves, and for what its newest version holds besides."""
-        if any_sharded(leaves.values()):
-            self._meet_once(leaves)
+        if self.ranks is None and any_sharded(leaves.values()):
+            self.meet_ranks(leaves)
         kept = {key: None for key in held(self.transport) if key not in leaves}
         self._brought |= _by_destination(leaves)
         first: dict[object, str] = {}

@@ -79,13 +79,7 @@ class StartLogs:
         until_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         names = [f"rlsync-start-{worker}-{os.urandom(8).hex()}" for worker in range(workers)]
         self._files = [SharedFile.create(name) for name in names]
-        self._logs = [StartLog(n, f.address, names[n], until_s) for n, f in enumerate(self._files)]
-
-    def __getitem__(self, worker: int) -> StartLog:
-        return self._logs[worker]
-
-    def __iter__(self) -> Iterator[StartLog]:
-        return iter(self._logs)
+        self.each = [StartLog(n, f.address, names[n], until_s) for n, f in enumerate(self._files)]
 
     def doing(self, worker: int) -> str:
         """What a worker that is not ready does, in words; shows what it has printed."""

@@ -91,7 +91,6 @@ class Prints:
 
     @classmethod
     def of(cls, leaves: Iterable[tuple[Kind, Tensor]]) -> Prints:
-        """Of leaves, in order."""
         parameters_and_others: tuple[list[Tensor], list[Tensor]] = [], []
         for kind, tensor in leaves:
             parameters_and_others[kind != "parameter"].append(tensor)

@@ -17,7 +17,7 @@ from rlsync.core.plan import no_destination
 from rlsync.sync.acts import Acting
 from rlsync.sync.adopter import Adopt
 from rlsync.sync.processes import WorkerProcesses
-from rlsync.sync.publisher import LeavesAt, Publisher
+from rlsync.sync.publisher import Publisher
 from rlsync.tensors.compare import Fit, check_same_leaves
 from rlsync.tensors.layout import LeafSpec, specs_from_json
 from rlsync.transport.contract import Note, Transport
@@ -35,13 +35,14 @@ class BoardCollector(WorkerProcesses, Protocol):
 
 
 class WorkersPublisher(Publisher):
-    """Publishes to the workers of one collector, which tell by notes which leaves they have."""
+    """Publishes to the workers of one collector, which tell by notes which leaves they have. Before that,
+    ``leaves_at`` says which they will have, if it is set.
+    """
 
     def __init__(self, transport: Transport, ledger: Ledger | None = None) -> None:
         super().__init__(transport, ledger)
         self.destinations: list[str] = []
         self.publish_default: Callable[[], object] | None = None
-        self.expected: LeavesAt | None = None  #: the leaves that workers will have, before they tell
         self._collector: weakref.ref[WorkerProcesses] | None = None
         self._specs: dict[str, list[LeafSpec]] = {}
         self._staged: dict[Key, Tensor] | None = None
@@ -72,10 +73,7 @@ class WorkersPublisher(Publisher):
         """The leaves in the workers, None while nobody can tell; LayoutMismatch: they do not agree."""
         if destination not in self._specs:
             self._read_notes()
-        if destination in self._specs or self.expected is None:
-            return self._specs.get(destination)
-        expected = self.expected(destination)
-        return None if expected is None else list(expected)
+        return self._specs[destination] if destination in self._specs else super().specs(destination)
 
     def acting(self) -> Acting:
         """What the workers found out about which of their leaves act."""

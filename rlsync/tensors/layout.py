@@ -175,5 +175,4 @@ _DTYPES = {dtype_name(d): d for d in vars(torch).values() if isinstance(d, torch
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """The torch dtype called ``name``."""
     return _DTYPES[name]

@@ -73,7 +73,6 @@ class Sharding:
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Sharding:
-        """From the fields as JSON brings them."""
         cuts = tuple((dim, stretches) for dim, stretches in told["cuts"])
         shape, mesh_shape, mesh_ranks = (tuple(told[key]) for key in ("shape", "mesh_shape", "mesh_ranks"))
         return cls(shape, told["dtype"], mesh_shape, mesh_ranks, cuts)

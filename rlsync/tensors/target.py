@@ -75,10 +75,6 @@ class Target:
         for i in self._pointed:
             self._live[i].data = self._live[i].data.clone()
 
-    def may_alias(self) -> bool:
-        """Whether the acting code would see re-pointed parameters: it must be eager."""
-        return not is_compiled(self.module)
-
     def _swap_in(self, views: Sequence[Tensor]) -> None:
         if self._spare is None:
             at = {self._names[i]: n for n, i in enumerate(self._swapped)}

@@ -73,18 +73,14 @@ class Forkserver:
         for name in self._preload:
             _check_found(name)
         self._before: list[str | None] = []
-        self._used = _starts_instead_of_spawn() and self._start()
-
-    @property
-    def used(self) -> bool:
-        """Whether workers are started from the server; if not, TorchRL's own start method is used."""
-        return self._used
+        #: Whether workers are started from the server; if not, TorchRL's own start method is used.
+        self.used = _starts_instead_of_spawn() and self._start()
 
     def __enter__(self) -> Forkserver:
         import torchrl  # noqa: F401  (sets its start method, "spawn", when it is imported first)
 
         self._before.append(multiprocessing.get_start_method(allow_none=True))
-        if self._used and _starts_instead_of_spawn() and self._start():
+        if self.used and _starts_instead_of_spawn() and self._start():
             multiprocessing.set_start_method("forkserver", force=True)
         return self
 

@@ -101,20 +101,20 @@ class RayBoardScheme(WorkerScheme):
 
     def __init__(self, adopt: Adopt = "alias", *, adopt_at: AdoptAt = "rollout", prove: bool = True) -> None:
         super().__init__(adopt, adopt_at, prove=prove)
-        self._link = None
+        self.link = None
         self._receiver: NodeReceiver | None = None
 
     def _serve(self, collector: Any, model_id: str) -> Served:
         schemes = schemes_of(collector)
         served = ServedActors(_check_actors(collector, model_id, schemes))
-        ours = (scheme._link for scheme in schemes.values() if isinstance(scheme, RayBoardScheme))
-        self._link = next((link for link in ours if link is not None), None)
-        if self._link is None:
+        ours = (scheme.link for scheme in schemes.values() if isinstance(scheme, RayBoardScheme))
+        self.link = next((link for link in ours if link is not None), None)
+        if self.link is None:
             from rlsync.transport.ray.learner import RayTransport  # loads ray, which only RayCollector needs
 
             transport = RayTransport()
             transport.watch(served.workers.actors)
-            self._link = Link(WorkersPublisher(transport))
+            self.link = Link(WorkersPublisher(transport))
             served.ask_before_batches(transport)
         return served
 
@@ -128,26 +128,19 @@ class RayBoardScheme(WorkerScheme):
         self.model_id = model_id
         inner = schemes_of(context)[model_id]
         assert isinstance(inner, NodeBoardScheme), "_check_actors has looked"
-        assert self._link is not None
+        assert self.link is not None
         assert isinstance(inner.board.writer, BoardWriter)
         set_context(self, context)
         numbers = range(worker_idx * context.num_workers, (worker_idx + 1) * context.num_workers)
-        self._receiver = _receiving(self._link.handle, inner.board.writer, worker_idx, numbers)
-
-    def receive(self, timeout: float | None = None) -> None:
-        """Nothing: an actor adopts by itself, between rollouts.
-
-        Args:
-            timeout: not used: nobody waits.
-        """
+        self._receiver = _receiving(self.link.handle, inner.board.writer, worker_idx, numbers)
 
     def shutdown(self) -> None:
         """On the learner's side, close the transport; in an actor, adopt for this destination no more."""
         super().shutdown()
-        if self._link is not None:
-            self._link.leave(self.model_id)
-            if self._link.publisher is not None:
-                self._link.publisher.transport.close()
+        if self.link is not None:
+            self.link.leave(self.model_id)
+            if self.link.publisher is not None:
+                self.link.publisher.transport.close()
         if self._receiver is not None:
             self._receiver.close()
 
@@ -159,7 +152,6 @@ def _receiving(handle: object, board: BoardWriter, actor: int, numbers: range) -
     assert isinstance(handle, RayHandle)
     where = f"actor {actor}, process {os.getpid()}"
     receiver = NodeReceiver(handle.mailbox, f"{where}, {uuid.uuid4().hex[:6]}", board, numbers=numbers)
-    receiver.start()
     receiver.report_now()  # the leaves of workers that stand: the learner checks its map by them
     receiver.await_stamp(handle.newest, ARRIVES_WITHIN_S, where)
     return receiver

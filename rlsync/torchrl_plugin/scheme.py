@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
 from torchrl.modules.inference_server import InferenceServer
 from torchrl.weight_update.weight_sync_schemes import register_weight_sync_backend
 
-from rlsync.core.errors import BoardClosed, ConfigError
+from rlsync.core.errors import ConfigError
 from rlsync.core.extensions import BOARD, transport_named
 from rlsync.core.ledger import Ledger
 from rlsync.core.plan import POLICY
@@ -21,20 +20,12 @@ from rlsync.sync.workers_publisher import WorkersPublisher
 from rlsync.torchrl_plugin.compat import servers
 from rlsync.torchrl_plugin.compat.schemes import forget_sender, schemes_of, set_context
 from rlsync.torchrl_plugin.ending.watch import check_timeout
-from rlsync.torchrl_plugin.served import Served, ServedServer, served
+from rlsync.torchrl_plugin.served import Served, served
 from rlsync.torchrl_plugin.worker import AdoptAt
-from rlsync.torchrl_plugin.worker_scheme import (
-    ONE_VERSION,
-    OWN_COLLECTORS,
-    Link,
-    WorkerScheme,
-    on_the_learner,
-)
+from rlsync.torchrl_plugin.worker_scheme import ONE_VERSION, OWN_COLLECTORS, Link, WorkerScheme
 from rlsync.transport.board.format import MAX_SLOTS
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Handle, ReaderStatus, Transport
-
-BACKEND = "board"
 
 
 class WeightBoard:
@@ -97,18 +88,6 @@ class WeightBoard:
     def version(self) -> int:
         """The newest published version; 0 before the first."""
         return max(self.ledger.version, self.writer.newest_stamp.version)
-
-    def newest_views(self) -> Sequence[Tensor]:
-        """The newest version's leaves, one for each entry of its layout that owns its bytes; read-only.
-
-        Raises:
-            BoardClosed: nothing was published with the present layout yet, or the board was closed.
-        """
-        newest = self.writer.newest_leaves()
-        if newest is None or newest[0] is not self.writer.layout:
-            what = "nothing was published with this layout yet"
-            raise BoardClosed(what, "WeightBoard.newest_views", "publish first")
-        return newest[1]
 
     def status(self) -> list[ReaderStatus]:
         """One entry for each worker that attached and did not leave by itself."""
@@ -180,7 +159,7 @@ class BoardScheme(WorkerScheme):
           cure   choose one of: alias, copy
     """
 
-    _link: Link
+    link: Link
 
     def __init__(
         self,
@@ -204,7 +183,7 @@ class BoardScheme(WorkerScheme):
         self._owns_board = _board is None
         board = WeightBoard(transport=transport) if _board is None else _board
         self._board: WeightBoard | None = board
-        self._link = board.link()
+        self.link = board.link()
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_board": None}
@@ -227,7 +206,7 @@ class BoardScheme(WorkerScheme):
         False for an inference server: in a thread of the learner, the scheme is both ends, and TorchRL would
         erase the learner's.
         """
-        return super().initialized_on_sender and self._link.served is None
+        return super().initialized_on_sender and self.link.served is None
 
     @property
     def board(self) -> WeightBoard:
@@ -236,13 +215,15 @@ class BoardScheme(WorkerScheme):
         Raises:
             PublishError: in a worker.
         """
-        return on_the_learner(None if self._link.publisher is None else self._board, self)
+        _ = self.publisher  # a worker has none
+        assert self._board is not None, "the learner has one"
+        return self._board
 
     def _init_on_sender_impl(
         self, model_id: str = POLICY, context: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         if servers.server_of(context) is not None:
-            self.model_id = self.serving(context).connect(self, self.publisher)
+            self.model_id = self.link.serve(context, self).connect(self, self.publisher)
         else:
             super()._init_on_sender_impl(model_id, context, *args, **kwargs)
 
@@ -254,20 +235,8 @@ class BoardScheme(WorkerScheme):
 
     def _prepare(self) -> None:
         found = served(self.context, str(self.model_id))
-        logs = self._link.starting = StartLogs(found.workers.num_workers, self.start_timeout_s)
+        logs = self.link.starting = StartLogs(found.workers.num_workers, self.start_timeout_s)
         found.prepare(self.publisher, logs)
-
-    def serving(self, holder: object) -> ServedServer:
-        """The inference server that was given this scheme as ``weight_sync``.
-
-        Args:
-            holder: the server, or the AsyncBatchedCollector that has it.
-
-        Raises:
-            ConfigError: it was given another scheme, or is an actor of Ray.
-            PublishError: this board serves another server or collector already.
-        """
-        return self._link.serve(holder, self)
 
     def _setup_connection_and_weights_on_sender_impl(
         self, *, worker_idx: int | None = None, weights: Any | None = None
@@ -276,7 +245,7 @@ class BoardScheme(WorkerScheme):
         # Workers of other schemes stand only when those are connected, too; TorchRL waits for them itself.
         schemes = schemes_of(self.context).values()
         if schemes and all(isinstance(scheme, BoardScheme) for scheme in schemes):
-            logs = self._link.starting
+            logs = self.link.starting
             assert logs is not None, "made before the workers were started"
             try:
                 timeouts_s = self.start_timeout_s, self.silent_timeout_s
@@ -291,24 +260,15 @@ class BoardScheme(WorkerScheme):
         if isinstance(context, InferenceServer):
             self.model_id, self.worker_idx = model_id, worker_idx
             set_context(self, context)
-            self._link.in_server(model_id, self.adopt, context)
+            self.link.in_server(model_id, self.adopt, context)
             return
         self._board = None
         super()._init_on_receiver_impl(model_id, context, worker_idx - self._first_worker, model)
 
-    def receive(self, timeout: float | None = None) -> None:
-        """Adopt, in an inference server, between two batches. Workers adopt by themselves, between rollouts.
-
-        Args:
-            timeout: not used: nobody waits.
-        """
-        if self._link.server is not None:
-            self._link.server.between_batches()
-
     def shutdown(self) -> None:
         """Close the board if it is this scheme's own; in a worker, adopt for this destination no more."""
         super().shutdown()
-        self._link.leave(self.model_id)
+        self.link.leave(self.model_id)
         if self._owns_board and self._board is not None:
             self._board.close()
 
@@ -322,4 +282,4 @@ def register_backend() -> None:
         >>> type(WeightSyncScheme.from_backend("board")).__name__
         'BoardScheme'
     """
-    register_weight_sync_backend(BACKEND)(BoardScheme)
+    register_weight_sync_backend("board")(BoardScheme)

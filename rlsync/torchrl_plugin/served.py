@@ -74,7 +74,7 @@ class ServedProcesses(Served):
             )
         stamps.turn_on_stamps(self.workers)
         collectors.lead_groups(self.workers)
-        collectors.around_env_makers(self.workers, lambda at, make: partial(make_logged, make, logs[at]))
+        collectors.around_env_makers(self.workers, lambda at, make: partial(make_logged, make, logs.each[at]))
         if isinstance(self.workers, MultiAsyncCollector):
             waits.keep_rollouts(self.workers)
         collectors.after_load_state_dict(self.workers, partial(publish_loaded, publisher))
@@ -99,18 +99,14 @@ class ServedNodes(Served):
     workers: distributed.DistributedWorkers
     first_worker = distributed.FIRST_RANK
 
-    def __init__(self, collector: DistributedCollector) -> None:
-        super().__init__(distributed.workers_of(collector, distributed.DistributedWorkers))
-        self._policy = distributed.own_policy(collector)
-
-    def policy(self) -> object:
-        return self._policy
+    def policy(self) -> nn.Module | None:
+        return distributed.own_policy(self.workers.collector)
 
     def prepare(self, publisher: WorkersPublisher, logs: StartLogs) -> None:
         """What these workers print is not logged."""
         distributed.stamp_nodes(self.workers.collector)
-        if self._policy is not None:
-            distributed.send_policy_by_value(self.workers.collector, self._policy)
+        if (policy := self.policy()) is not None:
+            distributed.send_policy_by_value(self.workers.collector, policy)
 
     def await_start(
         self, publisher: WorkersPublisher, timeouts_s: tuple[float | None, float | None], logs: StartLogs
@@ -158,7 +154,6 @@ class ServedServer:
         self._specs: list[LeafSpec] | None = None
 
     def serves(self, holder: object) -> bool:
-        """Whether this is the server that ``holder`` is or has."""
         return servers.server_of(holder) is self._server()
 
     def connect(self, scheme: WeightSyncScheme, publisher: WorkersPublisher) -> str:
@@ -223,7 +218,7 @@ def served(collector: object, destination: str) -> ServedProcesses | ServedNodes
             return ServedProcesses(collector)
         case DistributedCollector():
             _check_on_this_host(collector, where)
-            return ServedNodes(collector)
+            return ServedNodes(distributed.workers_of(collector, distributed.DistributedWorkers))
         case RayCollector():
             what = "a board is memory of one host, and Ray starts workers on any node"
             raise ConfigError(what, where, "use RayBoardScheme instead, which keeps a board on each node")

@@ -106,10 +106,6 @@ class WorkerSync:
             self._adopter.close()
         return not self._adopt_by
 
-    @property
-    def version(self) -> int:
-        return self._adopter.version
-
     @contextmanager
     def _rollout(self, collector: Collector) -> Iterator[None]:
         with ExitStack() as acting:
@@ -137,7 +133,8 @@ class WorkerSync:
             stamps.stamp(collector, self._adopter.adopt())
 
     def _before_policy(self, collector: Collector) -> None:
-        if self._acting is None or (self._called and self._adopter.newest == self._adopter.version):
+        reader = self._adopter.reader
+        if self._acting is None or (self._called and reader.newest == reader.version):
             return
         self._acting.close()
         self._act(collector, self._acting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from torch import nn
 from torchrl.modules.inference_server import InferenceServer
@@ -69,18 +69,15 @@ class Link:
         served = ServedServer(holder, scheme)
         if self.publisher is not None:
             self.publisher.serve(served, served.destination)
-            self.publisher.expected = served.expected
+            self.publisher.leaves_at = served.expected
         self.served = served
         return served
-
-
-T = TypeVar("T")
 
 
 class WorkerScheme(WeightSyncScheme):
     """A scheme whose workers adopt in the thread that acts; on Ray it has no link before a collector."""
 
-    _link: Link | None
+    link: Link | None
 
     def __init__(self, adopt: Adopt, adopt_at: AdoptAt, *, prove: bool = True) -> None:
         who = type(self).__name__
@@ -163,10 +160,18 @@ class WorkerScheme(WeightSyncScheme):
         Raises:
             PublishError: in a worker, or before there is a collector.
         """
-        return on_the_learner(None if self._link is None else self._link.publisher, self)
+        publisher = None if self.link is None else self.link.publisher
+        if publisher is None:
+            what, where = "a worker does not publish", type(self).__name__
+            raise PublishError(what, where, "publish from the learner")
+        return publisher
 
     def create_transport(self, **_: Any) -> WorkersPublisher:
-        """The learner's end, the transport of all workers; PublishError in a worker."""
+        """The learner's end, the transport of all workers.
+
+        Raises:
+            PublishError: in a worker.
+        """
         return self.publisher
 
     def _setup_connection_and_weights_on_sender_impl(
@@ -179,11 +184,11 @@ class WorkerScheme(WeightSyncScheme):
         self, model_id: str, context: Any = None, worker_idx: int = 0, model: Any = None
     ) -> None:
         """Begin in a worker; a model that came without its memory gets the newest weights."""
-        assert self._link is not None
+        assert self.link is not None
         self.model_id = model_id
         stamps.make_room_for_the_stamp()
         self.worker_idx = worker_idx
-        worker = self._link.in_worker(worker_idx)
+        worker = self.link.in_worker(worker_idx)
         worker.declare(model_id, self.adopt, self.adopt_at, prove=self.prove)
         weights = None if model is None else schemes.weights_of(model)
         if isinstance(weights, nn.Module):
@@ -199,8 +204,8 @@ class WorkerScheme(WeightSyncScheme):
     @context.setter
     def context(self, collector: Any) -> None:
         schemes.set_context(self, collector)
-        if self.initialized_on_receiver and collector is not None and self._link is not None:
-            worker = self._link.in_worker(self.worker_idx)
+        if self.initialized_on_receiver and collector is not None and self.link is not None:
+            worker = self.link.in_worker(self.worker_idx)
             worker.attach(collector)
             self.model = worker.module(self.model_id)  # TorchRL refuses a worker whose policy is None
 
@@ -224,6 +229,15 @@ class WorkerScheme(WeightSyncScheme):
         _refuse_some_workers(worker_ids, weights, self.publisher.collector.num_workers)
         self.publisher.send(self.model_id, weights)
 
+    def receive(self, timeout: float | None = None) -> None:
+        """Adopt, in an inference server, between two batches. Workers adopt by themselves, between rollouts.
+
+        Args:
+            timeout: not used: nobody waits.
+        """
+        if self.link is not None and self.link.server is not None:
+            self.link.server.between_batches()
+
     def wait(self, timeout_s: float) -> None:
         """Wait until what reads the board acts with the newest version.
 
@@ -235,14 +249,6 @@ class WorkerScheme(WeightSyncScheme):
             AdoptionTimeout: the deadline passed.
         """
         await_newest(self.publisher, timeout_s)
-
-
-def on_the_learner(held: T | None, scheme: WorkerScheme) -> T:
-    """What a scheme has on the learner's side; PublishError in a worker."""
-    if held is None:
-        where = type(scheme).__name__
-        raise PublishError("a worker does not publish", where, "publish from the learner")
-    return held
 
 
 def _check_interface(context: object, placed: Mapping[str, object], model: object, *, of: str) -> None:

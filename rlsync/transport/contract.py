@@ -64,10 +64,10 @@ class ReaderStatus:
     heartbeat_age_s: float  #: seconds since it last began a rollout
 
     def __str__(self) -> str:
+        act = "acts" if self.alive else "acted"
         return (
-            f"worker {self.reader} (pid {self.pid}, {self.state}, acts with version "
-            f"{self.adopted_version}, {self.lag_versions} behind, last seen "
-            f"{self.heartbeat_age_s:.1f} s ago)"
+            f"worker {self.reader} (pid {self.pid}, {self.state}, {act} with version {self.adopted_version}, "
+            f"{self.lag_versions} behind, last seen {self.heartbeat_age_s:.1f} s ago)"
         )
 
 

@@ -143,7 +143,7 @@ def await_adoption(
         missing = _missing(status(), version, expected, newest())
         if not missing:
             return
-        dead = {reader: reader.state for reader in missing if reader.state == "dead"}
+        dead = [reader for reader in missing if reader.state == "dead"]
         if dead:
             raise worker_lost(dead, f"waiting for version {version} to be adopted")
         if time.monotonic() >= deadline:
@@ -157,23 +157,22 @@ def _missing(
     attached: list[ReaderStatus], version: int, expected: list[int] | None, newest: int
 ) -> list[ReaderStatus]:
     known = {reader.reader: reader for reader in attached}
-    absent = ReaderStatus(0, 0, False, "never attached", 0, newest, 0.0)
+    absent = ReaderStatus(0, 0, True, "never attached", 0, newest, 0.0)
     wanted = (sorted(known) or [0]) if expected is None else expected
     asked = [known.get(number) or replace(absent, reader=number) for number in wanted]
     return [reader for reader in asked if reader.adopted_version < version]
 
 
-def worker_lost(dead: Mapping[ReaderStatus, str], where: str) -> WorkerLost:
-    """The error for dead workers: how each ended, in words, and what the learner needed them for.
+def worker_lost(dead: Iterable[ReaderStatus], where: str) -> WorkerLost:
+    """The error for dead workers, whose states say how each ended, and what the learner needed them for.
 
     Example:
-        >>> status = ReaderStatus(1, 4242, False, "dead", 7, 2, 0.4)
-        >>> print(worker_lost({status: "killed by SIGKILL"}, "waiting for frames").what)
+        >>> status = ReaderStatus(1, 4242, False, "killed by SIGKILL", 7, 2, 0.4)
+        >>> print(worker_lost([status], "waiting for frames").what)
         worker 1 (pid 4242, killed by SIGKILL, acted with version 7, 2 behind, last seen 0.4 s ago)
     """
-    workers = (str(replace(status, state=how)) for status, how in dead.items())
     return WorkerLost(
-        "; ".join(workers).replace("acts with", "acted with"),
+        "; ".join(map(str, dead)),
         where,
         "look for the worker's own error above, or in the kernel's log if memory was short; "
         "restart the run or the worker",

@@ -190,7 +190,6 @@ class SharedFile:
         return True
 
     def unlock(self, at: int) -> None:
-        """Drop this process's lock on one byte."""
         fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, at))
 
     def is_locked(self, at: int, *, exclusively: bool = True) -> bool:

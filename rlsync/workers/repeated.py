@@ -81,7 +81,7 @@ class RepeatedUnrolls(UnrollCollector):
     def _started(self, seed: int, logs: StartLogs) -> Supervisor:
         # A worker that waits for its version is not silent.
         settings = replace(self.worker_settings, silent_timeout_s=float("inf"))
-        job = WorkerJob(settings, self._ring.handle, self.board.handle, seed, tuple(logs))  # type: ignore[arg-type]
+        job = WorkerJob(settings, self._ring.handle, self.board.handle, seed, tuple(logs.each))  # type: ignore[arg-type]
         lives: dict[int, int | None] = {}  # by worker, the one in which it makes rollouts
 
         def start(worker: int, again: int) -> BaseProcess:

@@ -71,7 +71,7 @@ def start_workers(
     settings: CollectSettings, ring: RolloutRing, board: BoardHandle, seed: int, logs: StartLogs
 ) -> Supervisor:
     """Start the worker processes of this host; wait for them with :meth:`Supervisor.await_start`."""
-    job = WorkerJob(settings, ring.handle, board, seed, tuple(logs))
+    job = WorkerJob(settings, ring.handle, board, seed, tuple(logs.each))
     start, count = partial(start_worker, job), len(settings.devices)
     return Supervisor(start, count, ring, settings.restarts, settings.silent_timeout_s)
 

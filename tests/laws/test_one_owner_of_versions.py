@@ -131,7 +131,7 @@ def test_none_and_a_tensor_in_one_call_make_one_version() -> None:
         explicit = {name: torch.full_like(p, 3.0) for name, p in trainer.inner.state_dict().items()}
         collector.update_policy_weights_(weights_dict={"policy": None, inner: explicit})
         assert sync.version == before + 1
-        assert {7.0, 3.0} <= {float(view.min()) for view in board.newest_views()}
+        assert {7.0, 3.0} <= {float(view.min()) for view in board.writer.newest_leaves()[1]}
     board.close()
 
 

@@ -71,7 +71,7 @@ def test_each_version_acts_and_what_forward_changes_is_copied_out(
     adopter.place({"policy": Destination(lambda: module, adopt)})
     for version in (1, 2, 3):
         publish(board, version)
-        assert adopter.adopt() == adopter.version == version
+        assert adopter.adopt() == adopter.reader.version == version
         module(torch.ones(1, 2))
         assert weight(module) == version
         assert module.calls.tolist() == [version + 1.0] * 3

@@ -366,7 +366,7 @@ def test_a_layout_that_does_not_fit_is_refused_again_and_never_half_adopted() ->
         with pytest.raises(LayoutMismatch):
             adopter.adopt()
         assert torch.equal(fits.weight, before), "one of the two destinations was written"
-        assert adopter.version == 0
+        assert adopter.reader.version == 0
     (status,) = board.status()
     assert status.adopted_version == 0
     adopter.close()
@@ -390,7 +390,7 @@ def test_a_reader_refuses_a_lower_generation_than_it_has_acted_with() -> None:
     publisher.ledger.load_state_dict({"version": 7, "generation": 4, "published": []})
     publisher.publish({("policy", "w"): torch.ones(2)})
     assert (reader.adopt(), reader.stamp) == (8, Stamp(5, 8))
-    reader._stamp = Stamp(6, 1)  # as if it had acted with what a later learner published
+    reader.stamp = Stamp(6, 1)  # as if it had acted with what a later learner published
     reader._head = 0
     with pytest.raises(PublishError, match="is of generation 5; this worker has acted with generation 6"):
         reader.adopt()

@@ -246,17 +246,16 @@ def test_a_tie_that_the_arriving_leaves_do_not_have_is_refused() -> None:
         Target(tied, "policy", leaves)
 
 
-# ---------------------------------------------------------------------------------- may alias
+# ---------------------------------------------------------------------------------- compiled
 
 
-def test_eager_modules_may_alias_and_compiled_ones_may_not() -> None:
+def test_a_module_is_compiled_if_a_part_of_it_is() -> None:
     plain = nn.Linear(1, 1)
-    leaves = Leaves(plain, "policy").specs()
-    assert Target(plain, "policy", leaves).may_alias()
-    assert not Target(torch.compile(plain), "policy", leaves).may_alias()
+    assert not is_compiled(plain)
+    assert is_compiled(torch.compile(plain))
     in_place = nn.Linear(1, 1)
     in_place.compile()
-    assert not Target(in_place, "policy", leaves).may_alias()
+    assert is_compiled(in_place)
     nested = nn.Sequential(nn.Sequential(torch.compile(nn.Linear(1, 1))))
     assert is_compiled(nested)
     assert not is_compiled(nn.Sequential(plain))

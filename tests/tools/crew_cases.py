@@ -53,7 +53,7 @@ def connect(cluster: Cluster) -> None:
 
 def vanish(collector: ClusterCollector) -> None:
     """Lose a learner of this process as if it had been killed: it says nothing, and its actors end."""
-    thread = collector.transport._thread
+    thread = collector.transport.thread
     with thread._wake:
         thread._closed = True
         thread._wake.notify()

@@ -106,7 +106,7 @@ def test_frames_of_actors_that_run_on_carry_the_version_that_acted() -> None:
             warnings.simplefilter("error", RlsyncWarning)
             hook.register(trainer)
         assert "stamps are exact" in hook.plan.summary()
-        assert hook.in_flight
+        assert hook.bound.endpoint.in_flight
         canary.fill(1)
         hook.publish()
         census, batches = Census(), iter(collector)

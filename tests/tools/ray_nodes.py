@@ -15,7 +15,6 @@ from rlsync.core.ledger import Stamp
 from rlsync.tensors.layout import Layout
 from rlsync.transport.board import BoardReader, BoardWriter
 from rlsync.transport.ray.receiver import NodeReceiver
-from rlsync.transport.relay.ends import AgentCounts
 
 # Nothing from tests.tools.parts: it loads all of TorchRL in each process.
 
@@ -42,7 +41,6 @@ class Node:
         self._receiver = NodeReceiver(
             mailbox, name, self._board, numbers=[number], pull_s=pull_s, again_s=0.1
         )
-        self._receiver.start()
 
     def detach(self) -> None:
         if self._receiver is not None:
@@ -72,10 +70,6 @@ class Node:
         self._look()
         assert (self.torn, self.wrong) == (0, 0)
         return self._reader.stamp
-
-    def counts(self) -> AgentCounts:
-        assert self._receiver is not None
-        return self._receiver.counts
 
     def learner_gone(self, timeout_s: float) -> tuple[bool, bool]:
         """Whether the learner has closed the transport, and whether it died, once one of them is so."""

@@ -92,9 +92,10 @@ def reach(actors: list[Any], stamp: Stamp) -> None:
 
 def posted(transport: RayTransport, stamp: Stamp) -> Message:
     """The message about a version, once it is on its way."""
-    assert wait_until(lambda: transport.message is not None and transport.message.stamp == stamp, LONG_S)
-    assert transport.message is not None
-    return transport.message
+    sender = transport.thread.sender
+    assert wait_until(lambda: sender.stamp == stamp, LONG_S)
+    assert sender.message is not None
+    return sender.message
 
 
 @contextmanager
@@ -118,7 +119,8 @@ class Here(laws.Here):
 
     def _adopt(self) -> int:
         assert isinstance(self.subscriber, RaySubscriber)
-        self.subscriber.await_stamp(self.transport.newest_stamp, LONG_S)
+        receiver, where = self.subscriber.receiver, self.subscriber.where
+        receiver.await_stamp(self.transport.newest_stamp, LONG_S, where)
         return self.subscriber.adopt()
 
 
@@ -234,9 +236,9 @@ def test_no_node_ever_acts_with_a_torn_or_a_misnamed_version(nodes: Nodes, mode:
         reach(actors, transport.newest_stamp)
         assert all(torn == wrong == 0 for _, torn, wrong in seen), seen
         assert all(versions >= 20 for versions, _, _ in seen), seen
-        assert len(transport.kept) <= KEPT_IMAGES
+        assert len(transport.thread.sender.kept) <= KEPT_IMAGES
         # The mailbox says who pulls what, and the learner lets go of what nobody needs.
-        assert wait_until(lambda: transport.kept == [transport.newest_stamp], LONG_S)
+        assert wait_until(lambda: transport.thread.sender.kept == [transport.newest_stamp], LONG_S)
 
 
 def test_nobody_waits_for_the_learner_to_repeat_itself(nodes: Nodes) -> None:
@@ -244,7 +246,7 @@ def test_nobody_waits_for_the_learner_to_repeat_itself(nodes: Nodes) -> None:
     transport.lay_out(LAYOUT)
     subscriber = transport.handle.subscribe(Acts("copy"))
     for version in (1, 2):
-        subscriber.await_stamp(publish(transport, version), LONG_S)
+        subscriber.receiver.await_stamp(publish(transport, version), LONG_S, subscriber.where)
         assert subscriber.adopt() == version
         question = transport.ask(lowest=version)
         assert wait_until(lambda question=question: subscriber.asked == question, LONG_S)
@@ -287,7 +289,7 @@ def test_a_stopped_node_holds_nobody_up_and_comes_back_to_the_newest_version(nod
         with stopped(ray.get(actors[2].pid.remote(), timeout=LONG_S)):
             for version in range(2, 12):
                 reach(actors[:2], publish(transport, version))
-                assert len(transport.kept) <= KEPT_IMAGES
+                assert len(transport.thread.sender.kept) <= KEPT_IMAGES
         reach(actors, transport.newest_stamp)
 
 
@@ -302,9 +304,8 @@ def test_an_image_that_was_damaged_in_the_store_is_put_again(nodes: Nodes) -> No
             held = ray.get(message.address, timeout=LONG_S)
             ctypes.memset(held.ctypes.data + held.nbytes // 2, 0x5A, 1)  # it is mapped as the store has it
         reach([node], stamp)
-        assert ray.get(node.counts.remote(), timeout=LONG_S).damaged >= 1
-        assert transport.message is not None
-        assert transport.message.number > message.number
+        assert transport.thread.sender.message is not None
+        assert transport.thread.sender.message.number > message.number
 
 
 @pytest.mark.thorough
@@ -320,11 +321,10 @@ def test_an_image_that_the_store_lost_before_it_was_pulled_is_put_again(nodes: N
                 message = posted(transport, stamp)
                 lose(message.address)
             reach([node], stamp)
-            if ray.get(node.counts.remote(), timeout=LONG_S).lost:
+            assert transport.thread.sender.message is not None
+            if transport.thread.sender.message.number > message.number:
                 break  # else the store had the image in its memory still, and the node has pulled it
-        assert ray.get(node.counts.remote(), timeout=LONG_S).lost
-        assert transport.message is not None
-        assert transport.message.number > message.number
+        assert transport.thread.sender.message.number > message.number
         ray.kill(node)
 
 
@@ -360,7 +360,7 @@ def test_a_learner_that_has_closed_keeps_no_image_in_the_store(nodes: Nodes) -> 
         reach(nodes.attached(transport), publish(transport, 1))
         assert objects_in_stores() > before
     assert wait_until(lambda: objects_in_stores() <= before, LONG_S, 0.1)
-    assert transport.message is None, "the transport is there, and has let go"
+    assert transport.thread.sender.message is None, "the transport is there, and has let go"
 
 
 def objects_in_stores() -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,11 +46,40 @@ class LawBrokenError(AssertionError):
     """Says which law, in which seed, and when."""
 
 
+class CountedAgent(Agent):
+    """An agent that counts what it meets."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.met: Counter[str] = Counter()
+
+    def request(self, now_s: float) -> Request | None:
+        was_pulling = self.pulling
+        asked = super().request(now_s)
+        self.met["lost"] += was_pulling and not self.pulling
+        return asked
+
+    def to_pull(self, message: Message | None, now_s: float) -> Message | None:
+        if message is not None and not self.pulling and message.stamp <= self.stamp:
+            self.met["old"] += 1
+            self.met["older generation"] += message.stamp.generation < self.stamp.generation
+        return super().to_pull(message, now_s)
+
+    def arrived(self, message: Message, flat: Tensor | None, now_s: float) -> None:
+        awaited, before = message is self._pulling, self.stamp
+        super().arrived(message, flat, now_s)
+        if awaited and self.stamp == before:
+            self.met["lost" if flat is None else "damaged"] += 1
+        elif awaited:
+            one_life = self.stamp.generation == before.generation
+            self.met["skipped"] += one_life and self.stamp.version - before.version - 1
+
+
 @dataclass
 class Node:
     """A node's agent, and what its board has seen since this agent began."""
 
-    agent: Agent
+    agent: CountedAgent
     published: list[Stamp] = field(default_factory=list)
     pulls: dict[int, float] = field(default_factory=dict)  # when each that is under way began
 
@@ -218,7 +248,9 @@ class Network:
 
     def _join(self, name: str) -> None:
         node = Node(
-            Agent(name, lambda image: self._published(node, image), answer_s=2.0, pull_s=PULL_S, again_s=0.3)
+            CountedAgent(
+                name, lambda image: self._published(node, image), answer_s=2.0, pull_s=PULL_S, again_s=0.3
+            )
         )
         self.nodes[name] = node
         self._at(self.random.uniform(0, 1), lambda: self._tick(name, node))

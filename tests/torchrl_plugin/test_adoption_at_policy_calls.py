@@ -246,7 +246,7 @@ def test_the_plan_says_that_a_rollout_may_have_several_versions() -> None:
     with adopting(policy, frames_per_batch=20) as collector:
         sync = SyncWeights({"policy": "policy"})
         sync.register(trained(collector, policy, 1))
-        assert sync.adopts_within_rollouts
+        assert sync.bound.endpoint.adopts_within_rollouts
         note = "workers adopt at every policy call: one rollout may have several versions"
         assert note in sync.plan.notes
 

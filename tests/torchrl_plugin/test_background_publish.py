@@ -287,7 +287,7 @@ def test_a_step_hook_of_an_optimizer_joins_before_it_writes() -> None:
             trainer._post_optim_hook()
             assert hook.receipts[-1].version == step + 1
         hook.join()
-        views = collector._weight_sync_schemes["policy"].board.newest_views()
+        views = collector._weight_sync_schemes["policy"].board.writer.newest_leaves()[1]
         assert {float(end) for view in views for end in view.float().aminmax()} >= {20.0}
 
 

@@ -119,7 +119,7 @@ def test_frames_of_a_distributed_collector_on_a_board_carry_the_version_that_act
         hook = SyncWeights(CANARY)
         hook.register(trainer)
         assert hook.plan.transport == "board: 2 worker processes, adopted by alias, one copy a publish"
-        assert hook.in_flight is not sync
+        assert hook.bound.endpoint.in_flight is not sync
         census, stop = Census(), threading.Event()
 
         def publish() -> None:

@@ -189,7 +189,7 @@ def test_numbers_of_another_rank_that_are_not_finite_are_refused_by_name(two: Ra
 
 
 def guard(own: Own, finite: bool) -> None:
-    own["hook"]._bound.finite = own["hook"]._bound.endpoint.publisher.ranks.finite = finite
+    own["hook"].bound.finite = own["hook"].bound.endpoint.publisher.ranks.finite = finite
 
 
 def publish(own: Own) -> None:

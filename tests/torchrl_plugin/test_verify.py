@@ -108,7 +108,7 @@ def canaries(collector, policy, sync_map=None) -> tuple[SyncWeights, Verificatio
     sync.register(trainer)
     policy.fill(sync.version + 1)
     sync.publish()
-    return sync, sync.verification()
+    return sync, sync.bound.endpoint.verification()
 
 
 def pids(collector) -> list[int]:
@@ -324,7 +324,7 @@ def test_the_destination_at_fault_is_named_and_the_other_is_not(monkeypatch: pyt
         sync = SyncWeights({"policy": "canary", inner: "inner"})
         sync.register(trainer)
         sync.publish()
-        check = sync.verification()
+        check = sync.bound.endpoint.verification()
         check.ask()
         batches = iter(collector)
         next(batches)

@@ -190,14 +190,14 @@ def test_power_is_shown_by_the_version_before_even_if_the_learner_stands_still()
     with running(make_workers(MultiSyncCollector, net, schemes=scheme, workers=1)) as collector:
         trainer = make_trainer(collector, make_ppo_loss(actor_of(make_mlp(ACTIONS))))
         sync = SyncWeights(ACTOR, trainer=trainer)
-        verification, batches = sync.verification(), iter(collector)
+        verification, batches = sync.bound.endpoint.verification(), iter(collector)
         sync.publish()
         for moves in (True, False):
             with torch.no_grad():
                 for parameter in trainer.loss_module.actor_network.parameters():
                     parameter.add_(0.5 * moves)
             sync.publish()
-            verification.ask(sync.judge)
+            verification.ask(sync.bound.judge)
             next(batches)
             (judged,) = verification.hear().behaviour
             assert (judged.held, judged.powerless, judged.wrong) == (moves, ("policy",) * (not moves), ())

@@ -71,7 +71,7 @@ def test_a_verification_holds_when_a_worker_has_adopted_for_its_state() -> None:
         sync = SyncWeights({"policy": "policy"})
         sync.register(trainer)
         sync.publish()
-        asked = sync.verification()
+        asked = sync.bound.endpoint.verification()
         asked.ask()
         collector.state_dict()
         next(iter(collector))

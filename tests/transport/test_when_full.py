@@ -12,7 +12,8 @@ from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.format import WhenFull
-from rlsync.transport.ring.reader import RingCounters, RingHandle, RingWriter, RolloutRing
+from rlsync.transport.ring.reader import RingCounters, RingHandle, RolloutRing
+from rlsync.transport.ring.writer import RingWriter
 from tests.tools.parts import wait_until
 from tests.transport.test_ring import process, value, write
 from tests.workers.test_unroll_collector import CARTPOLE, cartpole_net, collecting
@@ -40,7 +41,7 @@ def test_a_ring_that_drops_the_newest_lets_the_writer_play_on_and_keeps_what_it_
     ring.give_back(taken)
     write(writer, 6)
     assert [value(ring.take(WAIT_S)), value(ring.take(WAIT_S))] == [1, 6]
-    assert (ring.counters().dropped, ring.writer(0).wait_s) == (4, 0.0)
+    assert (ring.counters().dropped, ring.counters().worker_wait_s) == (4, 0.0)
     writer.close()
     ring.close()
 

@@ -33,7 +33,8 @@ from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.sac import SACConfig
 from rlsync.recipes.settings import ClusterConfig, CollectorConfig, Config, PPOConfig, RecipeConfig
 from rlsync.recipes.td3 import TD3Config
-from rlsync.transport.ring.reader import RingWriter, RolloutRing
+from rlsync.transport.ring.reader import RolloutRing
+from rlsync.transport.ring.writer import RingWriter
 from rlsync.workers.cluster.job import Turns, pack, unpack
 from rlsync.workers.cluster.session import check_address, check_reachable
 from rlsync.workers.envs.specs import GymnasiumEnvs

@@ -174,7 +174,7 @@ def test_a_log_that_the_learner_has_closed_changes_no_other_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = StartLogs(1, timeout_s=None)
-    log = logs[0]
+    log = logs.each[0]
     fd = int(Path(log.address.path).name)
     logs.close()
     with (tmp_path / "other").open("w") as other:

@@ -464,8 +464,8 @@ def test_the_workers_answer_what_they_act_with() -> None:
         trainer = make_trainer(collector, network, frames=24)
         hook = SyncWeights({"policy": "loss_module.actor_network"})
         hook.register(trainer)
-        check = hook.verification()
-        check.ask(hook.judge)
+        check = hook.bound.endpoint.verification()
+        check.ask(hook.bound.judge)
         train_on(network)
         batches = iter(collector)
         assert wait_until(lambda: next(batches) is not None and check.hear().done, WAIT_S)
@@ -473,7 +473,7 @@ def test_the_workers_answer_what_they_act_with() -> None:
         assert (found.answered, found.deviations) == (2, ())
         assert found.behaviour == (Judgement(held=1), Judgement(held=1))
         assert hook.acting_versions() == [1, 1]
-        assert hook.in_flight
+        assert hook.bound.endpoint.in_flight
 
 
 @pytest.mark.thorough
@@ -489,8 +489,8 @@ def test_workers_act_in_the_dtype_that_the_map_declares_and_with_exactly_the_rou
         assert hook.plan.payload_bytes * 2 == sum(p.nbytes for p in network.parameters())
         train_on(network)  # the version before would act alike otherwise
         hook.publish()
-        check = hook.verification()
-        check.ask(hook.judge)
+        check = hook.bound.endpoint.verification()
+        check.ask(hook.bound.judge)
         before = copy.deepcopy(network.state_dict())
         train_on(network)
         batches = iter(collector)

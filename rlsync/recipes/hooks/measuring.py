@@ -28,6 +28,7 @@ from rlsync.torchrl_plugin.compat.collectors import around_arrivals
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
+from rlsync.torchrl_plugin.hooks.logs import require_stamps
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.ring.format import RingCounters
@@ -122,7 +123,7 @@ class StalenessHistogram(TrainerHookBase):
 
     def register(self, trainer: Trainer, name: str = CHECKPOINT_KEY) -> None:
         """Count before each optimizer step, and write at the end; ConfigError without stamps."""
-        self.sync.require_stamps("StalenessHistogram")
+        require_stamps(self.sync, "StalenessHistogram")
         self._registered = True
         trainer.register_op("process_optim_batch", self)
         trainer.register_op("post_steps_log", self.report)

@@ -58,7 +58,6 @@ class Ranks:
             raise _without_board("the weights are", type(board).__name__)
         self.finite = False  #: whether a rank refuses to bring numbers that are not finite
         self._board: BoardHandle = board.handle
-        self.met = False  #: whether the other ranks are known
         self._group: object = None
         self._meeting = 0
         self._others: dict[int, meeting.Other] = {}
@@ -78,7 +77,6 @@ class Ranks:
         group, me = meeting.process_group(), meeting.own_rank()
         if group is not self._group:  # also after a new init_process_group
             self._group, self._meeting, self._others, self._roster = group, meeting.next_meeting(), {}, None
-        self.met = False
         for other in self._others.values():
             if other.gone:
                 raise self._without(other)
@@ -89,7 +87,6 @@ class Ranks:
             for rank in sharding.mesh_ranks:
                 if rank != me:
                     self._others[rank].check_alike(name, sharding)
-        self.met = True
 
     def _where(self) -> str:
         ranks = meeting.named(sorted({meeting.own_rank(), *self._others}))
@@ -240,7 +237,6 @@ class Roster:
     blocks: dict[int, list[list[Block]]] = field(default_factory=dict)
 
     def of(self, rank: int, owner: int) -> list[list[Block]]:
-        """The blocks that a rank brings, for each leaf."""
         if rank not in self.blocks:
             self.blocks[rank] = [sharding.blocks(rank, owner) for sharding in self.shardings]
         return self.blocks[rank]

@@ -35,7 +35,6 @@ class Wanted:
     blocks: list[Block]
 
     def view(self, image: Tensor) -> Tensor:
-        """The leaf in an image."""
         size_bytes = self.tensor.numel() * self.dtype.itemsize
         return image[self.offset : self.offset + size_bytes].view(self.dtype).view(self.tensor.shape)
 

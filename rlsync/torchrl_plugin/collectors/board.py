@@ -29,7 +29,7 @@ class BoardEndpoint(Endpoint):
         self, publisher: WorkersPublisher, adopt: Mapping[str, Adopt], adopt_at: AdoptAt = "rollout"
     ) -> None:
         self.publisher = publisher
-        self.adopt_at = adopt_at
+        self.adopts_within_rollouts = adopt_at != "rollout"
         self._adopt = adopt
 
     @property
@@ -42,9 +42,8 @@ class BoardEndpoint(Endpoint):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self.adopt_at == "rollout":
-            return ()
-        return ("workers adopt at every policy call: one rollout may have several versions",)
+        within = "workers adopt at every policy call: one rollout may have several versions"
+        return (within,) if self.adopts_within_rollouts else ()
 
     def _adopted(self) -> str:
         modes = {name: self._adopt.get(name, "alias") for name in self.publisher.destinations}
@@ -104,7 +103,7 @@ class ServerEndpoint(BoardEndpoint):
     def __init__(self, scheme: BoardScheme, holder: object) -> None:
         self._scheme = scheme
         self._holder = holder
-        self._served = scheme.serving(holder)
+        self._served = scheme.link.serve(holder, scheme)
         super().__init__(scheme.publisher, {self._served.destination: scheme.adopt})
 
     def connect(self, publish_default: Callable[[], object]) -> None:

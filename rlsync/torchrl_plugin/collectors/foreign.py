@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torchrl.collectors.distributed import DistributedCollector, RayCollector, RPCCollector
 
-from rlsync.core.errors import BoardClosed, ConfigError, DestinationNotFound, PublishError
+from rlsync.core.errors import ConfigError, DestinationNotFound, PublishError
 from rlsync.core.ledger import NOTHING, Stamp
 from rlsync.core.path import Path, parse, walk
 from rlsync.core.plan import no_destination
@@ -20,12 +20,12 @@ from rlsync.sync.endpoint import Endpoint
 from rlsync.sync.publisher import Publisher
 from rlsync.tensors.layout import Layout, LeafSpec
 from rlsync.tensors.leaves import Leaves
-from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps
+from rlsync.torchrl_plugin.compat import collectors, distributed, schemes, stamps, wrap_batches
 from rlsync.torchrl_plugin.compat.distributed import Remote
 from rlsync.torchrl_plugin.compat.stamps import is_stamped
 from rlsync.torchrl_plugin.served import specs_of
 from rlsync.transport.contract import ReaderStatus, Transport
-from rlsync.transport.rules import Key, check_newer
+from rlsync.transport.rules import Key, check_newer, laid_out
 
 #: The argument of a process collector that puts its workers on a board.
 WITH_A_BOARD = "weight_sync_schemes={'policy': rlsync.BoardScheme()}"
@@ -165,10 +165,8 @@ class CallTransport(Transport):
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
         check_newer(stamp, self.newest_stamp)
-        if self.layout is None:
-            raise BoardClosed("nothing is laid out yet", "CallTransport.publish", "call lay_out first")
         weights: dict[str, TensorDict] = {}
-        for entry in self.layout.entries:
+        for entry in laid_out(self).entries:
             tensor = tensors[entry.owner]
             if tensor is not None:  # cloned: TorchRL may queue or share what it is given
                 held = weights.setdefault(entry.destination, TensorDict())
@@ -241,7 +239,7 @@ class RemoteEndpoint(ForeignEndpoint):
         if self.unknown:
             return
         schemes.around_updates(self.collector, self._numbered)
-        distributed.around_batches(self.collector, self._stamp)
+        wrap_batches(self.collector, partial(map, self._stamp))
 
     @contextmanager
     def _numbered(self, _: object, worker_ids: object) -> Iterator[None]:
@@ -258,7 +256,9 @@ class RemoteEndpoint(ForeignEndpoint):
         if ours is None:
             ledger.record(stamp)
 
-    def _stamp(self, batch: TensorDictBase) -> TensorDictBase:
+    def _stamp(self, batch: TensorDictBase | None) -> TensorDictBase | None:
+        if batch is None:
+            return None
         if isinstance(self.collector, RayCollector):
             # TorchRL wrote the root of a batch's first frame in the rollout before.
             return batch.set(stamps.STAMP, batch.get(("next", stamps.STAMP)).clone())

@@ -144,19 +144,16 @@ class InProcessEndpoint(Endpoint):
         places = {name: self._leaves(name).root for name in self._found}
         return shadow_of(self.collector, self._call, places)
 
-    def _brought(self) -> dict[str, list[LeafSpec]]:
-        """The leaves that publishes bring, by destination."""
-        layout = self.publisher.transport.layout
-        return {} if layout is None else layout.destinations
-
     def _arriving(self, destination: str) -> list[str]:
-        return [leaf.name for leaf in self._brought().get(destination, ())]
+        layout = self.publisher.transport.layout
+        return [] if layout is None else [leaf.name for leaf in layout.destinations.get(destination, ())]
 
     def _digests(self, parameters: bool) -> dict[str, int]:
         """Digests of the live leaves that publishes bring, by destination."""
+        brought = {name: names for name in self._found if (names := self._arriving(name))}
         return {
-            name: digests_of(self._leaves(name).leaves, self._arriving(name), parameters=parameters)
-            for name in self._brought()
+            name: digests_of(self._leaves(name).leaves, names, parameters=parameters)
+            for name, names in brought.items()
         }
 
     def _apply(self, version: int, layout: Layout, views: Sequence[Tensor]) -> bool:

@@ -12,7 +12,7 @@ Users import the module of their subject: ``from rlsync.torchrl_plugin.compat im
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,7 +20,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def present(ref: weakref.ref[T], what: str = "collector") -> T:
-    """What ``ref`` refers to."""
     held = ref()
     if held is None:
         raise ReferenceError(f"the {what} is gone")
@@ -36,3 +35,23 @@ def in_place_of(owner: Any, method: str) -> Callable[[F], F]:
         return function
 
     return replace
+
+
+def present_method(owner: Any, name: str) -> Callable[..., Any]:
+    """What ``owner.name`` is now, without a reference to the owner: perhaps a wrapper on the instance."""
+    if name in vars(owner):
+        wrapper: Callable[..., Any] = vars(owner)[name]
+        return wrapper
+    ref = weakref.ref(owner)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        there: Any = ref()
+        return getattr(type(there), name)(there, *args, **kwargs)
+
+    return call
+
+
+def wrap_batches(collector: Any, wrap: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    """Let each iteration over the batches of ``collector`` go through ``wrap(batches)``."""
+    batches = present_method(collector, "iterator")
+    collector.iterator = lambda: wrap(batches())

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.collectors import BaseCollector, Collector, MultiAsyncCollector
+from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors._multi_base import MultiCollector
 from torchrl.data import ReplayBuffer
 from torchrl.envs import EnvBase, EnvCreator, ExplorationType, set_exploration_type
 
 from rlsync.core.errors import BoardClosed
 from rlsync.sync.families import end_group, lead_group
-from rlsync.torchrl_plugin.compat import distributed, in_place_of
+from rlsync.torchrl_plugin.compat import distributed, in_place_of, present_method
 
 
 class SeededCollector(Collector):
@@ -91,37 +91,16 @@ def around_policy_calls(
         return after(policy(tensordict))
 
 
-def around_iterations(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
-    """Run each iteration over the batches of ``collector`` inside ``enter()``."""
-    inner = vars(collector).get("iterator")
-
-    @in_place_of(collector, "iterator")
-    def iterator(self: BaseCollector) -> Any:
-        with enter():
-            yield from type(self).iterator(self) if inner is None else inner()
-
-
-def around_batches(collector: BaseCollector, enter: Callable[[], AbstractContextManager[object]]) -> None:
-    """Run what is done with each batch of ``collector`` inside ``enter()``."""
-    inner = vars(collector).get("iterator")
-
-    @in_place_of(collector, "iterator")
-    def iterator(self: BaseCollector) -> Any:
-        batches = type(self).iterator(self) if inner is None else inner()
-        for batch in batches:
-            with enter():
-                yield batch
-
-
 def around_arrivals(collector: MultiAsyncCollector, call: Callable[[int, TensorDictBase], object]) -> None:
     """Call ``call(worker, frames)`` for each rollout that arrives. Until batches name their worker."""
-    inner = vars(collector).get("_get_from_queue")
+    inner = present_method(collector, "_get_from_queue")
 
-    @in_place_of(collector, "_get_from_queue")
-    def get(self: MultiAsyncCollector, timeout: float | None = None) -> tuple[int, int, TensorDictBase]:
-        arrived = (inner or partial(type(self)._get_from_queue, self))(timeout=timeout)
+    def get(timeout: float | None = None) -> Any:
+        arrived = inner(timeout=timeout)
         call(arrived[0], arrived[2])
         return arrived
+
+    collector._get_from_queue = get
 
 
 class WaitingAsyncCollector(MultiAsyncCollector):

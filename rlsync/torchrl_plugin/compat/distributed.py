@@ -201,15 +201,6 @@ def number_next_update(collector: RayCollector, version: int) -> None:
         scheme._set_model_version(version)
 
 
-def around_batches(collector: BaseCollector, change: Callable[[TensorDictBase], TensorDictBase]) -> None:
-    """Run ``change`` on every batch that ``collector`` yields."""
-
-    @in_place_of(collector, "iterator")
-    def iterator(self: BaseCollector) -> Iterator[TensorDictBase | None]:
-        for batch in type(self).iterator(self):
-            yield None if batch is None else change(batch)
-
-
 def waits_for_learner(collector: Remote) -> bool:
     """Whether the workers begin a rollout only when the learner asks for the next batch."""
     return bool(collector._sync)

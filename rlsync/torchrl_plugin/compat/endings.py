@@ -21,7 +21,7 @@ from torchrl.envs.async_envs import ProcessorAsyncEnvPool, ThreadingAsyncEnvPool
 
 from rlsync.core.errors import RlsyncError, WorkerLost
 from rlsync.sync.processes import ending
-from rlsync.torchrl_plugin.compat import in_place_of
+from rlsync.torchrl_plugin.compat import wrap_batches
 from rlsync.torchrl_plugin.compat.servers import process_of, server_of
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class FramesMadeHere:
         self._lock = threading.Lock()
         self._thread: int | None = None  #: the one that waits for a batch
         self._failed: WorkerLost | None = None
-        self._wrap_iterator()
+        wrap_batches(collector, self._watched)
         self._wrap_shutdown(leave_within_s)
 
     def fail(self, error: WorkerLost) -> bool:
@@ -72,24 +72,15 @@ class FramesMadeHere:
             for ident in sorted(ident for ident in idents if ident in frames)
         )
 
-    def _wrap_iterator(self) -> None:
+    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Wait for each batch inside :meth:`_waiting`, in the thread that iterates."""
-        inner = vars(self._collector).get("iterator")
-
-        @in_place_of(self._collector, "iterator")
-        def iterator(collector: LocalCollector) -> Iterator[Any]:
-            batches = type(collector).iterator(collector) if inner is None else inner()
-            del collector  # a generator that waits must not keep the collector alive
-            try:
-                while True:
-                    with self._waiting():
-                        try:
-                            batch = next(batches)
-                        except StopIteration:
-                            return
-                    yield batch
-            finally:
-                batches.close()
+        while True:
+            with self._waiting():
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            yield batch
 
     def _wrap_shutdown(self, within_s: float) -> None:
         """Limit ``collector.shutdown()``. Until TorchRL joins threads within a limit."""

@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from queue import Empty
 from typing import Any
@@ -22,7 +23,7 @@ from rlsync.core.errors import WorkerLost, first_line
 from rlsync.sync.processes import LOOK_EVERY_S, WorkerProcesses, await_ready, ended_before_ready, ending
 from rlsync.sync.starting import StartLogs
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin.compat import collectors, in_place_of, servers
+from rlsync.torchrl_plugin.compat import collectors, in_place_of, present_method, servers
 from rlsync.transport.contract import ReaderStatus
 from rlsync.transport.rules import worker_lost
 
@@ -56,13 +57,13 @@ def lost_workers(
     known = {status.reader: status for status in workers}
     unlocked = {worker for worker, status in known.items() if not status.alive}
     ends = worker_ends(publisher.collector, unlocked)
-    dead = {
-        known[worker]: end or "dead"
+    dead = [
+        replace(known[worker], alive=False, state=end or "dead")
         for worker, end in ends.items()
         if worker in known and (end or worker in unlocked)
-    }
+    ]
     # TorchRL ends the others when it has found a dead worker, and forgets them only if they are quick to end.
-    first = {worker: end for worker, end in dead.items() if end != ending(-signal.SIGTERM)}
+    first = [status for status in dead if status.state != ending(-signal.SIGTERM)]
     return worker_lost(first or dead, where) if dead else None
 
 
@@ -133,24 +134,18 @@ def _hand_back(pipe: Any, message: object, read: Callable[[], None]) -> None:
 
 
 def around_requests(collector: collectors.MultiCollector, enter: Enter) -> None:
-    """Run each iteration over the batches of ``collector``, and all talk to a worker, inside ``enter()``."""
-    collectors.around_iterations(collector, enter)
+    """Run all talk to a worker inside ``enter()``: one that dies before it answers closes its pipe."""
     for pipe in collector.pipes:
-        _talk_in(enter, pipe)
+        for name in ("send", "recv"):
+            setattr(pipe, name, _inside(enter, present_method(pipe, name)))
 
 
-def _talk_in(enter: Enter, pipe: Any) -> None:
-    inner_send, inner_recv = _present_method(pipe, "send"), _present_method(pipe, "recv")
-
-    def send(message: object) -> None:
+def _inside(enter: Enter, call: Callable[..., Any]) -> Callable[..., Any]:
+    def inside(*args: Any) -> Any:
         with enter():
-            inner_send(message)
+            return call(*args)
 
-    def recv() -> object:
-        with enter():  # a worker that dies before it answers closes the pipe
-            return inner_recv()
-
-    pipe.send, pipe.recv = send, recv
+    return inside
 
 
 def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callable[[int], None]) -> None:
@@ -158,7 +153,7 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
     the lock of a shared buffer and its frames. Updates of workers that fill one look, too: a loop may do
     nothing else with its collector. ``came(worker)`` is called when its batch arrives.
     """
-    inner = _present_method(collector.queue_out, "get")
+    inner = present_method(collector.queue_out, "get")
 
     def get(block: bool = True, timeout: float | None = None) -> Any:
         item = _received(inner, wait, timeout if block else 0.0)
@@ -180,7 +175,7 @@ def around_waits(collector: collectors.MultiCollector, wait: Wait, came: Callabl
 
 def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) -> None:
     """Let ``collector.method(...)`` look first at workers that fill a replay buffer by themselves."""
-    inner = _present_method(collector, method)
+    inner = present_method(collector, method)
 
     @in_place_of(collector, method)
     def call(self: collectors.MultiCollector, *args: Any, **kwargs: Any) -> Any:
@@ -189,10 +184,8 @@ def _look_before(collector: collectors.MultiCollector, method: str, wait: Wait) 
         return inner(*args, **kwargs)
 
 
-def around_server(
-    collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None], enter: Enter
-) -> None:
-    """Wait for a server's frames by ``wait``, and iterate inside ``enter()``; ``came(0)`` tells of frames."""
+def around_server(collector: AsyncBatchedCollector, wait: Wait, came: Callable[[int], None]) -> None:
+    """Wait for a server's frames by ``wait``; ``came(0)`` tells of frames."""
 
     def get(queue: Any, block: bool = True, timeout: float | None = None) -> Any:
         inner = partial(type(queue).get, queue)
@@ -203,7 +196,6 @@ def around_server(
         return item
 
     servers.around_results(collector, lambda queue: in_place_of(queue, "get")(get))
-    collectors.around_iterations(collector, enter)
 
 
 def _received(get: Callable[[bool, float], Any], wait: Wait, timeout: float | None) -> Any:
@@ -237,20 +229,6 @@ class _WatchedLock:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._lock.__reduce_ex__(protocol)  # the receiving process gets the plain lock
-
-
-def _present_method(owner: Any, name: str) -> Callable[..., Any]:
-    """What ``owner.name`` is now, without a reference to the owner: perhaps a wrapper on the instance."""
-    if name in vars(owner):
-        wrapper: Callable[..., Any] = vars(owner)[name]
-        return wrapper
-    ref = weakref.ref(owner)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        there: Any = ref()
-        return getattr(type(there), name)(there, *args, **kwargs)
-
-    return call
 
 
 #: Words after which a worker collects one rollout and sends it.

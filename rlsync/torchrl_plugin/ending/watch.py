@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torchrl.collectors import AsyncBatchedCollector
 
@@ -15,7 +16,7 @@ from rlsync.core.errors import AdoptionTimeout, ConfigError, RlsyncError, Worker
 from rlsync.core.path import short
 from rlsync.sync.processes import LOOK_EVERY_S, Silence
 from rlsync.sync.workers_publisher import WorkersPublisher
-from rlsync.torchrl_plugin.compat import collectors
+from rlsync.torchrl_plugin.compat import collectors, wrap_batches
 from rlsync.torchrl_plugin.ending import waits
 from rlsync.torchrl_plugin.ending.waits import lost_workers
 from rlsync.transport.contract import ReaderStatus
@@ -54,10 +55,11 @@ class Watch:
         self._looked_at: float | None = None
         self._had_its_turn: set[int] = set()
         if isinstance(watched, AsyncBatchedCollector):
-            waits.around_server(watched, self.wait, self.came, self.told)
+            waits.around_server(watched, self.wait, self.came)
         else:
             waits.around_waits(watched, self.wait, self.came)
             waits.around_requests(watched, self.told)
+        wrap_batches(watched, self._told_of)
         _watches[publisher] = self
 
     @classmethod
@@ -106,6 +108,10 @@ class Watch:
                 raise
             self._end_workers()
             raise lost from error
+
+    def _told_of(self, batches: Iterator[Any]) -> Iterator[Any]:
+        with self.told():
+            yield from batches
 
     def _lost_to(self, error: Exception) -> WorkerLost | None:
         # A process that ends closes its pipes a moment before it is seen to be dead.

@@ -122,10 +122,10 @@ def _asked(sync: SyncWeights | None) -> Verification | None:
     if sync is None:
         return None
     try:
-        asked = sync.verification()
+        asked = sync.bound.endpoint.verification()
     except ConfigError:  # of this collector, or a VerifySync asks them
         return None
-    asked.ask(sync.judge)
+    asked.ask(sync.bound.judge)
     return asked
 
 

@@ -69,7 +69,6 @@ class ExaminedWorkers:
 
     @property
     def processes(self) -> bool:
-        """Whether they are separate processes."""
         return not isinstance(self.collector, Collector)
 
     def ask(self, timeout_s: float) -> list[Held | NoAnswer]:

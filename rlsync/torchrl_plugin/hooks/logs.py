@@ -13,8 +13,20 @@ from torchrl.trainers import Trainer, TrainerHookBase
 from rlsync.core.errors import ConfigError
 from rlsync.torchrl_plugin.compat.trainers import free_name, registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN
-from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, require
+from rlsync.torchrl_plugin.hooks.misuse import RegistersItself, require, require_trainer
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
+
+
+def require_stamps(sync: SyncWeights, who: str) -> None:
+    """Refuse a hook whose versions are not those of the frames that its trainer consumes."""
+    if sync.trainer is not None and sync.collector is not sync.trainer.collector:
+        what = "the frames that this trainer consumes carry the versions of another hook"
+        where = f"{who}, with the SyncWeights of another {type(sync.collector).__name__}"
+        raise ConfigError(what, where, "pass the SyncWeights of the trainer's own collector")
+    endpoint = sync.bound.endpoint
+    if not endpoint.stamped:
+        what = "frames do not carry the version that acted"
+        raise ConfigError(what, f"{who} on this trainer's collector", "; ".join(endpoint.notes))
 
 
 class Logs(TrainerHookBase):
@@ -42,14 +54,14 @@ class Logs(TrainerHookBase):
     def _require(self, trainer: Trainer, *, stamps: bool = False) -> None:
         """Refuse a trainer without this SyncWeights or with such a hook, and frames without ``stamps``."""
         who = type(self).__name__
-        self.sync.require_trainer(trainer, f"{who}.register")
+        require_trainer(self.sync, trainer, f"{who}.register")
         for other in registered_modules(trainer):
             if isinstance(other, Logs) and type(other) is type(self) and other.prefix == self.prefix:
                 what = f"this trainer already has a {who} that logs under {self.prefix!r}"
                 cure = f"register one {who} for each SyncWeights, each with a prefix of its own if it has one"
                 raise ConfigError(what, f"{who}.register", cure)
         if stamps:
-            self.sync.require_stamps(who)
+            require_stamps(self.sync, who)
 
     def _enrol(self, trainer: Trainer, name: str) -> None:
         """Log through a trainer, and become part of its checkpoints."""

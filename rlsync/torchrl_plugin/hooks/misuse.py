@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -14,7 +13,7 @@ from rlsync.core.errors import ConfigError, NothingPublished, warn
 from rlsync.core.plan import SyncPlan, Verdict
 from rlsync.core.trigger import Counters
 from rlsync.sync.endpoint import Endpoint
-from rlsync.torchrl_plugin.compat import collectors, trainers
+from rlsync.torchrl_plugin.compat import trainers, wrap_batches
 
 _PATIENCE = 10  #: so many batches without a call, or calls without progress, raise a warning
 
@@ -32,6 +31,13 @@ def require(kind: type, given: object, hook: object, cure: str = "give your trai
     if not isinstance(given, kind):
         name = type(hook).__name__
         raise ConfigError(f"{name} needs a {kind.__name__}, got a {type(given).__name__}", name, cure)
+
+
+def require_trainer(hook: Any, trainer: Trainer, who: str) -> None:
+    """Refuse a trainer to which a hook that publishes is not bound."""
+    if hook.trainer is not trainer:
+        what = f"this {type(hook).__name__} is not bound to that trainer"
+        raise ConfigError(what, who, "register it on the same trainer first; make one for each trainer")
 
 
 def refuse_arguments(hook: object, given: tuple[object, ...]) -> None:
@@ -86,30 +92,31 @@ def notice_silence(collector: BaseCollector, what: str, publishes: Callable[[], 
     """Warn, after the first batches that a loop or trainer uses, if ``publishes()`` has not changed."""
     first, batches, done = None, 0, False
 
-    @contextmanager
-    def batch() -> Iterator[None]:
+    def watched(used: Iterator[Any]) -> Iterator[Any]:
         nonlocal first, batches, done
-        if done:
-            yield
-            return
-        first = publishes() if first is None else first
-        steps: list[object] = []
-        watch = register_optimizer_step_post_hook(lambda *_: steps.append(None))
-        try:
-            yield
-        finally:
-            watch.remove()
-        trainer = trainers.training_now()
-        batches += bool(steps)
-        fed = publishes() != first or (trainer is not None and is_fed(trainer, collector))
-        done = fed or trainer is not None or batches == _PATIENCE
-        if done and not fed:
-            loop = "a loop without a Trainer" if trainer is None else type(trainer).__name__
-            where = f"{loop}, after the first batches of its {type(collector).__name__}"
-            cure = "rlsync.SyncWeights({'policy': 'loss_module.actor_network'}).register(trainer)"
-            warn(NothingPublished(what, where, f"{cure}, or collector.update_policy_weights_(...) in a loop"))
+        for batch in used:
+            if done:
+                yield batch
+                continue
+            first = publishes() if first is None else first
+            steps: list[object] = []
+            watch = register_optimizer_step_post_hook(lambda *_, steps=steps: steps.append(None))
+            try:
+                yield batch
+            finally:
+                watch.remove()
+            trainer = trainers.training_now()
+            batches += bool(steps)
+            fed = publishes() != first or (trainer is not None and is_fed(trainer, collector))
+            done = fed or trainer is not None or batches == _PATIENCE
+            if done and not fed:
+                loop = "a loop without a Trainer" if trainer is None else type(trainer).__name__
+                where = f"{loop}, after the first batches of its {type(collector).__name__}"
+                cure = "rlsync.SyncWeights({'policy': 'loss_module.actor_network'}).register(trainer), or "
+                cure += "collector.update_policy_weights_(...) in a loop"
+                warn(NothingPublished(what, where, cure))
 
-    collectors.around_batches(collector, batch)
+    wrap_batches(collector, watched)
 
 
 class RegistersItself(TrainerHookBase):

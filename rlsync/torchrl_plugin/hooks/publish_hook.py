@@ -21,7 +21,7 @@ from rlsync.core.plan import Receipt
 from rlsync.core.trigger import Counters, Trigger
 from rlsync.sync.publisher import Publisher
 from rlsync.torchrl_plugin.compat import trainers
-from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments
+from rlsync.torchrl_plugin.hooks.misuse import Calls, refuse_arguments, require_trainer
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class PublishHook(TrainerHookBase):
         self.trainer: Trainer | None = None
         self.receipts: deque[Receipt] = deque(maxlen=history)
         self.beside: tuple[str, ...] = ()  #: what it did with the UpdateWeights that it found on its trainer
+        self.gates: list[Callable[[], bool]] = []  #: a publish that is due is put off while one is false
         self._receipts_file = file
         self._sent = Ledger()  # of sends that no endpoint of rlsync numbers
         self._batches = 0
@@ -53,7 +54,6 @@ class PublishHook(TrainerHookBase):
         self._started = time.monotonic()
         self._last = Counters()
         self._owed: str | None = None
-        self._gates: list[Callable[[], bool]] = []
         self._told_never_due = False
         self._calls = Calls(type(self).__name__, when.units())
 
@@ -86,7 +86,7 @@ class PublishHook(TrainerHookBase):
         """
         if self.trainer is None:
             self._bind(trainer, name)
-        self.require_trainer(trainer, f"{type(self).__name__}.register")
+        require_trainer(self, trainer, f"{type(self).__name__}.register")
         units = self.when.units()
         if "optim_steps" in units:
             trainer.register_op("post_optim", self)
@@ -101,13 +101,12 @@ class PublishHook(TrainerHookBase):
 
     def _publish_due(self, now: Counters) -> Receipt | None:
         """Publish what the trigger asks for; ``None`` if a gate holds it."""
-        return self._publish("trigger", now) if all(gate() for gate in self._gates) else None
+        return self._publish("trigger", now) if all(gate() for gate in self.gates) else None
 
     def _pass_over(self) -> None:
         """Nothing is due at this call of the hook."""
 
     def _destinations(self) -> Iterable[str]:
-        """Where on the collector it publishes to."""
         raise NotImplementedError
 
     def _require_bound(self) -> None:
@@ -138,14 +137,6 @@ class PublishHook(TrainerHookBase):
             self._pass_over()
         elif (receipt := self._publish_due(now)) is not None:
             self._record(receipt, now)
-
-    def add_gate(self, gate: Callable[[], bool]) -> None:
-        """Put off a publish that is due while ``gate()`` is false.
-
-        Args:
-            gate: asked each time that a publish is due; takes nothing.
-        """
-        self._gates.append(gate)
 
     def publish(self) -> Receipt:
         """Publish now, whatever the trigger says."""
@@ -243,20 +234,6 @@ class PublishHook(TrainerHookBase):
                 raise ConfigError(what, f"{type(self).__name__}, which replaces {stock}", cure)
         trainers.remove_stock_update_weights(trainer, replaced)
         self.beside = tuple(f"{'replaces' if stock in replaced else 'keeps'} {stock}" for stock in found)
-
-    def require_trainer(self, trainer: Trainer, who: str) -> None:
-        """Refuse a trainer to which this hook is not bound.
-
-        Args:
-            trainer: the trainer.
-            who: who asks, for the error.
-
-        Raises:
-            ConfigError: the hook is bound to no trainer, or to another one.
-        """
-        if self.trainer is not trainer:
-            what = f"this {type(self).__name__} is not bound to that trainer"
-            raise ConfigError(what, who, "register it on the same trainer first; make one for each trainer")
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, phase, and the ledger, for the trainer's checkpoint."""

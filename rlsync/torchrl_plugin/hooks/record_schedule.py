@@ -27,6 +27,7 @@ from rlsync.torchrl_plugin.collectors.choose import endpoint_of
 from rlsync.torchrl_plugin.compat.collectors import around_arrivals
 from rlsync.torchrl_plugin.compat.stamps import STAMP
 from rlsync.torchrl_plugin.compat.trainers import let_it_be_absent, registered_modules
+from rlsync.torchrl_plugin.hooks.misuse import require_trainer
 from rlsync.torchrl_plugin.hooks.sync_weights import SyncWeights
 from rlsync.torchrl_plugin.scheme import WeightBoard
 from rlsync.transport.board.planned import PlannedBoard
@@ -95,7 +96,7 @@ class RecordSchedule(TrainerHookBase):
             trainer: the trainer.
             name: under which the hook is kept in checkpoints.
         """
-        self.sync.require_trainer(trainer, "RecordSchedule.register")
+        require_trainer(self.sync, trainer, "RecordSchedule.register")
         collector = trainer.collector
         told = {"every": self._every, "workers": endpoint_of(collector).num_workers}
         self._writer = ScheduleWriter(self.file, {**machine(), **self._facts, **told})
@@ -106,7 +107,7 @@ class RecordSchedule(TrainerHookBase):
             around_arrivals(collector, self._arrived)
         else:
             trainer.register_op("batch_process", self._batch)
-        self.sync.watch(self._published)
+        self.sync.bound.endpoint.publisher.seen.append(self._published)
         if self._way is not None:
             trainer.register_op("post_optim", partial(self._updated, self._way))
         trainer.register_op("shutdown", self._end)
@@ -160,11 +161,15 @@ class RecordSchedule(TrainerHookBase):
         known = self.sync.ledger.known(version)
         self._writer.publish(version, (known and known.optim_steps) or 0)
         if version % self._every == 0:
-            self._digest(version, *(self.sync.newest_leaves() or (layout, tensors)))
+            self._digest(version, *(self._newest_leaves() or (layout, tensors)))
+
+    def _newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
+        return self.sync.bound.endpoint.publisher.transport.newest_leaves()
 
     def _digest(self, version: int, layout: Layout, tensors: Sequence[Tensor | None]) -> None:
         names = (f"{entry.destination}.{entry.leaf.name}" for entry in layout.owned)
-        leaves = dict(zip(names, tensors, strict=True)) | self.sync.aliased_leaves()
+        aliased = {".".join(key): tensor for key, tensor in self.sync.bound.aliased()}
+        leaves = dict(zip(names, tensors, strict=True)) | aliased
         found = {name: digest([tensor]) for name, tensor in leaves.items() if tensor is not None}
         assert self._writer is not None, "it records"
         self._writer.digests(version, found)
@@ -175,7 +180,7 @@ class RecordSchedule(TrainerHookBase):
             return
         version = self.sync.version
         with suppress(BoardClosed):  # by a stop that workers did not answer
-            newest = self.sync.newest_leaves()
+            newest = self._newest_leaves()
             if newest is not None and self.digested[0] != version:
                 self._digest(version, *newest)
         self._writer.note("end", version=version)
@@ -284,7 +289,7 @@ class Rerun:
             yield "collection has begun", "call run(trainer) in place of trainer.train()"
         if "seconds" in sync.when.units():
             yield "it published every so many seconds", "count batches, frames or optim_steps"
-        if self._by_one and sync.adopts_within_rollouts:
+        if self._by_one and endpoint.adopts_within_rollouts:
             yield "its workers adopted at every policy call", "record a run with adopt_at='rollout'"
         saves = trainer.save_trainer_file or trainer.checkpoint_rotation
         if self._by_one and saves and trainer.save_trainer_interval < trainer.total_frames:

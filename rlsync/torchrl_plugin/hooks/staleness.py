@@ -92,22 +92,22 @@ class BoundStaleness(Logs, RegistersItself):
         self._require(trainer, stamps=True)
         if self.action == "wait":
             self._check_can_wait()
-            self.sync.add_gate(self._may_publish)
+            self.sync.gates.append(self._may_publish)
         self._enrol(trainer, name)
         trainer.register_op("process_optim_batch", self._consume)
         trainer.register_op("post_optim_complete_log", self._batch_done)
         trainer.register_op("post_steps", self._ask_again)
 
     def _check_can_wait(self) -> None:
-        if self.max_versions == 0 and self.sync.in_flight:
+        endpoint = self.sync.bound.endpoint
+        if self.max_versions == 0 and endpoint.in_flight:
             raise ConfigError(
                 "workers that collect in the background cannot hold bound 0: their next rollout begins "
                 "before the learner publishes",
                 "BoundStaleness(max_versions=0, action='wait')",
                 "use MultiSyncCollector, a bound of at least 1, or action='drop'",
             )
-
-        if self.sync.adopts_within_rollouts and self.sync.in_flight:
+        if endpoint.adopts_within_rollouts and endpoint.in_flight:
             what = "the oldest frame of a running rollout is not known: workers adopt within rollouts"
             where = "BoundStaleness(action='wait') with BoardScheme(adopt_at='policy_call')"
             raise ConfigError(what, where, "use action='drop', or let the workers adopt between rollouts")
@@ -149,7 +149,7 @@ class BoundStaleness(Logs, RegistersItself):
         # A publish is put off and not waited for: an asynchronous worker begins its next rollout, and adopts,
         # only when the learner takes its batch, so a learner that waited here would wait for ever.
         oldest = [] if self._in_hand is None else [self._in_hand]
-        if self.sync.in_flight:
+        if self.sync.bound.endpoint.in_flight:
             oldest += self.sync.acting_versions()
         may = max(self.sync.ledger.ages(oldest), default=-1) + 1 <= self.max_versions
         self.put_off_publishes += not may

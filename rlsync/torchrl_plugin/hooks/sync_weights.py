@@ -7,23 +7,17 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 
 from tensordict import TensorDictBase
-from torch import Tensor
 from torchrl.collectors import BaseCollector, Evaluator
-from torchrl.envs import ExplorationType, set_exploration_type
 from torchrl.trainers import Trainer
 
-from rlsync.core.errors import ConfigError, NothingPublished, warn
+from rlsync.core.errors import NothingPublished, warn
 from rlsync.core.plan import Receipt, Source, SyncPlan
 from rlsync.core.trigger import Counters, Every, Trigger
 from rlsync.sync.bound_map import BoundMap, VersionCopies
 from rlsync.sync.endpoint import Endpoint
-from rlsync.sync.publisher import Publisher, Seen
-from rlsync.sync.sample import Image, Judgement, Sample
+from rlsync.sync.publisher import Publisher
 from rlsync.sync.trained import UNCHANGED_PUBLISHES, check_limit
-from rlsync.sync.verification import Verification
 from rlsync.sync.workers_publisher import BoardCollector
-from rlsync.tensors.layout import Layout
-from rlsync.torchrl_plugin.collectors.board import BoardEndpoint
 from rlsync.torchrl_plugin.collectors.choose import endpoint_of, training_of, warn_without_board
 from rlsync.torchrl_plugin.compat.collectors import policy_of
 from rlsync.torchrl_plugin.compat.evaluators import pin
@@ -148,7 +142,7 @@ class SyncWeights(PublishHook):
     def _warn_of_another_collector(self, trainer: Trainer) -> None:
         """Warn if the frames that are learned from come from a collector that gets no weights."""
         own = trainer.collector
-        if self.collector is own or misuse.is_fed(trainer, own) or self._bound.acts_in(policy_of(own)):
+        if self.collector is own or misuse.is_fed(trainer, own) or self.bound.acts_in(policy_of(own)):
             return
         what = "this SyncWeights publishes to another collector than the trainer's"
         where = f"SyncWeights(collector={type(self.collector).__name__}); the trainer's own has no hook"
@@ -172,23 +166,28 @@ class SyncWeights(PublishHook):
         return self.collector
 
     @property
-    def _bound(self) -> BoundMap:
+    def bound(self) -> BoundMap:
+        """The map, tied to its sources and to the endpoint that it is published to.
+
+        Raises:
+            ConfigError: this hook has no trainer.
+        """
         if self._bound_map is None:
             raise misuse.no_trainer(self, "pass trainer=trainer to SyncWeights, or ")
         return self._bound_map
 
     def _require_bound(self) -> None:
-        _ = self._bound
+        _ = self.bound
 
     @property
     def plan(self) -> SyncPlan:
         """The resolved map. Its notes name the UpdateWeights hooks that this hook replaced or kept."""
-        plan = self._bound.plan
+        plan = self.bound.plan
         return replace(plan, trigger=str(self.when), notes=(*plan.notes, *self.beside))
 
     @property
     def _publisher(self) -> Publisher:
-        return self._bound.endpoint.publisher
+        return self.bound.endpoint.publisher
 
     def join(self) -> None:
         """Wait until what was published in the background is visible.
@@ -215,18 +214,7 @@ class SyncWeights(PublishHook):
     def acting_workers(self) -> list[ReaderStatus]:
         """What the transport knows of each living worker; nothing where it cannot tell."""
         readers = self._publisher.transport.status()  # others may read along: an evaluator
-        return [r for r in readers if r.alive and r.reader < self._bound.endpoint.num_workers]
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether workers may be collecting while the learner publishes."""
-        return self._bound.endpoint.in_flight
-
-    @property
-    def adopts_within_rollouts(self) -> bool:
-        """Whether a worker may adopt during a rollout, so that its frames have several versions."""
-        endpoint = self._bound.endpoint
-        return isinstance(endpoint, BoardEndpoint) and endpoint.adopt_at != "rollout"
+        return [r for r in readers if r.alive and r.reader < self.bound.endpoint.num_workers]
 
     def wait(self, timeout_s: float) -> None:
         """Wait until every worker acts with the newest version.
@@ -238,25 +226,7 @@ class SyncWeights(PublishHook):
             WorkerLost: a worker is dead.
             AdoptionTimeout: the deadline passed; names the workers.
         """
-        self._bound.endpoint.wait(timeout_s)
-
-    def verification(self) -> Verification:
-        """What compares the weights that act with those that were published.
-
-        Raises:
-            ConfigError: the workers of this collector cannot be asked, or are being asked already.
-        """
-        return self._bound.endpoint.verification()
-
-    def judge(self, sample: Sample, images: Sequence[Image]) -> Judgement:
-        """Compare what a worker's policy computed with what the sources compute; for :class:`VerifySync`.
-
-        Args:
-            sample: what the worker sent.
-            images: the published leaves of its version, and of the one before; empty where nobody kept it.
-        """
-        with set_exploration_type(ExplorationType.DETERMINISTIC):  # as the worker's sample was taken
-            return self._bound.judge(sample, images)
+        self.bound.endpoint.wait(timeout_s)
 
     def staleness(self, batch: TensorDictBase) -> Staleness:
         """How old the frames of a batch are, now.
@@ -268,49 +238,6 @@ class SyncWeights(PublishHook):
             Two int64 tensors, one entry a frame, in the order of ``policy_version`` when it is flattened.
         """
         return staleness_of(batch, self.ledger, self.version, self.counters().optim_steps)
-
-    def watch(self, seen: Seen) -> None:
-        """Call ``seen(version, layout, tensors)`` for each version when it is visible to workers.
-
-        Args:
-            seen: gets the version, its layout, and a tensor for each leaf that owns its bytes; ``None`` for
-                one that keeps the value of the version before.
-        """
-        self._publisher.seen.append(seen)
-
-    def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
-        """The newest version as workers read it; ``None`` where the transport keeps no copy.
-
-        Returns:
-            Its layout, and a tensor for each leaf that owns its bytes; read-only.
-        """
-        return self._publisher.transport.newest_leaves()
-
-    def aliased_leaves(self) -> dict[str, Tensor]:
-        """The leaves that a policy in this process shares with their sources, as they are now.
-
-        Returns:
-            By destination and name, as ``policy.0.weight``.
-        """
-        return {".".join(key): tensor for key, tensor in self._bound.aliased()}
-
-    def require_stamps(self, who: str) -> None:
-        """Refuse a hook whose versions are not those of the frames that its trainer consumes.
-
-        Args:
-            who: who needs the stamps of these frames, for the error.
-
-        Raises:
-            ConfigError: the frames carry no ``policy_version``, or come from another collector.
-        """
-        if self.trainer is not None and self.collector is not self.trainer.collector:
-            what = "the frames that this trainer consumes carry the versions of another hook"
-            where = f"{who}, with the SyncWeights of another {type(self.collector).__name__}"
-            raise ConfigError(what, where, "pass the SyncWeights of the trainer's own collector")
-        endpoint = self._bound.endpoint
-        if not endpoint.stamped:
-            what = "frames do not carry the version that acted"
-            raise ConfigError(what, f"{who} on this trainer's collector", "; ".join(endpoint.notes))
 
     def pin(self, evaluator: Evaluator) -> None:
         """Let each evaluation by TorchRL's Evaluator act with one version, which its result names.
@@ -328,7 +255,7 @@ class SyncWeights(PublishHook):
             DestinationNotFound: the Evaluator's worker has no scheme for a destination of the map.
             LayoutMismatch: the Evaluator's policy has other leaves than the collector's.
         """
-        self._pinned.append(pin(evaluator, self._bound, self._settle, self.publish))
+        self._pinned.append(pin(evaluator, self.bound, self._settle, self.publish))
 
     def _destinations(self) -> Iterable[str]:
         return self.sync_map
@@ -339,13 +266,12 @@ class SyncWeights(PublishHook):
             ranks.tell(None)
 
     def _publish_due(self, now: Counters) -> Receipt | None:
-        receipt = self._bound.publish_unless_held(self._gates, "trigger", now, in_background=self.background)
-        return None if receipt is None else self._copied(receipt)
+        return self.bound.publish_unless_held(self.gates, "trigger", now, in_background=self.background)
 
     def _publish(self, reason: str, now: Counters) -> Receipt:
-        return self._copied(self._bound.publish(reason, now))
+        return self.bound.publish(reason, now)
 
-    def _copied(self, receipt: Receipt) -> Receipt:
+    def _record(self, receipt: Receipt, now: Counters) -> Receipt:
         for copies in self._pinned:
             copies.published()
-        return receipt
+        return super()._record(receipt, now)

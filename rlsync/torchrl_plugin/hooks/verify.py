@@ -132,7 +132,7 @@ class VerifySync(Logs):
 
     def register(self, trainer: Trainer, name: str = "verify_sync") -> None:
         self._require(trainer)
-        self._verification = self.sync.verification()
+        self._verification = self.sync.bound.endpoint.verification()
         self._enrol(trainer, name)
         let_it_be_absent(trainer, self)
         trainer.register_op("post_steps", self)
@@ -150,7 +150,7 @@ class VerifySync(Logs):
             self._last, self._open = now, _Check(self.sync.version, time.monotonic())
             if compares:
                 self._last_compared = now
-            self._verification.ask(self.sync.judge if compares else None)
+            self._verification.ask(self.sync.bound.judge if compares else None)
 
     def _hear(self, verification: Verification, check: _Check) -> None:
         check.batches += 1

@@ -4,8 +4,8 @@
 
     page 0    header, never changed: magic, format, board id
     control   head (newest version and its slot), slot count, closed, the question to the readers, generation
-    slots     one line for each slot: state, version, time, where its image and its layout are, generation
-    readers   one line for each reader: pid, adopted version, heartbeat, leased slot, sizes of its notes
+    slots     one line for each slot: state, version, where its image and its layout are, generation
+    readers   one line for each reader: pid, adopted version, heartbeat, sizes of its notes
     notes     room for a note of each kind for each reader, sparse
     then      page-aligned layouts (JSON) and slot images, added when they are needed
 
@@ -25,7 +25,7 @@ from rlsync.transport.contract import Note, ReaderStatus
 from rlsync.transport.shared_file import PAGE_BYTES, SharedFile, whole_pages
 
 MAGIC = 0x44524F_4259_4C52  # "RLYBORD"
-FORMAT = 6
+FORMAT = 7
 
 # 2 * readers + 2 slots always suffice: a reader that adopts by alias holds two leases for a moment, one slot
 # has the newest version, and one is written. Most runs use three.
@@ -54,11 +54,11 @@ DATA_AT = CONTROL_BYTES + len(Note) * MAX_READERS * NOTE_BYTES
 
 # A slot's line says where its image and its layout are: a destination may join later, because its source is
 # known only when the map is. The board is then laid out anew, and old slots are retired.
-SLOT_STATE, SLOT_VERSION, SLOT_TIME_NS = range(3)
-SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES, SLOT_GENERATION = range(3, 8)
-READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS, READER_LEASE = range(4)
+SLOT_STATE, SLOT_VERSION, SLOT_GENERATION = range(3)
+SLOT_IMAGE_AT, SLOT_IMAGE_BYTES, SLOT_LAYOUT_AT, SLOT_LAYOUT_BYTES = range(3, 7)
+READER_PID, READER_ADOPTED, READER_HEARTBEAT_NS = range(3)
 _NOTES = tuple(Note)
-_FIRST_NOTE_WORD = 4  # of a reader's line
+_FIRST_NOTE_WORD = 3  # of a reader's line
 
 # Locks are at offsets far behind the data: a byte-range lock needs no bytes in the file.
 SLOT_LOCK = 1 << 40

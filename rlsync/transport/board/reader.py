@@ -70,14 +70,13 @@ class BoardReader(Subscriber):
         self._file, self._words = handle.open()
         self._apply = apply
         self._head = 0
-        self._stamp = NOTHING
+        self.stamp: Stamp = NOTHING  #: adopted last; what acts never falls behind it
         self._lease: int | None = None
         self._layouts: dict[int, Layout] = {}
         self._images: dict[int, SlotImage] = {}
         self.reader = self._claim_line(reader)
         self._line = fmt.reader_line(self.reader)
         self._words[self._line + fmt.READER_ADOPTED] = 0
-        self._words[self._line + fmt.READER_LEASE] = 0
         for kind in Note:
             self._words[fmt.note_bytes(self.reader, kind)] = 0
         self._words[self._line + fmt.READER_HEARTBEAT_NS] = time.monotonic_ns()
@@ -86,11 +85,6 @@ class BoardReader(Subscriber):
     @property
     def version(self) -> int:
         return fmt.unpack_head(self._head)[0]
-
-    @property
-    def stamp(self) -> Stamp:
-        """Generation and version adopted last; what acts never falls behind it."""
-        return self._stamp
 
     @property
     def newest(self) -> int:
@@ -138,7 +132,6 @@ class BoardReader(Subscriber):
         self._release(self._lease)
         self._lease = None
         self._head = 0
-        self._words[self._line + fmt.READER_LEASE] = 0
 
     def close(self) -> None:
         """Give the line and the lease back."""
@@ -168,18 +161,17 @@ class BoardReader(Subscriber):
             self._release(slot)
             raise
         previous, self._lease = self._lease, slot if keep else None
-        self._head, self._stamp = head, stamp
-        self._words[self._line + fmt.READER_LEASE] = slot + 1 if keep else 0
+        self._head, self.stamp = head, stamp
         self._words[self._line + fmt.READER_ADOPTED] = stamp.version
         self._release(previous)
         if not keep:
             self._release(slot)
 
     def _refuse_older_generation(self, stamp: Stamp) -> None:
-        if stamp.generation < self._stamp.generation:
+        if stamp.generation < self.stamp.generation:
             raise PublishError(
                 f"version {stamp.version} is of generation {stamp.generation}; "
-                f"this worker has acted with generation {self._stamp.generation}",
+                f"this worker has acted with generation {self.stamp.generation}",
                 f"worker {self.reader}",
                 "end the older learner: only the one that was resumed last may publish",
             )

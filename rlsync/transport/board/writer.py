@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -241,7 +240,6 @@ class BoardWriter(BoardWatch, Transport):
                 untouched.check()
             words[line + fmt.SLOT_VERSION] = stamp.version
             words[line + fmt.SLOT_GENERATION] = stamp.generation
-            words[line + fmt.SLOT_TIME_NS] = time.monotonic_ns()
             words[line + fmt.SLOT_STATE] = SlotState.READY
         finally:
             self._file.unlock(fmt.SLOT_LOCK + slot)

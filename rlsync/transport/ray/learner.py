@@ -76,7 +76,7 @@ class RayTransport(Transport):
         self._known: dict[int, ReaderStatus] = {}  #: the last status of each worker
         self._actors = Actors({})
         self._closed = False
-        self._thread = SenderThread(self.mailbox, repeat_s)
+        self.thread = SenderThread(self.mailbox, repeat_s)
 
     @property
     def handle(self) -> RayHandle:
@@ -84,22 +84,13 @@ class RayTransport(Transport):
 
     @property
     def layout(self) -> Layout | None:
-        return self._thread.layout
+        return self.thread.layout
 
     @property
     def newest_stamp(self) -> Stamp:
         """The stamp of the newest version. Nodes may still be pulling it."""
-        buffer = self._thread.newest
+        buffer = self.thread.newest
         return NOTHING if buffer is None else buffer.stamp
-
-    @property
-    def message(self) -> Message | None:
-        return self._thread.sender.message
-
-    @property
-    def kept(self) -> list[Stamp]:
-        """The versions whose images the learner keeps in the store: three at most."""
-        return self._thread.sender.kept
 
     @property
     def nodes(self) -> dict[str, BoardReport]:
@@ -111,18 +102,18 @@ class RayTransport(Transport):
         """Say what the coming publishes carry; nodes go on with what they have."""
         self._check_open()
         if layout != self.layout:
-            self._thread.lay_out(layout)
+            self.thread.lay_out(layout)
 
     def publish(
         self, tensors: Sequence[Tensor | None], later: Set[int] = frozenset(), *, stamp: Stamp
     ) -> int | None:
         """Publish by one copy, ``later`` too; PublishError if the thread that sends images has failed."""
         self._check_open()
-        self._thread.publish(stamp, whole(self, tensors, stamp))
+        self.thread.publish(stamp, whole(self, tensors, stamp))
         return stamp.version
 
     def newest_leaves(self) -> tuple[Layout, Sequence[Tensor]] | None:
-        buffer = self._thread.newest
+        buffer = self.thread.newest
         return None if buffer is None else (buffer.layout, buffer.leaves)
 
     def status(self) -> list[ReaderStatus]:
@@ -157,7 +148,7 @@ class RayTransport(Transport):
 
     def ask(self, lowest: int) -> int:
         self._check_open()
-        return self._thread.ask(lowest)
+        return self.thread.ask(lowest)
 
     def note(self, reader: int, kind: Note) -> bytes | None:
         note = self._note(reader, kind) if time.monotonic() - self._reports_at_s <= _FRESH_S else None
@@ -175,7 +166,7 @@ class RayTransport(Transport):
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._thread.close()
+        self.thread.close()
 
     def end_mailbox(self) -> None:
         """End the mailbox, after :meth:`close`; nodes that have not heard of that take it for a death."""
@@ -197,7 +188,7 @@ class RayTransport(Transport):
             raise BoardClosed("this transport was closed", f"process {os.getpid()}", "make a new one")
         if not ray.is_initialized():
             raise BoardClosed("Ray was shut down", "RayTransport", "publish before ray.shutdown()")
-        failure = self._thread.failure
+        failure = self.thread.failure
         if failure is not None:
             what = f"the thread that sends images has failed: {failure!r}"
             cure = "look at the error above; the run cannot publish any more"

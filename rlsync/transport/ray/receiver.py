@@ -23,7 +23,7 @@ from rlsync.transport.board.reader import BoardReader
 from rlsync.transport.board.writer import BoardWriter
 from rlsync.transport.contract import Apply, Note, ReaderStatus
 from rlsync.transport.ray.mailbox_actor import LONG_POLL_S, NodeReply
-from rlsync.transport.relay.ends import Agent, AgentCounts
+from rlsync.transport.relay.ends import Agent
 from rlsync.transport.relay.image import Image
 from rlsync.transport.relay.mailbox import Message
 
@@ -78,7 +78,6 @@ class NodeReceiver:
     def __post_init__(self) -> None:
         self._agent = Agent(self.node, self._publish, 2 * LONG_POLL_S, self.pull_s, self.again_s)
         self._agent.stamp = self.board.newest_stamp  # a board may have had another receiver before
-        self.counts: AgentCounts = self._agent.counts
         self._asked = 0
         self._reported: object = None
         self._reported_at_s = 0.0
@@ -87,15 +86,12 @@ class NodeReceiver:
         self.failure: BaseException | None = None  #: the error that has ended this receiver
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"rlsync-receiver-{self.node}", daemon=True)
+        self._thread.start()
 
     @property
     def stamp(self) -> Stamp:
         """The newest version on the board; :data:`rlsync.core.ledger.NOTHING` before the first."""
         return self._agent.stamp
-
-    def start(self) -> None:
-        """Begin to receive; returns at once."""
-        self._thread.start()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop receiving, within ``timeout_s`` seconds. The board keeps what it has. Twice does no harm."""
@@ -232,7 +228,7 @@ class RayHandle:
         """Attach, with a board of one's own; see :meth:`rlsync.transport.contract.Handle.subscribe`."""
         subscriber = RaySubscriber(self.mailbox, apply, 0 if reader is None else reader)
         try:
-            subscriber.await_stamp(self.newest, FIRST_VERSION_WITHIN_S)
+            subscriber.receiver.await_stamp(self.newest, FIRST_VERSION_WITHIN_S, subscriber.where)
         except BaseException:
             subscriber.close()
             raise
@@ -245,14 +241,9 @@ class RaySubscriber(BoardReader):
     def __init__(self, mailbox: Any, apply: Apply, reader: int) -> None:
         self._board = BoardWriter()
         super().__init__(self._board.handle, apply, 0)
-        self._where = f"worker {reader}, process {os.getpid()}"
-        name = f"worker {reader}, pid {os.getpid()}, {uuid.uuid4().hex[:6]}"
+        self.where = f"worker {reader}, process {os.getpid()}"
+        name = f"{self.where}, {uuid.uuid4().hex[:6]}"
         self.receiver = NodeReceiver(mailbox, name, self._board, numbers=[reader])
-        self.receiver.start()
-
-    def await_stamp(self, stamp: Stamp, timeout_s: float) -> None:
-        """Wait until a version, or a newer one, has come to this process; see :class:`NodeReceiver`."""
-        self.receiver.await_stamp(stamp, timeout_s, self._where)
 
     @property
     def closed_by_learner(self) -> bool:

@@ -15,18 +15,6 @@ from rlsync.transport.relay.mailbox import ImageId, Message, Reply, Request
 from rlsync.transport.rules import check_newer
 
 
-@dataclass(slots=True)
-class AgentCounts:
-    """What became of the messages and images that reached an agent."""
-
-    published: int = 0  #: versions published on the node's board
-    skipped: int = 0  #: versions that came and went between two of these
-    old: int = 0  #: messages of a version that the node already had, or of an older one
-    older_generation: int = 0  #: those of them that were of a lower generation
-    damaged: int = 0  #: images whose digest did not match
-    lost: int = 0  #: images that the store no longer had, or that did not come in time
-
-
 @dataclass(eq=False)
 class Agent:
     """Decides for one node; whoever runs it sends what it returns, and brings it answers and the time. Laws:
@@ -42,7 +30,6 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.stamp = NOTHING
-        self.counts = AgentCounts()
         self._ask_at_s = 0.0
         self._pulling: Message | None = None
         self._pull_until_s = 0.0
@@ -55,7 +42,6 @@ class Agent:
     def request(self, now_s: float) -> Request | None:
         """What to ask the mailbox now; ``None`` while an answer or an image is awaited."""
         if self._pulling is not None and now_s >= self._pull_until_s:
-            self.counts.lost += 1
             self._give_up(self._pulling, now_s)
         if self._pulling is not None or now_s < self._ask_at_s:
             return None
@@ -67,7 +53,7 @@ class Agent:
         if self._pulling is not None:  # an answer that came twice, or late
             return None
         self._ask_at_s = min(self._ask_at_s, now_s)
-        if message is None or self._is_old(message.stamp):
+        if message is None or message.stamp <= self.stamp:
             return None
         self._pulling = message
         self._pull_until_s = now_s + self.pull_s
@@ -77,31 +63,16 @@ class Agent:
         """Take the image of a message, ``None`` if the store no longer has it; check it, and publish it."""
         if message is not self._pulling:
             return  # given up long ago
-        if flat is None:
-            self.counts.lost += 1
-            self._give_up(message, now_s)
-            return
         try:
-            image = unpack(flat)
+            image = None if flat is None else unpack(flat)
         except PublishError:
             image = None
-        if image is None or digest_in(flat) != message.digest:
-            self.counts.damaged += 1
+        if flat is None or image is None or digest_in(flat) != message.digest:
             self._give_up(message, now_s)
             return
         self.publish(image)
-        self.counts.published += 1
-        if image.stamp.generation == self.stamp.generation:
-            self.counts.skipped += image.stamp.version - self.stamp.version - 1
         self.stamp, self._lost = image.stamp, None
         self._pulling, self._ask_at_s = None, now_s
-
-    def _is_old(self, stamp: Stamp) -> bool:
-        if stamp > self.stamp:
-            return False
-        self.counts.old += 1
-        self.counts.older_generation += stamp.generation < self.stamp.generation
-        return True
 
     def _give_up(self, message: Message, now_s: float) -> None:
         self._lost = message.image_id

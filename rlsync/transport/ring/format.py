@@ -15,20 +15,18 @@ a hint.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from rlsync.tensors.layout import Layout
-from rlsync.transport.ring import format as fmt
 from rlsync.transport.shared_file import PAGE_BYTES, FileAddress, Mark, SharedFile, whole_pages
 
 MAGIC = 0x474E_4952_4C52  # "RLRING"
-FORMAT = 1
+FORMAT = 2
 
 MAX_SLOTS = 256
 MAX_WRITERS = 1022
@@ -50,7 +48,7 @@ LAST_WORDS_BYTES = 1 << 16
 # File offsets, not memory: untouched pages cost nothing.
 IMAGES_AT = CONTROL_BYTES + MAX_WRITERS * LAST_WORDS_BYTES
 
-SLOT_STATE, SLOT_FILLED_NS, SLOT_WRITER, SLOT_PID, SLOT_NUMBER, SLOT_LIFE = range(6)
+SLOT_STATE, SLOT_FILLED_NS, SLOT_WRITER, SLOT_NUMBER, SLOT_LIFE = range(5)
 WRITER_PID, WRITER_WRITTEN, WRITER_WAITED_NS, WRITER_HEARTBEAT_NS = range(4)
 WRITER_READY, WRITER_LAST_WORDS, WRITER_DROPPED = range(4, 7)
 
@@ -95,7 +93,7 @@ def image_stride(layout: Layout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RingHandle:
-    """How a worker, or a watcher, finds a ring: small, picklable, valid while the learner lives."""
+    """How a worker finds a ring: small, picklable, valid while the learner lives."""
 
     address: FileAddress
     ring_id: int
@@ -110,10 +108,13 @@ class RingHandle:
 
 
 class RolloutImages:
-    """The slots of a ring as this process sees them, mapped as they are needed."""
+    """The slots of a ring as this process sees them, mapped as they are needed. The number behind the last
+    of the ``slots`` stands for memory of this process, which nobody else reads.
+    """
 
-    def __init__(self, file: SharedFile, layout: Layout) -> None:
+    def __init__(self, file: SharedFile, layout: Layout, slots: int) -> None:
         self._file = file
+        self._slots = slots
         self._layout = layout
         self._stride = image_stride(layout)
         self._images: dict[int, Tensor] = {}
@@ -121,14 +122,15 @@ class RolloutImages:
 
     def image(self, slot: int) -> Tensor:
         """The bytes of a slot, up to the end of its last page."""
-        if slot not in self._images:
+        if slot not in self._images and slot == self._slots:
+            self._images[slot] = torch.zeros(self._stride, dtype=torch.uint8)
+        elif slot not in self._images:
             # Writable: a stray write in place would end the process, and spoils nothing but this rollout.
             at = IMAGES_AT + slot * self._stride
             self._images[slot] = self._file.map(self._stride, at, writable=True)
         return self._images[slot]
 
     def views(self, slot: int) -> dict[str, Tensor]:
-        """The arrays of a slot, by name."""
         if slot not in self._views:
             names = [entry.leaf.name for entry in self._layout.entries]
             self._views[slot] = dict(zip(names, self._layout.views(self.image(slot)), strict=True))
@@ -162,53 +164,5 @@ class WriterStatus:
     alive: bool  #: whether a process holds its line
     ready: bool  #: whether that process has said that it is ready
     written: int  #: rollouts that writers of this number ever completed
-    wait_s: float  #: seconds they have waited for a free slot
     heartbeat_age_s: float  #: seconds since it last gave a sign of life
     last_words: str  #: why it ended, in its own words; empty while there are none
-
-
-class RingWatch:
-    """Reads the lines of a ring, from any process of this user."""
-
-    def __init__(self, file: SharedFile, words: memoryview, slots: int, writers: int) -> None:
-        self._file = file
-        self._words = words
-        self._slots = range(slots)
-        self._writers = range(writers)
-
-    def state(self, slot: int) -> RolloutState:
-        """The state of a slot; one that a dead writer left is free."""
-        state = RolloutState(self._words[fmt.slot_line(slot) + fmt.SLOT_STATE])
-        if state is RolloutState.WRITING and not self._file.is_locked(fmt.SLOT_LOCK + slot):
-            return RolloutState.FREE
-        return state
-
-    def counters(self) -> RingCounters:
-        states = Counter(self.state(slot) for slot in self._slots)
-        lines = [fmt.writer_line(writer) for writer in self._writers]
-        return RingCounters(
-            free=states[RolloutState.FREE],
-            writing=states[RolloutState.WRITING],
-            full=states[RolloutState.FULL],
-            reading=states[RolloutState.READING],
-            written=sum(self._words[line + fmt.WRITER_WRITTEN] for line in lines),
-            taken=self._words[fmt.TAKEN],
-            worker_wait_s=sum(self._words[line + fmt.WRITER_WAITED_NS] for line in lines) / 1e9,
-            learner_wait_s=self._words[fmt.LEARNER_WAITED_NS] / 1e9,
-            dropped=self._words[fmt.DROPPED] + sum(self._words[line + fmt.WRITER_DROPPED] for line in lines),
-        )
-
-    def writer(self, writer: int) -> WriterStatus:
-        words, line = self._words, fmt.writer_line(writer)
-        size = words[line + fmt.WRITER_LAST_WORDS]
-        text = self._file.read(size, fmt.last_words_at(writer)) if size else b""
-        return WriterStatus(
-            writer=writer,
-            pid=words[line + fmt.WRITER_PID],
-            alive=self._file.is_locked(fmt.WRITER_LOCK + writer),
-            ready=bool(words[line + fmt.WRITER_READY]),
-            written=words[line + fmt.WRITER_WRITTEN],
-            wait_s=words[line + fmt.WRITER_WAITED_NS] / 1e9,
-            heartbeat_age_s=max(0, time.monotonic_ns() - words[line + fmt.WRITER_HEARTBEAT_NS]) / 1e9,
-            last_words=text.decode(errors="replace"),
-        )

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
@@ -34,17 +35,15 @@ from rlsync.transport.ring import format as fmt
 from rlsync.transport.ring.format import (
     RingCounters,
     RingHandle,
-    RingWatch,
     RolloutImages,
     RolloutState,
     WhenFull,
     WriterStatus,
 )
-from rlsync.transport.ring.writer import RingWriter
 from rlsync.transport.rules import pauses
 from rlsync.transport.shared_file import Mark, SharedFile
 
-__all__ = ["RingCounters", "RingHandle", "RingWriter", "RolloutRing", "TakenRollout", "WriterStatus"]
+__all__ = ["RingCounters", "RingHandle", "RolloutRing", "TakenRollout", "WriterStatus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,8 @@ class RolloutRing:
         self._words = self._file.words(fmt.CONTROL_BYTES, 0)
         self._mark = Mark.write(self._words, fmt.MAGIC, fmt.FORMAT)
         self._file.try_lock(fmt.LEARNER_LOCK, exclusive=True)
-        self._images = RolloutImages(self._file, self._layout)
+        self._images = RolloutImages(self._file, self._layout, slots)
         self._held: dict[int, TakenRollout] = {}  # by slot
-        self._watch = RingWatch(self._file, self._words, slots, writers)
         self.dropped: Callable[[TakenRollout], object] | None = None  #: is told of each that it drops
 
     @property
@@ -151,7 +149,19 @@ class RolloutRing:
     def counters(self) -> RingCounters:
         """Slots by state, rollouts passed, seconds waited."""
         self._check_open()
-        return self._watch.counters()
+        states, words = Counter(map(self._state, range(self._slot_count))), self._words
+        lines = [fmt.writer_line(writer) for writer in range(self._writer_count)]
+        return RingCounters(
+            free=states[RolloutState.FREE],
+            writing=states[RolloutState.WRITING],
+            full=states[RolloutState.FULL],
+            reading=states[RolloutState.READING],
+            written=sum(words[line + fmt.WRITER_WRITTEN] for line in lines),
+            taken=words[fmt.TAKEN],
+            worker_wait_s=sum(words[line + fmt.WRITER_WAITED_NS] for line in lines) / 1e9,
+            learner_wait_s=words[fmt.LEARNER_WAITED_NS] / 1e9,
+            dropped=words[fmt.DROPPED] + sum(words[line + fmt.WRITER_DROPPED] for line in lines),
+        )
 
     def expect(self, writer: int) -> None:
         """Forget what the last writer of a number said: a new process is about to take its place."""
@@ -164,7 +174,18 @@ class RolloutRing:
 
     def writer(self, writer: int) -> WriterStatus:
         self._check_open()
-        return self._watch.writer(writer)
+        words, line = self._words, fmt.writer_line(writer)
+        size = words[line + fmt.WRITER_LAST_WORDS]
+        text = self._file.read(size, fmt.last_words_at(writer)) if size else b""
+        return WriterStatus(
+            writer=writer,
+            pid=words[line + fmt.WRITER_PID],
+            alive=self._file.is_locked(fmt.WRITER_LOCK + writer),
+            ready=bool(words[line + fmt.WRITER_READY]),
+            written=words[line + fmt.WRITER_WRITTEN],
+            heartbeat_age_s=max(0, time.monotonic_ns() - words[line + fmt.WRITER_HEARTBEAT_NS]) / 1e9,
+            last_words=text.decode(errors="replace"),
+        )
 
     def close(self) -> None:
         """Close the ring; writers see it at their next step. What is held stays readable."""
@@ -175,7 +196,7 @@ class RolloutRing:
         self._images.forget()
 
     def __del__(self) -> None:
-        if "_watch" in self.__dict__ and os is not None:  # constructed, and Python is not shutting down
+        if "dropped" in self.__dict__ and os is not None:  # constructed, and Python is not shutting down
             self.close()
 
     def _check_open(self) -> None:
@@ -200,7 +221,7 @@ class RolloutRing:
 
     def _drop_oldest(self) -> None:
         """If writers wait, free the full slot that was filled first, unless it is the only one."""
-        states = {self._watch.state(slot) for slot in range(self._slot_count)}
+        states = set(map(self._state, range(self._slot_count)))
         if not states <= {RolloutState.FULL, RolloutState.READING} or len(order := self._in_order()) < 2:
             return
         slot = order[0][1]
@@ -211,6 +232,13 @@ class RolloutRing:
             if self.dropped is not None:
                 self.dropped(self._in_slot(slot))
             self._file.unlock(fmt.SLOT_LOCK + slot)
+
+    def _state(self, slot: int) -> RolloutState:
+        """The state of a slot; one that a dead writer left is free."""
+        state = RolloutState(self._words[fmt.slot_line(slot) + fmt.SLOT_STATE])
+        if state is RolloutState.WRITING and not self._file.is_locked(fmt.SLOT_LOCK + slot):
+            return RolloutState.FREE
+        return state
 
     def _in_slot(self, slot: int) -> TakenRollout:
         line, words = fmt.slot_line(slot), self._words

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from rlsync.core.errors import ConfigError, PublishError
@@ -36,11 +34,10 @@ class RingWriter:
             raise PublishError(what, f"pid {os.getpid()}", "give each worker its own number")
         self._layout = Layout.from_json(handle.layout)
         self._slots = range(handle.slots)
-        self._images = RolloutImages(self._file, self._layout)
+        self._images = RolloutImages(self._file, self._layout, handle.slots)
         self._taken: int | None = None
         self._drops = handle.when_full == "drop_newest"
-        self._spare = handle.slots  # stands for memory of this process, which nobody else reads
-        self._spare_views: dict[str, Tensor] = {}
+        self._spare = handle.slots  # stands for memory of this process
         self._writer, self._life = writer, life
         self._line = fmt.writer_line(writer)
         self._seen_seeds = 0
@@ -67,7 +64,6 @@ class RingWriter:
         return self._file.fd < 0
 
     def announce_ready(self) -> None:
-        """Tell the learner that this worker is ready to fill slots."""
         self._words[self._line + fmt.WRITER_READY] = 1
 
     def new_seed(self) -> int | None:
@@ -78,11 +74,9 @@ class RingWriter:
         self._seen_seeds = count
         return self._words[fmt.SEED]
 
-    def take(
-        self, timeout_s: float | None = None, stop: Callable[[], bool] | None = None
-    ) -> dict[str, Tensor] | None:
-        """Wait until the learner runs and a slot is free, and take its arrays; None when the learner is gone,
-        or ``stop()``. A full ring that drops the newest gives memory of this process: :meth:`commit` counts
+    def take(self, timeout_s: float | None = None) -> dict[str, Tensor] | None:
+        """Wait until the learner runs and a slot is free, and take its arrays; None when the learner is gone.
+        A full ring that drops the newest gives memory of this process: :meth:`commit` counts
         it as dropped. Waiting is counted on the writer's line as it passes.
         """
         self.abandon()
@@ -91,11 +85,11 @@ class RingWriter:
         for pause_s in pauses():
             if self._try_take():
                 break
-            if self.learner_gone or (stop is not None and stop()):
+            if self.learner_gone:
                 return None
             if self._drops and self._words[fmt.RUNNING]:
                 self._taken = self._spare
-                return self._made_spare()
+                break
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(pause_s)
@@ -113,7 +107,6 @@ class RingWriter:
             return
         line = fmt.slot_line(self._taken)
         self._words[line + fmt.SLOT_WRITER] = self._writer
-        self._words[line + fmt.SLOT_PID] = os.getpid()
         self._words[line + fmt.SLOT_NUMBER] = self._words[self._line + fmt.WRITER_WRITTEN]
         self._words[line + fmt.SLOT_LIFE] = self._life
         self._words[line + fmt.SLOT_FILLED_NS] = time.monotonic_ns()
@@ -143,13 +136,6 @@ class RingWriter:
             self.abandon()
             self._file.close()
         self._images.forget()
-
-    def _made_spare(self) -> dict[str, Tensor]:
-        if not self._spare_views:
-            image = torch.zeros(fmt.image_stride(self._layout), dtype=torch.uint8)
-            names = [entry.leaf.name for entry in self._layout.entries]
-            self._spare_views = dict(zip(names, self._layout.views(image), strict=True))
-        return self._spare_views
 
     def _try_take(self) -> bool:
         if not self._words[fmt.RUNNING] or self.closing:

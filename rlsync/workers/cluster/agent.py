@@ -167,9 +167,7 @@ class NodeAgent:
         return receiver.learner_died or (deaf and self._keep_s > 0.0)
 
     def _receiver_of(self, mailbox: Any) -> NodeReceiver:
-        receiver = NodeReceiver(mailbox, self._job.node, self._board, numbers=self._job.numbers)
-        receiver.start()
-        return receiver
+        return NodeReceiver(mailbox, self._job.node, self._board, numbers=self._job.numbers)
 
     def _end_with_the_learner(self) -> None:
         """End when no learner has come in time; Ray itself ends only agents that are not to be kept."""

@@ -120,7 +120,7 @@ class ClusterCollector(RolloutCollector):
             ledger=ledger,
             versions_file=versions_file,
         )
-        self.publisher.expected = lambda name: Leaves(self.worker_player.modules[name], name).specs()
+        self.publisher.leaves_at = lambda name: Leaves(self.worker_player.modules[name], name).specs()
         self.workers_per_node = workers_per_node
         self._placement = placement or Placement()
         self._starts: Counter[int] = Counter()  # by seat
@@ -251,7 +251,6 @@ class BoardHere:
     def __init__(self, mailbox: Any, timeout_s: float = 60.0) -> None:
         self._board = BoardWriter()
         self._receiver = NodeReceiver(mailbox, "the learner's machine", self._board, numbers=())
-        self._receiver.start()
         if not has_version(self._receiver, timeout_s):
             self.close()
             what = f"no version of the weights came to the learner's own machine within {timeout_s:g} s"
