@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torchrl.trainers import Trainer, TrainerHookBase
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer, refuse_arguments
 from rlsync.workers.frames import COLLECTOR, EPISODE_LENGTH, EPISODE_RETURN
 from rlsync.workers.replay.mixing import ReplayMix
-from rlsync.workers.replay.pacing import Pace, PaceFrom
+from rlsync.workers.replay.pacing import Pace
 
 
 class KeepPace(TrainerHookBase):
@@ -23,7 +24,7 @@ class KeepPace(TrainerHookBase):
 
     def __init__(self, pace: Pace, *, refills: bool = False) -> None:
         self._refills = refills
-        self.pace = PaceFrom(pace)
+        self.pace = pace
         self.updates = 0
         self._trainer: Trainer | None = None
 
@@ -41,26 +42,26 @@ class KeepPace(TrainerHookBase):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "ratio": self.pace.pace.ratio,
+            "ratio": self.pace.ratio,
             "frames": 0 if self._trainer is None else self._trainer.collected_frames,
             "updates": self.updates,
-            "from_frames": self.pace.frames,
-            "from_updates": self.pace.updates,
+            "from_frames": self.pace.from_frames,
+            "from_updates": self.pace.from_updates,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the count. If the ratio is another one now, it holds from here on."""
         self.updates = int(state_dict["updates"])
-        if self._trainer is not None and int(state_dict["frames"]) >= self.pace.pace.prefill:
+        if self._trainer is not None and int(state_dict["frames"]) >= self.pace.prefill:
             # A collector with another number of workers does not load its state, and would begin anew.
             self._trainer.collector.init_random_frames = 0
-        before, now = float(state_dict["ratio"]), self.pace.pace.ratio
-        begun = int(state_dict["frames"]), self.updates
-        if self._refills and begun[0]:
-            begun = begun[0] + self.pace.pace.prefill, self.updates
+        before, now = float(state_dict["ratio"]), self.pace.ratio
+        frames, updates = int(state_dict["frames"]), self.updates
+        if self._refills and frames:
+            frames += self.pace.prefill
         elif before == now:
-            begun = int(state_dict["from_frames"]), int(state_dict["from_updates"])
-        self.pace = PaceFrom(self.pace.pace, *begun)
+            frames, updates = int(state_dict["from_frames"]), int(state_dict["from_updates"])
+        self.pace = replace(self.pace, from_frames=frames, from_updates=updates)
 
     def _updated(self) -> None:
         self.updates += 1
