@@ -15,7 +15,7 @@ from rlsync.recipes.impala.heads import PolicyHead
 from rlsync.recipes.impala.layers import EpisodicLSTM, linear, make_torso, split_pass
 from rlsync.workers import frames as keys
 from rlsync.workers.envs.actions import ActionSpec, BoxActions, DiscreteActions
-from rlsync.workers.player import Acted, FixedPlayer, Record, State
+from rlsync.workers.player import Acted, Player, Record, State
 
 _HIDDEN = {"mlp": (64, 64), "shallow": (512,), "deep": (256,)}
 
@@ -261,7 +261,7 @@ def _given(tensor: Tensor | None, what: str) -> Tensor:
     return tensor
 
 
-class ImpalaPlayer(FixedPlayer):
+class ImpalaPlayer(Player):
     """Acts with an :class:`ImpalaNet`: one step of the network for all environments, one draw of the actions.
 
     It records ``behaviour_log_prob``; where an unroll begins ``recurrent_state``, ``last_action`` and
