@@ -53,7 +53,6 @@ class CollectSettings:
     restarts: Restarts  # of one worker
     start_method: str  # of multiprocessing
     silent_timeout_s: float  # without a sign of life
-    prove: bool = True  # whether each worker finds out, before its first frame, if its parameters act
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def adopting(
 def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     settings = job.settings
     device = settings.devices[worker]
-    adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=settings.prove)
+    adopter = adopting(job.board, worker, settings.player, settings.adopt, device, prove=True)
     offset = worker * settings.shape.num_envs
     seed = writer.new_seed()
     offset += life * _SEEDS_APART
@@ -168,11 +167,10 @@ def _work(job: WorkerJob, worker: int, life: int, writer: RingWriter) -> None:
     with job.logs[worker].making():
         roller = make_roller(seat, make_envs, settings.shape, overlap=settings.overlap)
         roller.reset(first)
-    if settings.prove:
-        acts = nn.ModuleList(settings.player.modules.values())
-        adopter.answers.shadow = lambda: Shadow(
-            acts, settings.player.modules, roller.act_once_more, roller.before_acts
-        )
+    acts = nn.ModuleList(settings.player.modules.values())
+    adopter.answers.shadow = lambda: Shadow(
+        acts, settings.player.modules, roller.act_once_more, roller.before_acts
+    )
     writer.announce_ready()
     try:
         while (views := writer.take()) is not None and writer.slot is not None:

@@ -23,7 +23,7 @@ from rlsync.recipes.impala.settings import ImpalaConfig
 from rlsync.recipes.run import Run
 from rlsync.recipes.settings import BFLOAT16, Config, EnvConfig
 from rlsync.transport.shared_file import SharedFile
-from rlsync.workers.envs.specs import EnvSpec, make_venv
+from rlsync.workers.envs.specs import make_venv
 from rlsync.workers.frames import RolloutShape
 from rlsync.workers.player import in_dtype
 from rlsync.workers.replay.mixing import ReplayMix
@@ -72,16 +72,11 @@ def build(run: Run[ImpalaConfig]) -> Trainer:
     return trainer
 
 
-def env_spec(config: EnvConfig) -> EnvSpec:
-    """The environments that a config means; ConfigError for a wrong id, or a game without its protocol."""
-    refuse_unsaid_protocol(config)
-    return config.spec()
-
-
 def probe(config: EnvConfig) -> VectorSpaces:
     """Make one environment in this process, look at it, and close it; ConfigError if it cannot be made."""
     with parts.making(config, "; for Atari env=atari env.id=ALE/Pong-v5, with 'rlsync[atari]'"):
-        envs = make_venv(env_spec(config), 1)
+        refuse_unsaid_protocol(config)
+        envs = make_venv(config.spec(), 1)
     try:
         return VectorSpaces(envs.observation_shape, head_for(envs.actions))
     finally:
