@@ -7,7 +7,6 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -30,7 +29,6 @@ from rlsync.torchrl_plugin.compat.trainers import registered_modules
 from rlsync.torchrl_plugin.hooks.ages import UNKNOWN, counts_by_age
 from rlsync.torchrl_plugin.hooks.misuse import no_trainer
 from rlsync.transport.contract import ReaderStatus
-from rlsync.transport.ring.format import RingCounters
 from rlsync.workers.rollout_collector import RolloutCollector
 
 
@@ -163,7 +161,6 @@ class StatisticsHook(TrainerHookBase, InSummary):
     verify: VerifySync | None = None
     num_workers: int = 1
     turns: bool = False
-    counters: Callable[[], RingCounters] | None = None
     more_frames: str | None = None
 
     def __post_init__(self) -> None:
@@ -209,9 +206,10 @@ class StatisticsHook(TrainerHookBase, InSummary):
 
     def _waits(self) -> Waits:
         so_far = Waits(time.monotonic() - self._started_s, self._learner_wait_s)
-        if self.counters is None:
+        collector = None if self._trainer is None else self._trainer.collector
+        if not isinstance(collector, RolloutCollector):
             return so_far
-        ring = self.counters()
+        ring = collector.counters()
         return so_far._replace(workers_s=ring.worker_wait_s, dropped=ring.dropped)
 
     def now(self) -> RunStatistics:
